@@ -1,1 +1,23 @@
-//! To be written.
+//! The node agent: runs the engines of one host and relays requests to them.
+//!
+//! Owns the host's side of the edge-node boundary: identity, engines, inventory, the stream relay.
+//! Leaves to others: frames and TLS (`umbel_wire`), messages (`umbel_contracts`), who may run what (the edge).
+//! Invariant: the agent opens one connection, to its edge; it listens only on a local socket.
+//!
+//! `core` decides and has no I/O; `shell` does; `engines` knows one kind of engine a file.
+
+mod app;
+mod config;
+mod doctor;
+mod enroll;
+mod error;
+mod preflight;
+mod status;
+
+pub use app::run;
+pub use config::{Accelerator, Config, EngineConfig, EngineSource, LogFormat};
+pub use doctor::{Check, doctor};
+pub use enroll::{Enrolled, enroll};
+pub use error::StartError;
+pub use preflight::{Preflight, preflight};
+pub use status::status;
