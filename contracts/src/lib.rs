@@ -1,1 +1,7 @@
-//! To be written.
+//! What the tiers say to each other: the generated messages of both boundaries, the operations with their
+//! classes and schemas, and the JSON objects that operators see. The documents beside this crate say what each
+//! message means; the tests keep documents, vectors and code together.
+
+pub mod proto;
+#[cfg(feature = "serve")]
+pub mod serve;
