@@ -25,6 +25,26 @@ impl std::fmt::Debug for Frame {
     }
 }
 
+impl std::fmt::Debug for frame::Meta {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let part: &dyn std::fmt::Debug = match self {
+            Self::Hello(part) => part,
+            Self::Welcome(part) => part,
+            Self::Reject(part) => part,
+            Self::Request(part) => part,
+            Self::Response(part) => part,
+            Self::Event(part) => part,
+            Self::Ack(part) => part,
+            Self::Open(part) => part,
+            Self::Head(part) => part,
+            Self::End(part) => part,
+            Self::Reset(part) => part,
+            Self::Goaway(part) => part,
+        };
+        part.fmt(f)
+    }
+}
+
 impl std::fmt::Debug for Open {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Open")
