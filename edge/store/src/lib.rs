@@ -1,1 +1,41 @@
-//! To be written.
+//! The store boundary: what an edge or a control plane must not forget.
+//!
+//! Owns the file, its one writer thread with group commit, the audit chain, positions and high-water marks.
+//! Leaves the meaning of rows to its users: a row is a table name, a key and bytes. No redb type leaves
+//! this crate. Invariant: an answered commit is durable, and one whose preconditions failed changed nothing.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use umbel_store::{AuditRecord, Commit, Store};
+//! let store = Store::open("/var/lib/umbel/edge/store.redb".as_ref(), "edge")?;
+//! let commit = Commit::new()
+//!     .require_absent("nodes", "n1")
+//!     .put("nodes", "n1", b"row".to_vec())
+//!     .audit(AuditRecord::new("node.enroll", "n1", "succeeded"));
+//! let position = store.commit(commit).await?;
+//! assert_eq!(store.load("nodes").await?.len(), 1);
+//! # let _ = position; Ok(()) }
+//! ```
+
+mod audit;
+mod backend;
+mod commit;
+mod core;
+mod error;
+pub mod limits;
+mod marks;
+mod memory;
+mod redb_file;
+mod writer;
+
+#[cfg(test)]
+mod conformance;
+#[cfg(test)]
+mod tests;
+
+pub use audit::{AuditBroken, AuditEntry, AuditHead, AuditRecord, verify};
+pub use commit::{Change, Commit, Effect, Expected, Position, Precondition, Row};
+pub use error::{CommitError, Gone, OpenError, ReadError};
+pub use marks::HighWater;
+pub use memory::WriteSwitch;
+pub use writer::{Health, Store};

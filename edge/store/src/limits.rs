@@ -1,0 +1,49 @@
+//! Every bound of the store, with its reason.
+//!
+//! Owns numbers only. Invariant: nothing queued, kept or accepted by the store is without one of these.
+
+use std::time::Duration;
+
+/// Operations that may wait for the writer thread. A caller beyond it waits in its own task; the storm of
+/// enrollments that follows a site's power cut fits at once.
+pub const QUEUED_OPERATIONS: usize = 2_048;
+
+/// Operations that share one transaction. One sync costs about as much as a thousand small rows, so a
+/// larger batch would only delay the first answer.
+pub const BATCH_OPERATIONS: usize = 1_024;
+
+/// Bytes of values in one transaction, so that a batch cannot hold the process's memory.
+pub const BATCH_BYTES: usize = 8 * 1024 * 1024;
+
+/// Longest table name, in bytes.
+pub const TABLE_NAME: usize = 32;
+
+/// Longest key, in bytes.
+pub const KEY: usize = 512;
+
+/// Longest value, in bytes: a stored command result is 8 KiB, a node row some tens.
+pub const VALUE: usize = 1024 * 1024;
+
+/// Effects and preconditions of one commit.
+pub const EFFECTS: usize = 1_024;
+
+/// Positions that `changes_since` can still tell; older ones are gone and the reader loads anew.
+pub const CHANGES_KEPT: u64 = 10_000;
+
+/// Audit entries kept; each one carries the hash of its predecessor, so a cut chain still verifies.
+pub const AUDIT_KEPT: u64 = 1_000_000;
+
+/// Longest text of one audit field, in bytes; longer ones are cut.
+pub const AUDIT_FIELD: usize = 1_024;
+
+/// Most audit entries in one answer.
+pub const AUDIT_PAGE: usize = 1_000;
+
+/// redb's page cache. The hot state lives in its users' memory; the default of 1 GiB would be the process.
+pub const PAGE_CACHE: usize = 4 * 1024 * 1024;
+
+/// A store that could not be written is opened anew at most this often.
+pub const REOPEN_EVERY: Duration = Duration::from_secs(1);
+
+/// A file above this is compacted when it is opened, if it is mostly free.
+pub const COMPACT_ABOVE: u64 = 32 * 1024 * 1024;
