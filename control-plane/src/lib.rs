@@ -1,1 +1,19 @@
-//! To be written.
+//! The control plane: which edges may connect, what they last said, and operations relayed to them.
+//!
+//! It owns the edges' identities, the operators' tokens and the audit of commands, and holds one view an edge in
+//! memory. It leaves everything of a site to its edge: it schedules nothing, dials nobody, and after a restart
+//! knows nothing of a site until the edge says it again.
+//!
+//! `core` decides and does no I/O; `shell` owns sockets, tasks and the store; `http` answers operators.
+
+mod app;
+mod config;
+mod doctor;
+mod error;
+mod init;
+
+pub use app::run;
+pub use config::{Config, LogFormat};
+pub use doctor::{Check, doctor};
+pub use error::StartError;
+pub use init::{Initialised, init};
