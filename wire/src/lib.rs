@@ -1,3 +1,38 @@
 //! The wire: frames, sessions, streams, identity and TLS, for both hops. Knows nothing of edges or nodes.
+//!
+//! A connection is a [`Connection`] on both ends: dialed by [`keep_connected`] or accepted by [`serve`]. It
+//! carries requests and events in both directions and streams with credit of their own.
 
+pub mod clock;
+pub mod close;
+pub mod error;
+pub mod ids;
+pub mod io;
+pub mod limits;
 pub mod proto;
+pub mod version;
+
+// Until B's files are here:
+/// Peers' certificates.
+pub mod peer {
+    /// A peer's certificate.
+    #[derive(Clone, Debug)]
+    pub struct PeerCertificate;
+}
+/// TLS settings.
+pub mod tls {
+    /// The server's TLS settings.
+    pub struct TlsServer;
+}
+
+pub use close::{CloseReason, Goaway, GoawayReason};
+pub use error::{Code, Error};
+pub use ids::{Attempt, EdgeId, Generation, InstanceId, KeyHash, NodeId};
+pub use io::accept::{Door, HelloIn, Newcomer, WelcomeOut, serve};
+pub use io::dial::{
+    DialError, DialRole, DialStep, DialTarget, HelloOut, Intervals, NoHandler, Purpose, Rejection, Welcome,
+    dial_once, keep_connected,
+};
+pub use io::handle::{BoxFuture, Connection, Handler, IncomingRequest, Open, Stats, Terminal};
+pub use io::streams::{IncomingStream, OutgoingStream, Reset};
+pub use version::{Verdict, VersionRange, negotiate};

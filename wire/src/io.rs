@@ -1,0 +1,9 @@
+//! Sockets and tasks around the session: handles, the driver, dialing and accepting.
+//!
+//! Leaves every decision about frames to `session`. Invariant: the reader task waits only for the socket, the
+//! writer task only for work and the socket.
+
+pub mod accept;
+pub mod dial;
+pub mod handle;
+pub mod streams;
