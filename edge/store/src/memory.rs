@@ -27,7 +27,7 @@ impl WriteSwitch {
 
 #[derive(Default)]
 pub(crate) struct Memory {
-    pairs: BTreeMap<(Space, Vec<u8>), Vec<u8>>,
+    pairs: BTreeMap<Key, Vec<u8>>,
     switch: WriteSwitch,
 }
 
@@ -37,10 +37,12 @@ impl Memory {
     }
 }
 
+type Key = (Space, Vec<u8>);
+
 struct Session<'a> {
-    pairs: &'a mut BTreeMap<(Space, Vec<u8>), Vec<u8>>,
+    pairs: &'a mut BTreeMap<Key, Vec<u8>>,
     // What a key held before this transaction touched it, for the way back.
-    before: Vec<((Space, Vec<u8>), Option<Vec<u8>>)>,
+    before: Vec<(Key, Option<Vec<u8>>)>,
 }
 
 impl Backend for Memory {

@@ -5,13 +5,15 @@
 //! before it is used again, since redb refuses to go on after an I/O error.
 
 use std::fs::{File, OpenOptions};
+use std::ops::Bound;
 use std::os::unix::fs::OpenOptionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use redb::backends::FileBackend;
 use redb::{
-    Builder, Database, DatabaseError, ReadableDatabase, ReadableTable, StorageError, TableDefinition,
+    BackendError, Builder, Database, DatabaseError, ReadableDatabase, ReadableTable, StorageError,
+    TableDefinition,
 };
 
 use crate::backend::{Backend, Failure, Look, Pair, Space, Transaction, View, Work};
@@ -142,27 +144,32 @@ fn open_error(path: &Path, owner: &str, error: DatabaseError) -> OpenError {
 impl Backend for RedbFile {
     fn write(&mut self, work: Work<'_>) -> Result<(), Failure> {
         let database = self.database()?;
-        let tx = database.begin_write().map_err(failure)?;
-        {
-            let mut session = WriteSession {
+        unwinding(|| {
+            let tx = database.begin_write().map_err(failure)?;
+            {
+                let mut session = WriteSession {
+                    meta: tx.open_table(META).map_err(failure)?,
+                    rows: tx.open_table(ROWS).map_err(failure)?,
+                    changes: tx.open_table(CHANGES).map_err(failure)?,
+                    audit: tx.open_table(AUDIT).map_err(failure)?,
+                };
+                // Dropping the transaction without commit aborts it.
+                work(&mut session)?;
+            }
+            tx.commit().map_err(failure)
+        })
+    }
+
+    fn read(&mut self, look: Look<'_>) -> Result<(), Failure> {
+        let database = self.database()?;
+        unwinding(|| {
+            let tx = database.begin_read().map_err(failure)?;
+            look(&ReadSession {
                 meta: tx.open_table(META).map_err(failure)?,
                 rows: tx.open_table(ROWS).map_err(failure)?,
                 changes: tx.open_table(CHANGES).map_err(failure)?,
                 audit: tx.open_table(AUDIT).map_err(failure)?,
-            };
-            // Dropping the transaction without commit aborts it.
-            work(&mut session)?;
-        }
-        tx.commit().map_err(failure)
-    }
-
-    fn read(&mut self, look: Look<'_>) -> Result<(), Failure> {
-        let tx = self.database()?.begin_read().map_err(failure)?;
-        look(&ReadSession {
-            meta: tx.open_table(META).map_err(failure)?,
-            rows: tx.open_table(ROWS).map_err(failure)?,
-            changes: tx.open_table(CHANGES).map_err(failure)?,
-            audit: tx.open_table(AUDIT).map_err(failure)?,
+            })
         })
     }
 
@@ -178,6 +185,12 @@ impl Backend for RedbFile {
             Err(Fault::Panic(cause)) => Err(Failure(cause)),
         }
     }
+}
+
+/// A damaged page can make redb panic; here that is a failure, not an end.
+fn unwinding(work: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
+    catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|_| Err(Failure("its pages are not consistent".to_owned())))
 }
 
 fn failure(error: impl Into<redb::Error>) -> Failure {
@@ -341,5 +354,29 @@ impl redb::StorageBackend for Switched {
 
     fn close(&self) -> std::io::Result<()> {
         self.file.close()
+    }
+
+    fn try_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
+        self.file.try_lock_range(start, end)
+    }
+
+    fn try_lock_shared_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
+        self.file.try_lock_shared_range(start, end)
+    }
+
+    fn lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
+        self.file.lock_range(start, end)
+    }
+
+    fn lock_shared_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
+        self.file.lock_shared_range(start, end)
+    }
+
+    fn unlock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
+        self.file.unlock_range(start, end)
+    }
+
+    fn query_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
+        self.file.query_lock_range(start, end)
     }
 }

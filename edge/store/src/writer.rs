@@ -4,7 +4,6 @@
 //! goes into one transaction; the sync in progress is the batching window) and the read-only state.
 //! Invariant: an answer leaves the thread only after the transaction that holds it is durable.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -346,26 +345,22 @@ impl Writer {
     fn transact(&mut self, batch: &[Pending]) -> Result<Vec<Outcome>, Failure> {
         let now = now_unix_ms();
         let backend = &mut self.backend;
-        // A damaged page can make the engine panic: that is a store that cannot be written, not an end.
-        let ran = catch_unwind(AssertUnwindSafe(|| {
-            let mut outcomes = Vec::with_capacity(batch.len());
-            backend.write(&mut |tx| {
-                for pending in batch {
-                    outcomes.push(match pending {
-                        Pending::Commit(commit, _) => match core::apply(tx, commit, now)? {
-                            Ok(position) => Outcome::Committed(position),
-                            Err(index) => Outcome::Conflict(index),
-                        },
-                        Pending::Reserve { name, block, .. } => {
-                            Outcome::Reserved(core::reserve(tx, name, *block)?)
-                        }
-                    });
-                }
-                Ok(())
-            })?;
-            Ok(outcomes)
-        }));
-        ran.unwrap_or_else(|_| Err(Failure("the store's pages are not consistent".to_owned())))
+        let mut outcomes = Vec::with_capacity(batch.len());
+        backend.write(&mut |tx| {
+            for pending in batch {
+                outcomes.push(match pending {
+                    Pending::Commit(commit, _) => match core::apply(tx, commit, now)? {
+                        Ok(position) => Outcome::Committed(position),
+                        Err(index) => Outcome::Conflict(index),
+                    },
+                    Pending::Reserve { name, block, .. } => {
+                        Outcome::Reserved(core::reserve(tx, name, *block)?)
+                    }
+                });
+            }
+            Ok(())
+        })?;
+        Ok(outcomes)
     }
 
     fn tell(&self, health: Health) {
