@@ -1,1 +1,23 @@
-//! To be written.
+//! The edge: one process that owns a site.
+//!
+//! It owns the site's nodes (identity and lifecycle on disk, liveness in memory), enrollment tokens, API keys,
+//! admission and the OpenAI surface. It leaves engines to the nodes and operators of the fleet to the control
+//! plane, without which it works as well.
+//!
+//! `core` decides and does no I/O; `shell` owns sockets, tasks and the store; `http` serves applications.
+
+mod app;
+mod config;
+mod core;
+mod doctor;
+mod enroll;
+mod error;
+mod init;
+mod shell;
+
+pub use app::run;
+pub use config::{Api, Config, Listen, Liveness, Log, LogFormat, Queue, Upstream};
+pub use doctor::{Check, doctor};
+pub use enroll::{Enrolled, enroll};
+pub use error::StartError;
+pub use init::{Initialised, init};

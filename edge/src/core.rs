@@ -1,0 +1,3 @@
+//! What an edge decides, without a socket, a file, a clock or a random source.
+
+pub(crate) mod registry;

@@ -1,0 +1,1 @@
+//! What an edge does: sockets, tasks and the store around the cores.
