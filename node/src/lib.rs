@@ -8,10 +8,12 @@
 
 mod app;
 mod config;
+mod core;
 mod doctor;
 mod enroll;
 mod error;
 mod preflight;
+mod shell;
 mod status;
 
 pub use app::run;

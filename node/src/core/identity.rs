@@ -1,0 +1,110 @@
+//! Who this node is, and when a token may make it somebody.
+//!
+//! Owns the identity's shape and the rules of joining; leaves files and keys to `shell/state`.
+//! Invariant: an identity is never overwritten by one for another edge.
+
+use serde::{Deserialize, Serialize};
+
+/// What an edge gave this node, as it stands in `identity.json`. The key stands in a file of its own.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Identity {
+    /// Version of this file's shape.
+    pub(crate) format: u32,
+    pub(crate) node_id: uuid::Uuid,
+    pub(crate) edge_id: String,
+    /// The name the edge knows it by.
+    pub(crate) name: String,
+    /// Where the edge listens, `host:port` each.
+    pub(crate) addresses: Vec<String>,
+    /// The certificate chain, leaf first, each DER in base64.
+    pub(crate) certificate_chain: Vec<String>,
+    /// The edge's CA certificate, DER in base64.
+    pub(crate) ca_certificate: String,
+    /// The key's file in the state directory.
+    pub(crate) key_file: String,
+    /// End of the certificate, milliseconds since 1970.
+    pub(crate) not_after_unix_ms: i64,
+}
+
+/// The one shape of the file so far.
+pub(crate) const FORMAT: u32 = 1;
+
+/// What a token means for a node.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Joining {
+    /// There is no identity yet.
+    Fresh,
+    /// It belongs to that edge already: the token is not needed and not sent.
+    Already,
+    /// It belongs to another edge.
+    Refused(String),
+}
+
+/// Whether a token for `edge_id` may be used by a node that is `present`.
+pub(crate) fn joining(present: Option<&Identity>, edge_id: &str) -> Joining {
+    match present {
+        None => Joining::Fresh,
+        Some(identity) if identity.edge_id == edge_id => Joining::Already,
+        Some(identity) => Joining::Refused(format!(
+            "this node belongs to edge '{}' as node {}; the token is for edge '{edge_id}'. To move it, give it another \
+             state_dir, or remove this one after the old edge has decommissioned the node",
+            identity.edge_id, identity.node_id
+        )),
+    }
+}
+
+impl Identity {
+    /// Checks what was read from a file.
+    pub(crate) fn validated(self) -> Result<Self, String> {
+        if self.format != FORMAT {
+            return Err(format!("has format {}, and this agent reads {FORMAT}: it was written by another version", self.format));
+        }
+        if umbel_wire::EdgeId::parse(&self.edge_id).is_err() || self.addresses.is_empty() || self.certificate_chain.is_empty() {
+            return Err("is not complete".into());
+        }
+        // The name goes into a path.
+        if self.key_file.is_empty() || self.key_file.contains(['/', '\0']) || self.key_file.starts_with('.') {
+            return Err("names a key file outside the state directory".into());
+        }
+        Ok(self)
+    }
+
+    /// The provider id of one of this node's engines.
+    pub(crate) fn provider_id(&self, engine: &str) -> String {
+        format!("{}/{engine}", self.node_id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity(edge: &str) -> Identity {
+        Identity {
+            format: FORMAT,
+            node_id: uuid::Uuid::nil(),
+            edge_id: edge.into(),
+            name: "gpu-1".into(),
+            addresses: vec!["edge.example:7451".into()],
+            certificate_chain: vec!["AA==".into()],
+            ca_certificate: "AA==".into(),
+            key_file: "node.key".into(),
+            not_after_unix_ms: 0,
+        }
+    }
+
+    #[test]
+    fn an_identity_is_not_overwritten() {
+        assert_eq!(joining(None, "north"), Joining::Fresh);
+        assert_eq!(joining(Some(&identity("north")), "north"), Joining::Already);
+        assert!(matches!(joining(Some(&identity("north")), "south"), Joining::Refused(_)));
+    }
+
+    #[test]
+    fn what_a_file_says_is_checked() {
+        assert!(identity("north").validated().is_ok());
+        assert!(Identity { key_file: "../x".into(), ..identity("north") }.validated().is_err());
+        assert!(Identity { format: 9, ..identity("north") }.validated().is_err());
+        assert!(Identity { addresses: vec![], ..identity("north") }.validated().is_err());
+    }
+}

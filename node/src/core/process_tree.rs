@@ -1,0 +1,172 @@
+//! Which processes belong to an engine.
+//!
+//! Owns the rule; leaves reading `/proc` and signals to `shell/process`. Invariant: a process is only ever called a
+//! member for a reason that an unrelated process cannot have: it descends from the engine, shares its process group
+//! or session, or carries its nonce.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A process id of this host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(transparent)]
+pub(crate) struct ProcessId(pub(crate) i32);
+
+/// When a process started, in clock ticks since boot: with its id (and the boot) it names one process for ever.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(transparent)]
+pub(crate) struct StartTime(pub(crate) u64);
+
+/// What `/proc/PID/stat` says of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ProcessFacts {
+    pub(crate) id: ProcessId,
+    pub(crate) parent: ProcessId,
+    pub(crate) group: ProcessId,
+    pub(crate) session: ProcessId,
+    pub(crate) start: StartTime,
+    /// It has ended and waits to be reaped.
+    pub(crate) zombie: bool,
+}
+
+/// Reads one `/proc/PID/stat`. The name in the second field may hold anything, spaces and parentheses included.
+pub(crate) fn parse_stat(text: &str) -> Option<ProcessFacts> {
+    let (id, rest) = text.split_once(' ')?;
+    let (_, rest) = rest.rsplit_once(") ")?;
+    let mut fields = rest.split_ascii_whitespace();
+    let state = fields.next()?;
+    let parent = fields.next()?.parse().ok()?;
+    let group = fields.next()?.parse().ok()?;
+    let session = fields.next()?.parse().ok()?;
+    // Fields are counted from 1 and the state is the third; the start time is the 22nd.
+    let start = fields.nth(15)?.parse().ok()?;
+    Some(ProcessFacts {
+        id: ProcessId(id.parse().ok()?),
+        parent: ProcessId(parent),
+        group: ProcessId(group),
+        session: ProcessId(session),
+        start: StartTime(start),
+        zombie: matches!(state, "Z" | "X" | "x"),
+    })
+}
+
+/// One engine's processes over time.
+#[derive(Debug)]
+pub(crate) struct Family {
+    leader: ProcessId,
+    leader_start: StartTime,
+    /// The leader's process group is its own.
+    own_group: bool,
+    /// Everything that was ever seen to belong, so that it still does when its parents are gone.
+    known: BTreeMap<ProcessId, StartTime>,
+}
+
+impl Family {
+    /// The family of a leader. `own_group`: it leads a process group that was made for it.
+    pub(crate) fn new(leader: ProcessId, leader_start: StartTime, own_group: bool) -> Self {
+        Self { leader, leader_start, own_group, known: BTreeMap::from([(leader, leader_start)]) }
+    }
+
+    pub(crate) fn leader(&self) -> ProcessId {
+        self.leader
+    }
+
+    /// The living members among `all`, `agent` never. `marked` says of a process whether it carries the nonce; it is
+    /// asked only where nothing else decides.
+    pub(crate) fn members(
+        &mut self,
+        all: &[ProcessFacts],
+        agent: ProcessId,
+        mut marked: impl FnMut(ProcessId) -> bool,
+    ) -> Vec<ProcessFacts> {
+        let mut found: BTreeSet<ProcessId> = BTreeSet::new();
+        let belongs = |facts: &ProcessFacts, known: &BTreeMap<ProcessId, StartTime>| {
+            // A group or session id that is reused belongs to a process younger than the leader as well, but the
+            // kernel gives out no pid that is still somebody's group or session.
+            let group = self.own_group && facts.group == self.leader && facts.start >= self.leader_start;
+            let session = facts.session == self.leader && facts.start >= self.leader_start;
+            known.get(&facts.id) == Some(&facts.start) || group || session
+        };
+        for facts in all {
+            if facts.id != agent
+                && (belongs(facts, &self.known) || (facts.start >= self.leader_start && marked(facts.id)))
+            {
+                found.insert(facts.id);
+            }
+        }
+        // Descendants, until nothing is added: a listing of `/proc` is not ordered by birth once pids wrap.
+        loop {
+            let before = found.len();
+            for facts in all {
+                if found.contains(&facts.parent) && facts.id != agent {
+                    found.insert(facts.id);
+                }
+            }
+            if found.len() == before {
+                break;
+            }
+        }
+        let members: Vec<ProcessFacts> = all.iter().filter(|facts| found.contains(&facts.id)).copied().collect();
+        self.known = members.iter().map(|facts| (facts.id, facts.start)).collect();
+        members.into_iter().filter(|facts| !facts.zombie).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(id: i32, parent: i32, group: i32, start: u64) -> ProcessFacts {
+        ProcessFacts {
+            id: ProcessId(id),
+            parent: ProcessId(parent),
+            group: ProcessId(group),
+            session: ProcessId(1),
+            start: StartTime(start),
+            zombie: false,
+        }
+    }
+
+    fn ids(members: &[ProcessFacts]) -> Vec<i32> {
+        members.iter().map(|facts| facts.id.0).collect()
+    }
+
+    #[test]
+    fn reads_a_stat_line_with_an_evil_name() {
+        let line = "42 (a) S (b)) R 7 42 40 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 98765 1000 2 18446744073709551615";
+        let facts = parse_stat(line).unwrap();
+        assert_eq!((facts.id, facts.parent, facts.group), (ProcessId(42), ProcessId(7), ProcessId(42)));
+        assert_eq!((facts.session, facts.start, facts.zombie), (ProcessId(40), StartTime(98765), false));
+        assert_eq!(parse_stat("42 (x) R 1"), None);
+        assert_eq!(parse_stat(""), None);
+    }
+
+    /// Row 82: children, one that left the group, and one whose parents are gone.
+    #[test]
+    fn row_82_children_that_left_the_group_belong() {
+        let agent = process(10, 1, 10, 1);
+        let mut family = Family::new(ProcessId(20), StartTime(50), true);
+        let first = [agent, process(20, 10, 20, 50), process(21, 20, 20, 51), process(22, 21, 22, 52), process(30, 10, 30, 60)];
+        assert_eq!(ids(&family.members(&first, agent.id, |_| false)), [20, 21, 22]);
+        // The leader and the middle one died; the stray one is now a child of the agent and still known.
+        let second = [agent, process(22, 10, 22, 52), process(23, 22, 23, 70), process(30, 10, 30, 60)];
+        assert_eq!(ids(&family.members(&second, agent.id, |_| false)), [22, 23]);
+        // Its id was given to another process since.
+        let third = [agent, process(22, 10, 22, 99)];
+        assert!(family.members(&third, agent.id, |_| false).is_empty());
+    }
+
+    #[test]
+    fn a_nonce_names_a_member_that_was_never_seen() {
+        let agent = process(10, 1, 10, 1);
+        let mut family = Family::new(ProcessId(20), StartTime(50), true);
+        let all = [agent, process(40, 1, 40, 60), process(41, 1, 41, 61), process(42, 1, 42, 3)];
+        assert_eq!(ids(&family.members(&all, agent.id, |id| id.0 != 41)), [40]);
+    }
+
+    #[test]
+    fn a_reused_group_id_older_than_the_leader_is_not_ours() {
+        let agent = process(10, 1, 10, 1);
+        let mut family = Family::new(ProcessId(20), StartTime(50), true);
+        assert!(family.members(&[agent, process(60, 1, 20, 40)], agent.id, |_| false).is_empty());
+    }
+}

@@ -1,0 +1,497 @@
+//! The life of one engine: which state it is in, when it is started again, when it has crashed too often.
+//!
+//! Owns states, deadlines and the crash count; leaves processes, probes and files to `shell/engines`, which carries
+//! out the [`Output`]s and reports back. Invariant: `Start` is asked for only after everything of the process before
+//! it is gone, and after [`CRASHES`] crashes in [`CRASH_WINDOW`] never again.
+
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
+
+#[cfg(test)]
+mod tests;
+
+/// So many crashes within [`CRASH_WINDOW`], or so many starts in a row that never got ready, are a loop.
+pub(crate) const CRASHES: usize = 5;
+/// Ten minutes: the time in which [`CRASHES`] make a loop, and the uptime after which an engine counts as stable.
+pub(crate) const CRASH_WINDOW: Duration = Duration::from_secs(600);
+/// First wait before a new start; doubled with each crash until the engine was stable.
+const BACKOFF_FIRST: Duration = Duration::from_secs(1);
+/// Longest wait before a new start.
+const BACKOFF_MAX: Duration = Duration::from_secs(60);
+/// Between two probes while loading: a small model is ready in a fraction of a second.
+const PROBE_LOADING: Duration = Duration::from_millis(200);
+/// Between two probes once ready.
+const PROBE_READY: Duration = Duration::from_secs(5);
+/// A ready engine is not ready any more after so many failed probes in a row: one may be lost in a busy moment.
+const PROBE_FAILURES: u32 = 3;
+/// An engine that is not ours to start is failed when it was not reachable for so long.
+const UNREACHABLE_AFTER: Duration = Duration::from_secs(10);
+/// Between two rounds of SIGKILL: a process may have been born between the look and the kill.
+const KILL_AGAIN: Duration = Duration::from_millis(500);
+/// A profile that did not validate is looked at again so often: a port may get free, a file may appear.
+const REVALIDATE: Duration = Duration::from_secs(15);
+
+/// State of an engine, as the boundary has it.
+///
+/// ```text
+/// validating -> starting -> loading -> ready -> draining -> stopping -> stopped
+///      |           ^  ^________|_________|                     ^
+///      v           |      crash: everything of it is ended ----'  then starting after a wait,
+///    failed <------'------------------------------------------    or failed (CRASH_LOOP)
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum State {
+    /// Its profile is checked against the host.
+    Validating,
+    /// Its process is about to be started, or waits for its next start.
+    Starting,
+    /// It runs and is not ready yet, or not any more.
+    Loading,
+    /// It takes requests.
+    Ready,
+    /// It takes no new requests and finishes the running ones.
+    Draining,
+    /// Its processes are being ended.
+    Stopping,
+    /// Nothing of it is left, as asked.
+    Stopped,
+    /// It does not run, and will not by itself.
+    Failed,
+}
+
+/// How an engine's process came to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Exit {
+    /// It exited by itself with this code.
+    Code(i32),
+    /// A signal ended it.
+    Signal(i32),
+    /// Its parent could not learn how.
+    Unknown,
+}
+
+impl std::fmt::Display for Exit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Code(0) => f.write_str("exited with code 0 without being asked"),
+            Self::Code(code) => write!(f, "exited with code {code}"),
+            // The signal that the kernel's out-of-memory killer sends, and few others do.
+            Self::Signal(9) => f.write_str("was ended by signal 9 (killed; the kernel does so when memory runs out)"),
+            Self::Signal(signal) => write!(f, "was ended by signal {signal}"),
+            Self::Unknown => f.write_str("exited"),
+        }
+    }
+}
+
+/// What the supervisor is told.
+#[derive(Debug, Clone)]
+pub(crate) enum Input {
+    /// The answer to [`Output::Validate`]: fine, or why not.
+    Validated(Result<(), String>),
+    /// The answer to [`Output::Start`]: it runs, or why not.
+    Started(Result<(), String>),
+    /// The answer to [`Output::Probe`]: ready, or why not.
+    Probed(Result<(), String>),
+    /// The process ended; others that it started may be left.
+    Exited(Exit),
+    /// Nothing of the process is left. The last lines of its output come along.
+    Gone {
+        /// At most 4 KiB.
+        tail: String,
+    },
+    /// End it: finish running requests for at most `drain`, then SIGTERM, and SIGKILL after `grace`.
+    Stop {
+        /// Time for running requests.
+        drain: Duration,
+        /// Time from SIGTERM to SIGKILL.
+        grace: Duration,
+    },
+    /// No request runs any more; only said while draining.
+    Drained,
+    /// The deadline has come.
+    Tick,
+}
+
+/// What the supervisor asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Output {
+    /// Check the profile against the host, then say `Validated`.
+    Validate,
+    /// Start the process, then say `Started`.
+    Start,
+    /// Look whether it is ready, then say `Probed`.
+    Probe,
+    /// SIGTERM to everything of it.
+    Terminate,
+    /// SIGKILL to everything of it.
+    Kill,
+    /// The state or its cause changed: tell whoever listens.
+    Report,
+}
+
+/// Fixed facts about an engine.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Traits {
+    /// It has a process that the agent starts.
+    pub(crate) supervised: bool,
+    /// From start to ready.
+    pub(crate) start_timeout: Duration,
+}
+
+/// The supervisor of one engine.
+#[derive(Debug)]
+pub(crate) struct Supervisor {
+    traits: Traits,
+    state: State,
+    cause: String,
+    tail: String,
+    /// When the state was entered.
+    since: Instant,
+    /// Next thing to do by time.
+    deadline: Option<Instant>,
+    /// While loading: after this it counts as crashed (supervised) or unreachable.
+    loading_until: Option<Instant>,
+    /// A probe is out.
+    probing: bool,
+    failed_probes: u32,
+    /// Times of the crashes within the window.
+    crashes: VecDeque<Instant>,
+    /// Crashes since it was last stable: decides the wait.
+    unstable: u32,
+    /// Starts in a row that ended before ready.
+    never_ready: usize,
+    restarts: u32,
+    ready_since: Option<Instant>,
+    /// Why it is being ended, when nobody asked for it.
+    crash: Option<String>,
+    stop: Option<Stop>,
+}
+
+/// An asked-for end.
+#[derive(Debug, Clone, Copy)]
+struct Stop {
+    grace: Duration,
+}
+
+impl Supervisor {
+    /// A new engine, to be validated.
+    pub(crate) fn new(now: Instant, traits: Traits) -> (Self, Vec<Output>) {
+        let supervisor = Self {
+            traits,
+            state: State::Validating,
+            cause: String::new(),
+            tail: String::new(),
+            since: now,
+            deadline: None,
+            loading_until: None,
+            probing: false,
+            failed_probes: 0,
+            crashes: VecDeque::new(),
+            unstable: 0,
+            never_ready: 0,
+            restarts: 0,
+            ready_since: None,
+            crash: None,
+            stop: None,
+        };
+        (supervisor, vec![Output::Validate, Output::Report])
+    }
+
+    pub(crate) fn state(&self) -> State {
+        self.state
+    }
+
+    /// Why it is in this state: one sentence, or nothing.
+    pub(crate) fn cause(&self) -> &str {
+        &self.cause
+    }
+
+    /// Last output of the process that ended last; empty once ready again.
+    pub(crate) fn tail(&self) -> &str {
+        &self.tail
+    }
+
+    /// When the state was entered.
+    pub(crate) fn since(&self) -> Instant {
+        self.since
+    }
+
+    /// Starts after a crash, in all.
+    pub(crate) fn restarts(&self) -> u32 {
+        self.restarts
+    }
+
+    /// When [`Input::Tick`] is due.
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// Nothing will happen any more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.state == State::Stopped
+    }
+
+    /// Takes one input; what to do about it. Inputs that do not fit the state are late and change nothing.
+    pub(crate) fn handle(&mut self, now: Instant, input: Input) -> Vec<Output> {
+        let mut out = Vec::new();
+        match (input, self.state) {
+            (Input::Validated(Ok(())), State::Validating | State::Failed) if self.stop.is_none() => {
+                self.validated(now, &mut out);
+            }
+            (Input::Validated(Err(cause)), State::Validating | State::Failed) if self.stop.is_none() => {
+                let report = self.state != State::Failed || self.cause != cause;
+                self.state_at(now, State::Failed, cause);
+                self.deadline = Some(now + REVALIDATE);
+                if report {
+                    out.push(Output::Report);
+                }
+            }
+            (Input::Started(Ok(())), State::Starting) => {
+                self.enter(now, State::Loading, String::new(), &mut out);
+                self.load(now, &mut out);
+            }
+            // A stop came while it was being started: the process is ended like any other.
+            (Input::Started(Ok(())), State::Stopping) => self.terminate(now, &mut out),
+            (Input::Started(Err(cause)), State::Starting) => self.crashed(now, &cause, &mut out),
+            (Input::Started(Err(_)), State::Stopping) => self.stopped(now, &mut out),
+            (Input::Probed(result), State::Loading | State::Ready | State::Failed) if self.probing => {
+                self.probing = false;
+                self.probed(now, result, &mut out);
+            }
+            (Input::Exited(exit), State::Loading | State::Ready | State::Draining) => {
+                self.exited(now, exit, &mut out);
+            }
+            (Input::Gone { tail }, State::Stopping) => {
+                self.tail = tail;
+                match self.crash.take() {
+                    Some(cause) if self.stop.is_none() => self.crashed(now, &cause, &mut out),
+                    _ => self.stopped(now, &mut out),
+                }
+            }
+            (Input::Stop { drain, grace }, _) => self.asked_to_stop(now, drain, grace, &mut out),
+            (Input::Drained, State::Draining) => self.end(now, "asked to stop", &mut out),
+            (Input::Tick, _) if self.deadline.is_some_and(|at| at <= now) => self.tick(now, &mut out),
+            _ => {}
+        }
+        out
+    }
+
+    fn validated(&mut self, now: Instant, out: &mut Vec<Output>) {
+        if self.traits.supervised {
+            self.enter(now, State::Starting, String::new(), out);
+            out.push(Output::Start);
+        } else {
+            self.enter(now, State::Loading, String::new(), out);
+            self.load(now, out);
+        }
+    }
+
+    /// Begins to ask whether it is ready.
+    fn load(&mut self, now: Instant, out: &mut Vec<Output>) {
+        let limit = if self.traits.supervised { self.traits.start_timeout } else { UNREACHABLE_AFTER };
+        self.loading_until = Some(now + limit);
+        self.failed_probes = 0;
+        self.probing = true;
+        self.deadline = Some(now + limit);
+        out.push(Output::Probe);
+    }
+
+    fn probed(&mut self, now: Instant, result: Result<(), String>, out: &mut Vec<Output>) {
+        match (result, self.state) {
+            (Ok(()), State::Ready) => {
+                self.failed_probes = 0;
+                if self.ready_since.is_some_and(|since| now.duration_since(since) >= CRASH_WINDOW) {
+                    self.unstable = 0;
+                }
+                self.deadline = Some(now + PROBE_READY);
+            }
+            (Ok(()), _) => {
+                self.enter(now, State::Ready, String::new(), out);
+                self.tail.clear();
+                self.failed_probes = 0;
+                self.never_ready = 0;
+                self.ready_since = Some(now);
+                self.loading_until = None;
+                self.deadline = Some(now + PROBE_READY);
+            }
+            (Err(cause), State::Ready) => {
+                self.failed_probes += 1;
+                self.deadline = Some(now + PROBE_LOADING);
+                if self.failed_probes >= PROBE_FAILURES {
+                    let limit = if self.traits.supervised { self.traits.start_timeout } else { UNREACHABLE_AFTER };
+                    self.enter(now, State::Loading, cause, out);
+                    self.loading_until = Some(now + limit);
+                    self.deadline = Some(now + PROBE_LOADING);
+                }
+            }
+            (Err(cause), State::Loading) => {
+                if self.loading_until.is_some_and(|until| until <= now) {
+                    self.not_ready_in_time(now, &cause, out);
+                } else {
+                    if self.cause != cause {
+                        self.cause = cause;
+                        out.push(Output::Report);
+                    }
+                    self.deadline = Some(now + PROBE_LOADING);
+                }
+            }
+            (Err(_), _) => self.deadline = Some(now + PROBE_READY),
+        }
+    }
+
+    fn not_ready_in_time(&mut self, now: Instant, cause: &str, out: &mut Vec<Output>) {
+        let cause = if cause.is_empty() { "it does not answer" } else { cause };
+        if self.traits.supervised {
+            let limit = self.traits.start_timeout.as_secs();
+            let cause = format!("not ready within {limit} s: {cause}");
+            self.crash = Some(cause.clone());
+            self.end(now, &cause, out);
+        } else {
+            let cause = format!("not reachable: {cause}");
+            self.enter(now, State::Failed, cause, out);
+            self.deadline = Some(now + PROBE_READY);
+        }
+    }
+
+    fn exited(&mut self, now: Instant, exit: Exit, out: &mut Vec<Output>) {
+        let cause = exit.to_string();
+        self.crash = Some(cause.clone());
+        self.enter(now, State::Stopping, cause, out);
+        // Whatever it left behind gets no grace: its parent is gone.
+        self.deadline = Some(now + KILL_AGAIN);
+        out.push(Output::Kill);
+    }
+
+    /// One more crash, with nothing of the process left.
+    fn crashed(&mut self, now: Instant, cause: &str, out: &mut Vec<Output>) {
+        let was_stable = self.ready_since.is_some_and(|since| now.duration_since(since) >= CRASH_WINDOW);
+        if was_stable {
+            self.unstable = 0;
+        }
+        if self.ready_since.take().is_none() {
+            self.never_ready += 1;
+        }
+        while self.crashes.front().is_some_and(|at| now.duration_since(*at) > CRASH_WINDOW) {
+            self.crashes.pop_front();
+        }
+        self.crashes.push_back(now);
+        self.loading_until = None;
+        if self.crashes.len() >= CRASHES || self.never_ready >= CRASHES {
+            let minutes = CRASH_WINDOW.as_secs() / 60;
+            let cause = format!("CRASH_LOOP: crashed {CRASHES} times within {minutes} minutes or before it was ready; the last time it {cause}");
+            self.enter(now, State::Failed, cause, out);
+            self.deadline = None;
+            return;
+        }
+        let wait = BACKOFF_FIRST.saturating_mul(1 << self.unstable.min(6)).min(BACKOFF_MAX);
+        self.unstable += 1;
+        self.restarts = self.restarts.saturating_add(1);
+        self.enter(now, State::Starting, format!("{cause}; started again in {} s", wait.as_secs()), out);
+        self.deadline = Some(now + wait);
+    }
+
+    fn asked_to_stop(&mut self, now: Instant, drain: Duration, grace: Duration, out: &mut Vec<Output>) {
+        self.stop = Some(Stop { grace });
+        match self.state {
+            State::Ready if !drain.is_zero() => {
+                self.enter(now, State::Draining, "asked to stop".into(), out);
+                self.deadline = Some(now + drain);
+            }
+            State::Draining if !drain.is_zero() => {}
+            State::Loading | State::Ready | State::Draining => self.end(now, "asked to stop", out),
+            // The process is being made right now: `Started` decides.
+            State::Starting if self.deadline.is_none() => {
+                self.enter(now, State::Stopping, "asked to stop".into(), out);
+            }
+            // Already on its way; a second asking may shorten the grace.
+            State::Stopping => {
+                let until = now + grace;
+                if self.deadline.is_none_or(|at| at > until) {
+                    self.deadline = Some(until);
+                }
+            }
+            State::Validating | State::Starting | State::Failed => self.stopped(now, out),
+            State::Stopped => {}
+        }
+    }
+
+    /// Ends what runs.
+    fn end(&mut self, now: Instant, cause: &str, out: &mut Vec<Output>) {
+        if self.traits.supervised {
+            self.enter(now, State::Stopping, cause.to_owned(), out);
+            self.terminate(now, out);
+        } else {
+            self.stopped(now, out);
+        }
+    }
+
+    fn terminate(&mut self, now: Instant, out: &mut Vec<Output>) {
+        let grace = self.stop.map_or(GRACE, |stop| stop.grace);
+        self.deadline = Some(now + grace);
+        out.push(Output::Terminate);
+    }
+
+    fn stopped(&mut self, now: Instant, out: &mut Vec<Output>) {
+        self.enter(now, State::Stopped, "asked to stop".into(), out);
+        self.deadline = None;
+    }
+
+    fn tick(&mut self, now: Instant, out: &mut Vec<Output>) {
+        self.deadline = None;
+        match self.state {
+            State::Failed if !self.traits.supervised => {
+                self.probing = true;
+                self.deadline = Some(now + UNREACHABLE_AFTER);
+                out.push(Output::Probe);
+            }
+            State::Failed => out.push(Output::Validate),
+            State::Starting => {
+                // The host may have changed since the last start: its profile is checked again.
+                self.enter(now, State::Validating, self.cause.clone(), out);
+                out.push(Output::Validate);
+            }
+            State::Loading | State::Ready => {
+                if self.probing {
+                    // The probe itself hangs.
+                    if self.state == State::Loading && self.loading_until.is_some_and(|until| until <= now) {
+                        self.probing = false;
+                        self.not_ready_in_time(now, "it does not answer", out);
+                    } else {
+                        self.deadline = Some(now + PROBE_READY);
+                    }
+                } else {
+                    self.probing = true;
+                    let hang = self.loading_until.map_or(now + PROBE_READY, |until| until.max(now + PROBE_LOADING));
+                    self.deadline = Some(hang);
+                    out.push(Output::Probe);
+                }
+            }
+            State::Draining => self.end(now, "running requests did not end within the time for draining", out),
+            State::Stopping => {
+                self.deadline = Some(now + KILL_AGAIN);
+                out.push(Output::Kill);
+            }
+            State::Validating | State::Stopped => {}
+        }
+    }
+
+    fn enter(&mut self, now: Instant, state: State, cause: String, out: &mut Vec<Output>) {
+        self.state_at(now, state, cause);
+        self.probing = false;
+        out.push(Output::Report);
+    }
+
+    fn state_at(&mut self, now: Instant, state: State, cause: String) {
+        if self.state != state {
+            self.since = now;
+        }
+        self.state = state;
+        self.cause = cause;
+    }
+}
+
+/// From SIGTERM to SIGKILL where nobody says otherwise: llama-server ends within a second or two of SIGTERM.
+pub(crate) const GRACE: Duration = Duration::from_secs(10);

@@ -1,0 +1,239 @@
+//! The supervisor by hand-turned time.
+
+use super::*;
+
+struct Bench {
+    now: Instant,
+    supervisor: Supervisor,
+    out: Vec<Output>,
+}
+
+impl Bench {
+    fn new(supervised: bool) -> Self {
+        let now = Instant::now();
+        let traits = Traits { supervised, start_timeout: Duration::from_secs(60) };
+        let (supervisor, out) = Supervisor::new(now, traits);
+        Self { now, supervisor, out }
+    }
+
+    fn give(&mut self, input: Input) -> &[Output] {
+        self.out = self.supervisor.handle(self.now, input);
+        &self.out
+    }
+
+    fn wait(&mut self) -> Duration {
+        let at = self.supervisor.next_deadline().unwrap();
+        let waited = at.saturating_duration_since(self.now);
+        self.now = self.now.max(at);
+        self.give(Input::Tick);
+        waited
+    }
+
+    fn to_loading(&mut self) {
+        assert!(self.give(Input::Validated(Ok(()))).contains(&Output::Start));
+        assert!(self.give(Input::Started(Ok(()))).contains(&Output::Probe));
+        assert_eq!(self.supervisor.state(), State::Loading);
+    }
+
+    fn to_ready(&mut self) {
+        self.to_loading();
+        self.give(Input::Probed(Ok(())));
+        assert_eq!(self.supervisor.state(), State::Ready);
+    }
+
+    /// The process dies; what is left of it is ended.
+    fn die(&mut self, exit: Exit) {
+        assert!(self.give(Input::Exited(exit)).contains(&Output::Kill));
+        assert_eq!(self.supervisor.state(), State::Stopping);
+        self.give(Input::Gone { tail: "last line".into() });
+    }
+
+    /// Waits for the next start; how long it took.
+    fn again(&mut self) -> Duration {
+        assert_eq!(self.supervisor.state(), State::Starting);
+        let waited = self.wait();
+        assert_eq!(self.supervisor.state(), State::Validating);
+        waited
+    }
+}
+
+#[test]
+fn comes_up_and_is_watched() {
+    let mut bench = Bench::new(true);
+    assert_eq!(bench.out, [Output::Validate, Output::Report]);
+    bench.to_loading();
+    bench.give(Input::Probed(Err("port closed".into())));
+    assert_eq!(bench.supervisor.cause(), "port closed");
+    bench.wait();
+    assert_eq!(bench.out, [Output::Probe]);
+    bench.give(Input::Probed(Ok(())));
+    assert_eq!(bench.supervisor.state(), State::Ready);
+    bench.wait();
+    assert_eq!(bench.out, [Output::Probe]);
+}
+
+#[test]
+fn a_profile_that_does_not_fit_the_host_never_starts() {
+    let mut bench = Bench::new(true);
+    let out = bench.give(Input::Validated(Err("model file is missing".into()))).to_vec();
+    assert_eq!(out, [Output::Report]);
+    assert_eq!(bench.supervisor.state(), State::Failed);
+    bench.wait();
+    assert_eq!(bench.out, [Output::Validate]);
+    assert!(bench.give(Input::Validated(Err("model file is missing".into()))).is_empty());
+    bench.wait();
+    assert!(bench.give(Input::Validated(Ok(()))).contains(&Output::Start));
+}
+
+/// Row 89: short successes do not reset the counter; the wait grows; then it stays failed.
+#[test]
+fn row_89_short_successes_are_a_crash_loop() {
+    let mut bench = Bench::new(true);
+    let mut waits = Vec::new();
+    for _ in 0..CRASHES - 1 {
+        bench.to_ready();
+        bench.now += Duration::from_secs(3);
+        bench.die(Exit::Signal(11));
+        waits.push(bench.again());
+    }
+    assert!(waits.windows(2).all(|pair| pair[0] < pair[1]), "{waits:?}");
+    bench.to_ready();
+    bench.now += Duration::from_secs(3);
+    bench.die(Exit::Signal(11));
+    assert_eq!(bench.supervisor.state(), State::Failed);
+    assert!(bench.supervisor.cause().starts_with("CRASH_LOOP"), "{}", bench.supervisor.cause());
+    assert_eq!(bench.supervisor.tail(), "last line");
+    assert_eq!(bench.supervisor.next_deadline(), None);
+}
+
+/// Row 89, variant: exit 0 that nobody asked for counts like any other.
+#[test]
+fn row_89_exit_0_counts() {
+    let mut bench = Bench::new(true);
+    for _ in 0..CRASHES - 1 {
+        bench.to_ready();
+        bench.die(Exit::Code(0));
+        assert!(bench.supervisor.cause().contains("without being asked"));
+        bench.again();
+    }
+    bench.to_ready();
+    bench.die(Exit::Code(0));
+    assert_eq!(bench.supervisor.state(), State::Failed);
+}
+
+/// Row 89, variant: a slow start that always ends before ready is a loop too, however long each takes.
+#[test]
+fn row_89_never_ready_is_a_crash_loop() {
+    let mut bench = Bench::new(true);
+    for _ in 0..CRASHES - 1 {
+        bench.to_loading();
+        bench.now += Duration::from_secs(400);
+        bench.die(Exit::Code(1));
+        bench.again();
+    }
+    bench.to_loading();
+    bench.now += Duration::from_secs(400);
+    bench.die(Exit::Code(1));
+    assert_eq!(bench.supervisor.state(), State::Failed);
+}
+
+#[test]
+fn stable_uptime_resets_the_counter() {
+    let mut bench = Bench::new(true);
+    for _ in 0..20 {
+        bench.to_ready();
+        bench.now += CRASH_WINDOW + Duration::from_secs(1);
+        bench.die(Exit::Code(1));
+        assert_eq!(bench.again(), BACKOFF_FIRST);
+    }
+}
+
+#[test]
+fn an_engine_that_does_not_get_ready_is_ended_and_counts() {
+    let mut bench = Bench::new(true);
+    bench.to_loading();
+    while bench.supervisor.state() == State::Loading {
+        if bench.out.contains(&Output::Probe) {
+            bench.give(Input::Probed(Err("HTTP 503".into())));
+        } else {
+            bench.wait();
+        }
+    }
+    assert_eq!(bench.supervisor.state(), State::Stopping);
+    assert!(bench.supervisor.cause().contains("not ready within 60 s: HTTP 503"));
+    bench.give(Input::Gone { tail: String::new() });
+    assert_eq!(bench.supervisor.state(), State::Starting);
+}
+
+#[test]
+fn a_probe_that_hangs_is_not_waited_for() {
+    let mut bench = Bench::new(true);
+    bench.to_loading();
+    bench.wait();
+    assert_eq!(bench.supervisor.state(), State::Stopping);
+    assert!(bench.out.contains(&Output::Terminate));
+}
+
+#[test]
+fn stops_in_order() {
+    let mut bench = Bench::new(true);
+    bench.to_ready();
+    let stop = Input::Stop { drain: Duration::from_secs(30), grace: Duration::from_secs(5) };
+    assert_eq!(bench.give(stop), [Output::Report]);
+    assert_eq!(bench.supervisor.state(), State::Draining);
+    assert!(bench.give(Input::Drained).contains(&Output::Terminate));
+    assert_eq!(bench.supervisor.state(), State::Stopping);
+    assert!(bench.give(Input::Exited(Exit::Code(0))).is_empty());
+    assert_eq!(bench.wait(), Duration::from_secs(5));
+    assert_eq!(bench.out, [Output::Kill]);
+    bench.give(Input::Gone { tail: String::new() });
+    assert_eq!(bench.supervisor.state(), State::Stopped);
+    assert!(bench.supervisor.is_over());
+}
+
+/// Row 93: a stop that comes while the process is being started leaves none behind.
+#[test]
+fn row_93_stop_during_start() {
+    let mut bench = Bench::new(true);
+    bench.give(Input::Validated(Ok(())));
+    bench.give(Input::Stop { drain: Duration::ZERO, grace: GRACE });
+    assert_eq!(bench.supervisor.state(), State::Stopping);
+    assert!(bench.give(Input::Started(Ok(()))).contains(&Output::Terminate));
+    bench.give(Input::Gone { tail: String::new() });
+    assert_eq!(bench.supervisor.state(), State::Stopped);
+}
+
+#[test]
+fn stop_while_waiting_for_the_next_start() {
+    let mut bench = Bench::new(true);
+    bench.to_ready();
+    bench.die(Exit::Code(1));
+    bench.give(Input::Stop { drain: GRACE, grace: GRACE });
+    assert_eq!(bench.supervisor.state(), State::Stopped);
+}
+
+#[test]
+fn an_external_engine_comes_and_goes() {
+    let mut bench = Bench::new(false);
+    bench.give(Input::Validated(Ok(())));
+    assert_eq!(bench.supervisor.state(), State::Loading);
+    while bench.supervisor.state() == State::Loading {
+        if bench.out.contains(&Output::Probe) {
+            bench.give(Input::Probed(Err("connection refused".into())));
+        } else {
+            bench.wait();
+        }
+    }
+    assert_eq!(bench.supervisor.state(), State::Failed);
+    bench.wait();
+    assert_eq!(bench.out, [Output::Probe]);
+    bench.give(Input::Probed(Ok(())));
+    assert_eq!(bench.supervisor.state(), State::Ready);
+    for _ in 0..PROBE_FAILURES {
+        bench.wait();
+        bench.give(Input::Probed(Err("connection refused".into())));
+    }
+    assert_eq!(bench.supervisor.state(), State::Loading);
+    bench.give(Input::Stop { drain: GRACE, grace: GRACE });
+    assert_eq!(bench.supervisor.state(), State::Stopped);
+}

@@ -1,0 +1,113 @@
+//! Token counts out of an answer, from its last bytes only.
+//!
+//! Owns the bounded look; leaves the bytes to the relay. Invariant: at most [`KEPT`] bytes are looked at, and an
+//! answer without a `usage` object there has no counts rather than zeros.
+
+/// Bytes of an answer's end that are looked at. A usage object has a few hundred; some engines put their timings
+/// behind it.
+pub(crate) const KEPT: usize = 4096;
+
+/// The last bytes of an answer.
+#[derive(Debug, Default)]
+pub(crate) struct UsageTail {
+    bytes: Vec<u8>,
+}
+
+/// The counts an engine gave.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Deserialize)]
+pub(crate) struct Usage {
+    #[serde(default)]
+    pub(crate) prompt_tokens: Option<u32>,
+    #[serde(default)]
+    pub(crate) completion_tokens: Option<u32>,
+}
+
+impl UsageTail {
+    /// Takes a part of the answer.
+    pub(crate) fn push(&mut self, part: &[u8]) {
+        if part.len() >= KEPT {
+            self.bytes.clear();
+        } else if self.bytes.len() + part.len() > 2 * KEPT {
+            // Moved once in a while, not with each token.
+            let cut = self.bytes.len().saturating_sub(KEPT);
+            self.bytes.drain(..cut);
+        }
+        let from = part.len().saturating_sub(KEPT);
+        self.bytes.extend_from_slice(part.get(from..).unwrap_or_default());
+    }
+
+    /// The last usage object that is there in full.
+    pub(crate) fn usage(&self) -> Usage {
+        const KEY: &[u8] = b"\"usage\"";
+        let mut end = self.bytes.len();
+        while let Some(at) = rfind(self.bytes.get(..end).unwrap_or_default(), KEY) {
+            end = at;
+            // In a text the quotes are escaped: that is the model talking.
+            let quoted = at.checked_sub(1).and_then(|before| self.bytes.get(before)) == Some(&b'\\');
+            let rest = self.bytes.get(at + KEY.len()..).unwrap_or_default().trim_ascii_start();
+            let Some(value) = rest.strip_prefix(b":").map(<[u8]>::trim_ascii_start) else { continue };
+            if quoted || value.first() != Some(&b'{') {
+                continue;
+            }
+            if let Some(Ok(usage)) = serde_json::Deserializer::from_slice(value).into_iter::<Usage>().next() {
+                return usage;
+            }
+        }
+        Usage::default()
+    }
+}
+
+fn rfind(bytes: &[u8], key: &[u8]) -> Option<usize> {
+    bytes.windows(key.len()).rposition(|window| window == key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn usage(parts: &[&str]) -> Usage {
+        let mut tail = UsageTail::default();
+        for part in parts {
+            tail.push(part.as_bytes());
+        }
+        tail.usage()
+    }
+
+    fn counts(prompt: u32, completion: u32) -> Usage {
+        Usage { prompt_tokens: Some(prompt), completion_tokens: Some(completion) }
+    }
+
+    /// Row 51: with and without a line's end, and cut anywhere.
+    #[test]
+    fn row_51_found_wherever_it_ends() {
+        let event = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":3,\"x\":{}}}";
+        for end in ["", "\n", "\r\n\r\n", "\n\ndata: [DONE]\n\n"] {
+            let text = format!("{}{event}{end}", "data: {\"usage\":null}\n\n".repeat(1000));
+            for at in [1, text.len() - 40, text.len() - 3] {
+                let (a, b) = text.split_at(at);
+                assert_eq!(usage(&[a, b]), counts(7, 3));
+            }
+        }
+    }
+
+    #[test]
+    fn null_and_text_are_no_usage() {
+        assert_eq!(usage(&["{\"usage\":null}"]), Usage::default());
+        assert_eq!(usage(&["{\"content\":\"\\\"usage\\\":{\\\"prompt_tokens\\\":1}\"}"]), Usage::default());
+        assert_eq!(usage(&["{\"usage\":{\"prompt_tokens\":1"]), Usage::default());
+        assert_eq!(usage(&["{\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":6},\"usage\":null}"]), counts(5, 6));
+    }
+
+    quickcheck::quickcheck! {
+        fn bounded(parts: Vec<Vec<u8>>) -> bool {
+            let mut tail = UsageTail::default();
+            for part in &parts {
+                for _ in 0..100 {
+                    tail.push(part);
+                }
+            }
+            let _ = tail.usage();
+            tail.bytes.len() <= 2 * KEPT
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! HTTP/1.1 towards an engine: kept connections, one request at a time on each, chunks taken apart in place.
+//!
+//! Owns connecting, writing a request, reading head and body; leaves what to send and where the answer goes to
+//! `relay`. Invariant: a body that was cut short is an error, never an end, and a connection that is in any doubt
+//! is not kept.
+//!
+//! It is not hyper because the relay wants bytes, not frames in tasks: this is the hot path of a node.
+
+use std::{
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    sync::Mutex,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncRead, ReadBuf},
+    net::TcpStream,
+    time::{Instant, Sleep},
+};
+
+mod answer;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use answer::{Answer, Bad, Head};
+
+/// Unused connections are closed after this: below the 5 s after which uvicorn closes its end.
+pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(4);
+/// An engine is on this host or near it.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Unused connections kept to one engine: as many as streams of a connection to the edge would be waste.
+const IDLE_MAX: usize = 64;
+/// One read. Larger than any token; an answer without streaming needs a few.
+pub(crate) const READ: usize = 16 * 1024;
+
+/// Where an engine listens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// On this host.
+    Local(SocketAddr),
+    /// `host:port` of the node's file.
+    Named(String),
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Local(address) => address.fmt(f),
+            Self::Named(name) => f.write_str(name),
+        }
+    }
+}
+
+/// The unused connections to one engine.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    place: Place,
+    idle: Mutex<Vec<(TcpStream, Instant)>>,
+}
+
+impl Pool {
+    pub(crate) fn new(place: Place) -> Self {
+        Self { place, idle: Mutex::new(Vec::new()) }
+    }
+
+    pub(crate) fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// A kept connection that the engine has not closed.
+    pub(crate) fn kept(&self) -> Option<Link> {
+        let now = Instant::now();
+        loop {
+            let (stream, since) = self.lock().pop()?;
+            // Any readiness means it was closed, or that something came that nobody asked for.
+            let quiet = matches!(stream.try_read(&mut [0; 1]), Err(error) if error.kind() == io::ErrorKind::WouldBlock);
+            if quiet && now.duration_since(since) < KEEP_ALIVE {
+                return Some(Link { stream, reused: true });
+            }
+        }
+    }
+
+    /// A new connection.
+    pub(crate) async fn connect(&self) -> io::Result<Link> {
+        let connecting = async {
+            match &self.place {
+                Place::Local(address) => TcpStream::connect(address).await,
+                Place::Named(name) => TcpStream::connect(name.as_str()).await,
+            }
+        };
+        let stream = tokio::time::timeout(CONNECT_TIMEOUT, connecting)
+            .await
+            .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no connection within 5 s"))??;
+        // Heads and bodies go out whole; waiting for more would only add delay.
+        stream.set_nodelay(true)?;
+        Ok(Link { stream, reused: false })
+    }
+
+    /// Takes a connection back for the next request.
+    pub(crate) fn keep(&self, link: Link) {
+        let mut idle = self.lock();
+        if idle.len() < IDLE_MAX {
+            idle.push((link.stream, Instant::now()));
+        }
+    }
+
+    /// Closes what was not used for [`KEEP_ALIVE`].
+    pub(crate) fn prune(&self) {
+        let now = Instant::now();
+        self.lock().retain(|(_, since)| now.duration_since(*since) < KEEP_ALIVE);
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(TcpStream, Instant)>> {
+        self.idle.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+/// One connection to an engine. Dropping it closes it, which is how a request is cancelled.
+#[derive(Debug)]
+pub(crate) struct Link {
+    stream: TcpStream,
+    reused: bool,
+}
+
+/// How a write of a request ended.
+#[derive(Debug)]
+pub(crate) enum Written {
+    /// All of it went out.
+    All,
+    /// The engine answers or closes before it has all: what it says comes next.
+    Early,
+}
+
+impl Link {
+    /// It carried a request before.
+    pub(crate) fn is_reused(&self) -> bool {
+        self.reused
+    }
+
+    /// Writes bytes while watching for an early answer.
+    ///
+    /// # Errors
+    /// The error and how many bytes the kernel had taken before it.
+    pub(crate) async fn write(&self, bytes: &[u8]) -> Result<Written, (io::Error, usize)> {
+        let mut done = 0;
+        while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
+            match self.stream.try_write(rest) {
+                Ok(0) => return Err((io::ErrorKind::WriteZero.into(), done)),
+                Ok(count) => done += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    tokio::select! {
+                        biased;
+                        ready = self.stream.writable() => ready.map_err(|error| (error, done))?,
+                        () = self.answers() => return Ok(Written::Early),
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err((error, done)),
+            }
+        }
+        Ok(Written::All)
+    }
+
+    /// Resolves when the engine sent something, closed, or broke the connection.
+    pub(crate) async fn answers(&self) {
+        // What it is will be seen by the read that follows.
+        let _ = self.stream.peek(&mut [0; 1]).await;
+    }
+
+    /// One read; 0 is the end of the input.
+    ///
+    /// # Errors
+    /// `TimedOut` when nothing came in time, else the socket's error.
+    pub(crate) async fn read(&mut self, buffer: &mut [u8], patience: &mut Patience) -> io::Result<usize> {
+        patience.start();
+        std::future::poll_fn(|cx| {
+            let mut target = ReadBuf::new(buffer);
+            match Pin::new(&mut self.stream).poll_read(cx, &mut target) {
+                Poll::Ready(result) => Poll::Ready(result.map(|()| target.filled().len())),
+                Poll::Pending => match patience.poll(cx) {
+                    Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
+                    Poll::Pending => Poll::Pending,
+                },
+            }
+        })
+        .await
+    }
+}
+
+/// A time limit for each of many waits, with one timer that is moved only when it fires.
+pub(crate) struct Patience {
+    sleep: Pin<Box<Sleep>>,
+    limit: Duration,
+    since: Instant,
+}
+
+impl Patience {
+    pub(crate) fn new(limit: Duration) -> Self {
+        let now = Instant::now();
+        Self { sleep: Box::pin(tokio::time::sleep_until(now + limit)), limit, since: now }
+    }
+
+    /// From now on each wait may take `limit`.
+    pub(crate) fn set(&mut self, limit: Duration) {
+        self.limit = limit;
+        self.since = Instant::now();
+        self.sleep.as_mut().reset(self.since + limit);
+    }
+
+    /// A wait begins.
+    fn start(&mut self) {
+        self.since = Instant::now();
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        while self.sleep.as_mut().poll(cx).is_ready() {
+            let until = self.since + self.limit;
+            if until <= Instant::now() {
+                return Poll::Ready(());
+            }
+            self.sleep.as_mut().reset(until);
+        }
+        Poll::Pending
+    }
+}
+
+/// Sends a small request and reads a small answer: for probes.
+///
+/// # Errors
+/// A sentence without an address.
+pub(crate) async fn ask(pool: &Pool, request: &[u8], limit: Duration, max: usize) -> Result<(u16, Vec<u8>), String> {
+    let asking = async {
+        let mut link = pool.connect().await.map_err(|error| says(&error))?;
+        link.write(request).await.map_err(|(error, _)| says(&error))?;
+        let mut patience = Patience::new(limit);
+        let mut answer = Answer::new();
+        let mut buffer = vec![0; READ];
+        let (mut head, mut body) = (None, Vec::new());
+        loop {
+            let count = link.read(&mut buffer, &mut patience).await.map_err(|error| says(&error))?;
+            if count == 0 {
+                answer.end().map_err(|bad| bad.to_string())?;
+                break;
+            }
+            let mut part = buffer.get_mut(..count).unwrap_or_default();
+            if head.is_none() {
+                let Some((found, rest)) = answer.head(part).map_err(|bad| bad.to_string())? else { continue };
+                head = Some(found);
+                let length = rest.len();
+                part = buffer.get_mut(..length).unwrap_or_default();
+                part.copy_from_slice(&rest);
+            }
+            let payload = answer.body(part).map_err(|bad| bad.to_string())?;
+            body.extend_from_slice(part.get(..payload).unwrap_or_default());
+            if body.len() > max {
+                return Err(format!("its answer is longer than {max} bytes"));
+            }
+            if answer.is_complete() {
+                break;
+            }
+        }
+        head.map(|head| (head.status, body)).ok_or_else(|| "it closed the connection without an answer".to_owned())
+    };
+    tokio::time::timeout(limit, asking).await.unwrap_or_else(|_| Err("it does not answer in time".into()))
+}
+
+/// An error of a socket in words, without the address.
+pub(crate) fn says(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => "connection refused".into(),
+        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => "it broke the connection".into(),
+        io::ErrorKind::TimedOut => "no answer in time".into(),
+        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => "its host is not reachable".into(),
+        _ if error.raw_os_error().is_none() => "its name cannot be resolved".into(),
+        kind => kind.to_string(),
+    }
+}

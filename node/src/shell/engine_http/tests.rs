@@ -1,0 +1,145 @@
+//! Answers cut anywhere, and bytes that are no answer.
+
+use super::*;
+
+/// Feeds `input` in parts of the given sizes; head and body, or why not.
+fn read(input: &[u8], sizes: &[usize]) -> Result<(Option<Head>, Vec<u8>, Answer), Bad> {
+    let mut answer = Answer::new();
+    let (mut head, mut body, mut at) = (None, Vec::new(), 0);
+    let mut sizes = sizes.iter().copied().map(|size| size.max(1)).chain(std::iter::repeat(usize::MAX / 2));
+    while at < input.len() {
+        let until = (at + sizes.next().unwrap_or(1)).min(input.len());
+        let mut part = input[at..until].to_vec();
+        at = until;
+        if head.is_none() {
+            let Some((found, rest)) = answer.head(&part)? else { continue };
+            head = Some(found);
+            part = rest;
+        }
+        let count = answer.body(&mut part)?;
+        body.extend_from_slice(&part[..count]);
+    }
+    Ok((head, body, answer))
+}
+
+const CHUNKED: &[u8] = b"HTTP/1.1 200 OK\r\nServer: x\r\nContent-Type: text/event-stream\r\nSet-Cookie: a=b\r\n\
+    Transfer-Encoding: chunked\r\n\r\n6\r\ndata: \r\n1;x=y\r\n1\r\n0B \r\n\xe4\xb8\xad\xf0\x9f\x98\x80\n\n!!\r\n0\r\nX: y\r\n\r\n";
+const SIZED: &[u8] = b"HTTP/1.1 429 Too Many\r\nContent-Length: 5\r\nRetry-After: 7\r\n\r\nhello";
+
+#[test]
+fn a_chunked_answer() {
+    let (head, body, answer) = read(CHUNKED, &[]).unwrap();
+    let head = head.unwrap();
+    assert_eq!(head.status, 200);
+    assert_eq!(head.headers, [("content-type", b"text/event-stream".to_vec())]);
+    assert_eq!(body, b"data: 1\xe4\xb8\xad\xf0\x9f\x98\x80\n\n!!");
+    assert!(answer.is_reusable());
+}
+
+/// Row 50: one byte a segment changes nothing.
+#[test]
+fn row_50_one_byte_at_a_time() {
+    for input in [CHUNKED, SIZED] {
+        let whole = read(input, &[]).unwrap();
+        let single = read(input, &vec![1; input.len()]).unwrap();
+        assert_eq!((whole.0, whole.1), (single.0, single.1));
+        assert!(single.2.is_reusable());
+    }
+}
+
+/// Row 52: an answer that was cut is never complete.
+#[test]
+fn row_52_every_cut_is_short() {
+    for input in [CHUNKED, SIZED] {
+        for cut in 0..input.len() {
+            let (_, _, mut answer) = read(&input[..cut], &[]).unwrap();
+            assert!(!answer.is_complete(), "complete after {cut} bytes");
+            assert_eq!(answer.end(), Err(Bad::Short));
+        }
+    }
+}
+
+#[test]
+fn an_answer_without_length_ends_with_the_connection() {
+    let (_, body, mut answer) = read(b"HTTP/1.0 200 OK\r\n\r\nabc", &[20]).unwrap();
+    assert_eq!(body, b"abc");
+    assert!(!answer.is_complete());
+    assert_eq!(answer.end(), Ok(()));
+    assert!(answer.is_complete() && !answer.is_reusable());
+}
+
+#[test]
+fn interim_answers_are_skipped() {
+    let (head, body, answer) =
+        read(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No\r\n\r\n", &[3]).unwrap();
+    assert_eq!(head.unwrap().status, 204);
+    assert!(body.is_empty() && answer.is_reusable());
+    assert!(read(b"HTTP/1.1 101 Switching\r\n\r\n", &[]).is_err());
+}
+
+#[test]
+fn what_cannot_be_trusted_is_not_kept() {
+    let kept = |head: &str| read(head.as_bytes(), &[]).unwrap().2.is_reusable();
+    assert!(kept("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"));
+    assert!(!kept("HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: x, Close\r\n\r\n"));
+    assert!(!kept("HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n"));
+    assert!(!kept("HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\nX"));
+    assert!(!kept("HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"));
+}
+
+#[test]
+fn nonsense_is_refused() {
+    for head in [
+        "SSH-2.0-OpenSSH\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nContent-Length: 0x10\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
+    ] {
+        assert_eq!(read(head.as_bytes(), &[]).unwrap_err(), Bad::NotHttp, "{head}");
+    }
+    let long = format!("HTTP/1.1 200 OK\r\nX: {}", "y".repeat(20_000));
+    assert_eq!(read(long.as_bytes(), &[100; 300]).unwrap_err(), Bad::HeadTooLarge);
+    for chunks in ["g\r\n", "\r\n", "1\r\nab", "1\r\na\r\n-1\r\n", "1\n", "fffffffffffffffff\r\n", "0\r\n\n"] {
+        let input = format!("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{chunks}");
+        assert_eq!(read(input.as_bytes(), &[]).unwrap_err(), Bad::Chunk, "{chunks}");
+    }
+}
+
+quickcheck::quickcheck! {
+    /// Any chunks in any cut come out as they went in.
+    fn chunks_survive_any_cut(chunks: Vec<Vec<u8>>, sizes: Vec<usize>) -> bool {
+        let mut input = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n".to_vec();
+        let mut sent = Vec::new();
+        for chunk in chunks.iter().filter(|chunk| !chunk.is_empty()) {
+            input.extend_from_slice(format!("{:X}\r\n", chunk.len()).as_bytes());
+            input.extend_from_slice(chunk);
+            input.extend_from_slice(b"\r\n");
+            sent.extend_from_slice(chunk);
+        }
+        input.extend_from_slice(b"0\r\n\r\n");
+        let sizes: Vec<usize> = sizes.iter().map(|size| size % 23).collect();
+        let (_, body, answer) = read(&input, &sizes).unwrap();
+        body == sent && answer.is_reusable()
+    }
+
+    /// Arbitrary bytes never panic and never grow the reader.
+    fn arbitrary_bytes(head: bool, input: Vec<u8>, sizes: Vec<usize>) -> bool {
+        let mut bytes = if head { b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n".to_vec() } else { Vec::new() };
+        bytes.extend_from_slice(&input);
+        let sizes: Vec<usize> = sizes.iter().map(|size| size % 7).collect();
+        match read(&bytes, &sizes) {
+            Ok((_, body, _)) => body.len() <= input.len(),
+            Err(_) => true,
+        }
+    }
+
+    /// Bytes changed in a good answer never panic.
+    fn flipped_bytes(at: usize, byte: u8, sizes: Vec<usize>) -> bool {
+        let mut bytes = CHUNKED.to_vec();
+        let at = at % bytes.len();
+        bytes[at] = byte;
+        let sizes: Vec<usize> = sizes.iter().map(|size| size % 7).collect();
+        read(&bytes, &sizes).map_or(true, |(_, body, _)| body.len() < CHUNKED.len())
+    }
+}

@@ -1,0 +1,3 @@
+//! What the agent does: sockets, processes, files, the connection to the edge.
+
+pub(crate) mod engine_http;
