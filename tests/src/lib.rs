@@ -1,5 +1,5 @@
 //! What the end-to-end tests and the benchmarks are made of: the scripted engine, the fault proxy, the fleet of real
-//! processes, a plain HTTP client that shows how a body ended, and the tidy rules.
+//! processes, and a plain HTTP client that shows how a body ended.
 //!
 //! Everything here blocks threads on purpose: a rig that shares no runtime with the product cannot hide its faults.
 
@@ -7,5 +7,4 @@ pub mod engine;
 pub mod fault_proxy;
 pub mod fleet;
 pub mod http;
-pub mod tidy;
 pub mod wait;

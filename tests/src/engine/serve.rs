@@ -2,7 +2,7 @@
 //!
 //! It looks for a client that left before each write and while it waits, as a real engine's event loop would.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

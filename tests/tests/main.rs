@@ -1,0 +1,21 @@
+//! One binary for everything that needs the whole repository or real processes.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    missing_docs,
+    reason = "a test that cannot go on fails by panicking"
+)]
+
+mod cancel;
+mod journey;
+mod links;
+mod peers;
+mod relay;
+mod restarts;
+mod rigs;
+mod sites;
+mod starts;
+mod status;
+mod tidy;
