@@ -3,27 +3,24 @@
 //! A connection is a [`Connection`] on both ends: dialed by [`keep_connected`] or accepted by [`serve`]. It
 //! carries requests and events in both directions and streams with credit of their own.
 
+pub mod backoff;
+pub mod ca;
 pub mod clock;
 pub mod close;
+pub mod enroll;
 pub mod error;
+pub mod files;
 pub mod ids;
 pub mod io;
 pub mod limits;
+pub mod liveness;
+pub mod peer;
 pub mod proto;
+pub mod secret;
+pub mod slots;
+pub mod tls;
+pub mod token;
 pub mod version;
-
-// Until B's files are here:
-/// Peers' certificates.
-pub mod peer {
-    /// A peer's certificate.
-    #[derive(Clone, Debug)]
-    pub struct PeerCertificate;
-}
-/// TLS settings.
-pub mod tls {
-    /// The server's TLS settings.
-    pub struct TlsServer;
-}
 
 pub use close::{CloseReason, Goaway, GoawayReason};
 pub use error::{Code, Error};
