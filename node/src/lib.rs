@@ -11,6 +11,7 @@ mod config;
 mod core;
 mod doctor;
 mod enroll;
+mod engines;
 mod error;
 mod preflight;
 mod shell;

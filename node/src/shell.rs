@@ -1,3 +1,5 @@
 //! What the agent does: sockets, processes, files, the connection to the edge.
 
 pub(crate) mod engine_http;
+pub(crate) mod output;
+pub(crate) mod process;

@@ -1,0 +1,227 @@
+//! Processes of this host: starting an engine, finding everything that belongs to it, ending it.
+//!
+//! Owns `/proc`, signals and reaping; leaves who belongs to whom to `core/process_tree`. Invariant: a signal goes
+//! only to a process whose id and start time were just seen to belong to an engine.
+//!
+//! The engine gets a process group of its own (a terminal's Ctrl-C does not reach it). A session of its own needs
+//! code between fork and exec, which is unsafe; it comes with the engines' holder.
+
+use std::{
+    ffi::OsString,
+    fs, io,
+    os::{fd::OwnedFd, unix::process::CommandExt},
+    path::PathBuf,
+    process::{Command, Stdio},
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, WaitOptions};
+use tokio::{io::unix::AsyncFd, sync::oneshot};
+
+use crate::{
+    core::{
+        process_tree::{Family, ProcessFacts, ProcessId, StartTime, parse_stat},
+        supervisor::Exit,
+    },
+    shell::output::Output,
+};
+
+/// The variable that marks an engine and all it starts.
+pub(crate) const NONCE: &str = "UMBEL_ENGINE_NONCE";
+/// Between two looks while waiting for the end of an engine.
+pub(crate) const LOOK: Duration = Duration::from_millis(50);
+/// Bytes of an environment that are looked at.
+const ENVIRONMENT_MAX: usize = 256 * 1024;
+
+/// Processes that somebody waits for: their exit status is not the reaper's.
+static WAITED_FOR: Mutex<Vec<i32>> = Mutex::new(Vec::new());
+
+/// What to start.
+#[derive(Debug)]
+pub(crate) struct Launch {
+    pub(crate) program: PathBuf,
+    pub(crate) arguments: Vec<OsString>,
+    /// The whole environment; nothing is inherited.
+    pub(crate) environment: Vec<(OsString, OsString)>,
+    pub(crate) folder: PathBuf,
+    pub(crate) log: PathBuf,
+    pub(crate) nonce: String,
+}
+
+/// A process that the agent started.
+#[derive(Debug)]
+pub(crate) struct Process {
+    id: ProcessId,
+    start: StartTime,
+    handle: AsyncFd<OwnedFd>,
+    pub(crate) output: Output,
+    /// Resolves when nobody can write output any more.
+    pub(crate) all_read: Option<oneshot::Receiver<()>>,
+}
+
+impl Process {
+    /// Starts a process with its own process group; its output is read from now on.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub(crate) fn start(launch: &Launch) -> io::Result<Self> {
+        let (reader, writer) = io::pipe()?;
+        let mut command = Command::new(&launch.program);
+        command
+            .args(&launch.arguments)
+            .env_clear()
+            .envs(launch.environment.iter().map(|(name, value)| (name, value)))
+            .env(NONCE, &launch.nonce)
+            .current_dir(&launch.folder)
+            .stdin(Stdio::null())
+            .stdout(writer.try_clone()?)
+            .stderr(writer)
+            .process_group(0);
+        let (output, all_read) = Output::read(reader, &launch.log)?;
+        // Held from the birth to the entry, so that the reaper cannot come between.
+        let mut waited_for = WAITED_FOR.lock().unwrap_or_else(PoisonError::into_inner);
+        let child = command.spawn()?;
+        // The command holds the writing ends: with them open the output would never end.
+        drop(command);
+        let id = i32::try_from(child.id()).map_err(io::Error::other)?;
+        waited_for.push(id);
+        drop(waited_for);
+        let pid = Pid::from_raw(id).ok_or_else(|| io::Error::other("a process without an id"))?;
+        let handle = rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK)?;
+        // A child that ended already still stands in `/proc` until it is waited for.
+        let start = facts(ProcessId(id)).map_or(StartTime(0), |facts| facts.start);
+        Ok(Self { id: ProcessId(id), start, handle: AsyncFd::new(handle)?, output, all_read: Some(all_read) })
+    }
+
+    pub(crate) fn id(&self) -> ProcessId {
+        self.id
+    }
+
+    pub(crate) fn start_time(&self) -> StartTime {
+        self.start
+    }
+
+    /// Everything that belongs to it.
+    pub(crate) fn family(&self) -> Family {
+        Family::new(self.id, self.start, true)
+    }
+
+    /// Waits for its end and takes its exit status.
+    pub(crate) async fn exited(&self) -> Exit {
+        loop {
+            let Ok(mut ready) = self.handle.readable().await else { return Exit::Unknown };
+            let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+            match rustix::process::waitid(WaitId::PidFd(std::os::fd::AsFd::as_fd(self.handle.get_ref())), options) {
+                Ok(Some(status)) => {
+                    self.forget();
+                    return match (status.exit_status(), status.terminating_signal()) {
+                        (Some(code), _) => Exit::Code(code),
+                        (_, Some(signal)) => Exit::Signal(signal),
+                        _ => Exit::Unknown,
+                    };
+                }
+                Ok(None) => ready.clear_ready(),
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => {
+                    self.forget();
+                    return Exit::Unknown;
+                }
+            }
+        }
+    }
+
+    fn forget(&self) {
+        WAITED_FOR.lock().unwrap_or_else(PoisonError::into_inner).retain(|id| *id != self.id.0);
+    }
+}
+
+/// All processes of this host.
+pub(crate) fn all() -> Vec<ProcessFacts> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    entries
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter_map(|id| facts(ProcessId(id)))
+        .collect()
+}
+
+/// What `/proc` says of one process now.
+pub(crate) fn facts(id: ProcessId) -> Option<ProcessFacts> {
+    parse_stat(&fs::read_to_string(format!("/proc/{}/stat", id.0)).ok()?)
+}
+
+/// Identifies this start of the kernel: process ids and start times mean nothing in another one.
+pub(crate) fn boot_id() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+}
+
+/// Whether a process carries a nonce in the environment it was started with.
+fn is_marked(id: ProcessId, nonce: &str) -> bool {
+    use io::Read;
+    let mut environment = Vec::new();
+    let Ok(file) = fs::File::open(format!("/proc/{}/environ", id.0)) else { return false };
+    if file.take(ENVIRONMENT_MAX as u64).read_to_end(&mut environment).is_err() {
+        return false;
+    }
+    let wanted = format!("{NONCE}={nonce}");
+    environment.split(|byte| *byte == 0).any(|entry| entry == wanted.as_bytes())
+}
+
+/// The living members of a family. `everywhere`: look for the nonce in every process, not only in the agent's own
+/// children (for what an earlier agent left).
+pub(crate) fn members(family: &mut Family, nonce: &str, everywhere: bool) -> Vec<ProcessFacts> {
+    let agent = ProcessId(rustix::process::getpid().as_raw_nonzero().get());
+    let processes = all();
+    let candidates: std::collections::BTreeSet<ProcessId> =
+        processes.iter().filter(|facts| everywhere || facts.parent == agent).map(|facts| facts.id).collect();
+    family.members(&processes, agent, |id| candidates.contains(&id) && is_marked(id, nonce))
+}
+
+/// Sends a signal to each of them that is still the same process.
+pub(crate) fn signal(members: &[ProcessFacts], signal: Signal) {
+    for member in members {
+        let Some(pid) = Pid::from_raw(member.id.0) else { continue };
+        // The handle is opened first: what it names cannot change any more when the start time is compared.
+        let Ok(handle) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else { continue };
+        if facts(member.id).is_some_and(|now| now.start == member.start) {
+            // It may have ended just now.
+            let _ = rustix::process::pidfd_send_signal(&handle, signal);
+        }
+    }
+}
+
+/// Makes orphans of engines children of this agent, so that they can be found, ended and reaped.
+pub(crate) fn become_subreaper() {
+    if let Err(error) = rustix::process::set_child_subreaper(Some(rustix::process::getpid())) {
+        tracing::warn!(%error, "orphans of engines go to another process and are found by their mark only");
+    }
+}
+
+/// Reaps children that nobody waits for: orphans that became this agent's own.
+pub(crate) fn reap_orphans() {
+    for id in children() {
+        let waited_for = WAITED_FOR.lock().unwrap_or_else(PoisonError::into_inner);
+        if waited_for.contains(&id) || !facts(ProcessId(id)).is_some_and(|facts| facts.zombie) {
+            continue;
+        }
+        // Gone already is as good.
+        let _ = rustix::process::waitpid(Pid::from_raw(id), WaitOptions::NOHANG);
+    }
+}
+
+/// Ids of this process's children.
+fn children() -> Vec<i32> {
+    let Ok(tasks) = fs::read_dir("/proc/self/task") else { return Vec::new() };
+    let mut ids = Vec::new();
+    for task in tasks.flatten() {
+        match fs::read_to_string(task.path().join("children")) {
+            Ok(list) => ids.extend(list.split_ascii_whitespace().filter_map(|id| id.parse::<i32>().ok())),
+            // A kernel without that file.
+            Err(_) => {
+                let agent = ProcessId(rustix::process::getpid().as_raw_nonzero().get());
+                return all().iter().filter(|facts| facts.parent == agent).map(|facts| facts.id.0).collect();
+            }
+        }
+    }
+    ids
+}
