@@ -1,3 +1,5 @@
 //! What an edge decides, without a socket, a file, a clock or a random source.
 
+pub(crate) mod admission;
+pub(crate) mod keys;
 pub(crate) mod registry;

@@ -12,7 +12,9 @@ mod core;
 mod doctor;
 mod enroll;
 mod error;
+mod http;
 mod init;
+mod metrics;
 mod shell;
 
 pub use app::run;

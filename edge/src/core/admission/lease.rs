@@ -1,0 +1,47 @@
+//! Provider leases: a slot of a provider held by one request.
+//!
+//! Owns what a lease is and its states. Leaves granting and ending to [`super::Admission`].
+//!
+//! ```text
+//! granted --head--> streaming --+
+//!    |                          +--reset--> resetting --5 s--> unconfirmed
+//!    +--------------------------+               |                  |
+//!    +---- terminal frame, or generation cleared, exactly once ----+--> gone
+//! ```
+
+use std::time::Instant;
+
+use umbel_wire::ids::{Generation, NodeId};
+
+use super::queue::KeyNumber;
+use super::{ModelIndex, ProviderIndex};
+
+/// Names a lease at the edge and at the node. Not reused while the node can still carry an older one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LeaseId(pub u64);
+
+/// How far a lease is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeasePhase {
+    /// No head from the engine yet.
+    Granted,
+    /// The engine's answer flows.
+    Streaming,
+    /// The edge reset the stream and waits for the node's terminal frame until then.
+    Resetting(Instant),
+    /// The terminal frame did not come in time. The slot stays taken.
+    Unconfirmed,
+}
+
+/// A slot of a provider held by one request.
+#[derive(Clone, Debug)]
+pub(super) struct Lease {
+    pub(super) provider: ProviderIndex,
+    pub(super) model: ModelIndex,
+    pub(super) node: NodeId,
+    pub(super) generation: Generation,
+    /// Whom its tokens will be charged to once they are counted.
+    #[allow(dead_code, reason = "usage is charged to the key once tokens are counted")]
+    pub(super) key: KeyNumber,
+    pub(super) phase: LeasePhase,
+}

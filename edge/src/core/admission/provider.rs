@@ -1,0 +1,109 @@
+//! What admission knows of a provider, and when it may be given work.
+//!
+//! Owns the specification, the reported state and the counts of a provider. Leaves the node's part (ready,
+//! draining, eligible) to [`super::node`] and the choice between providers to [`super::choice`].
+
+use std::sync::Arc;
+
+use umbel_wire::ids::{Generation, NodeId};
+
+use super::ModelIndex;
+
+/// What kind of thing serves a provider's model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Category {
+    /// An engine on the node.
+    #[default]
+    LocalInference,
+    /// An API endpoint that the node reaches.
+    Api,
+    /// A command-line tool.
+    Cli,
+}
+
+/// One engine on one node serving one model, as declared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProviderSpec {
+    /// `NODE_ID/NAME`.
+    pub provider_id: Arc<str>,
+    /// The node it is on.
+    pub node_id: NodeId,
+    /// The model's name as the engine knows it.
+    pub model: String,
+    /// Other names for the same model.
+    pub aliases: Vec<String>,
+    /// What serves it.
+    pub category: Category,
+    /// Requests at once.
+    pub capacity: u32,
+    /// Largest prompt in tokens; 0 is unknown.
+    pub max_context_tokens: u32,
+    /// From how many estimated prompt tokens a request is long; 0 means never.
+    pub long_context_threshold_tokens: u32,
+    /// How many of the requests at once may be long.
+    pub long_context_capacity: u32,
+}
+
+/// What the node last said of a provider.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ProviderState {
+    /// Takes requests.
+    Available,
+    /// Its engine starts or loads the model.
+    Loading,
+    /// Finishes what it has and takes nothing new.
+    Draining,
+    /// Not serving now, may come back by itself.
+    #[default]
+    Unavailable,
+    /// Given up by its node, or in conflict with another provider of the model.
+    Failed,
+}
+
+/// Counts of one provider: the only ones there are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// Requests at once.
+    pub capacity: u32,
+    /// Leases held, unconfirmed ones included.
+    pub in_flight: u32,
+    /// Requests at once that may be long.
+    pub long_capacity: u32,
+    /// Long requests in flight.
+    pub long_in_flight: u32,
+    /// Leases whose end the node has not confirmed in time.
+    pub unconfirmed: u32,
+    /// Requests waiting for this provider's model.
+    pub queued: u32,
+    /// May be given a request now, if a slot is free.
+    pub open: bool,
+    /// What the node last said.
+    pub state: ProviderState,
+}
+
+#[derive(Debug)]
+pub(super) struct Provider {
+    pub(super) spec: ProviderSpec,
+    pub(super) model: ModelIndex,
+    pub(super) state: ProviderState,
+    pub(super) cause: String,
+    /// Of the node's connection that reported it; `None` while the node is away.
+    pub(super) generation: Option<Generation>,
+    pub(super) in_flight: u32,
+    pub(super) unconfirmed: u32,
+    /// May be given work: node ready, eligible and not draining, and the state is `Available`.
+    pub(super) open: bool,
+    /// Counts as a wanted replica of its model.
+    pub(super) wanted: bool,
+    /// Grows each time it opens: whoever was told to avoid it may try it again then.
+    pub(super) opened: u32,
+    /// No longer declared; kept until its leases have ended.
+    pub(super) gone: bool,
+}
+
+impl Provider {
+    /// Slots that may be given now. Never negative: lowering the capacity below what is in flight gives 0.
+    pub(super) fn free(&self) -> u32 {
+        if self.open { self.spec.capacity.saturating_sub(self.in_flight) } else { 0 }
+    }
+}

@@ -1,0 +1,277 @@
+//! API keys: who may use which models, and with what priority.
+//!
+//! Owns the rows, and the check of a presented key against them. Leaves storing to `shell::keys`. Invariants:
+//! only a secret's SHA-256 is held; an unknown id costs the same as a wrong secret; with no key ever
+//! configured (no row, revoked ones included) only callers on loopback are let in.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use serde::{Deserialize, Serialize};
+use umbel_wire::secret::SecretHash;
+use umbel_wire::token::{BearerKind, parse_bearer};
+
+use super::admission::{Class, KeyNumber, NORMAL_CLASS};
+
+/// Highest priority of a key.
+pub const MAX_PRIORITY: u8 = 100;
+/// The priority of a key that says nothing.
+pub const NORMAL_PRIORITY: u8 = 50;
+/// Keys at one edge, revoked ones included: they are all held in memory.
+pub const MAX_KEYS: usize = 10_000;
+/// Models in one key's list.
+pub const MAX_KEY_MODELS: usize = 256;
+
+/// A stored API key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeyRow {
+    /// Names the key; may be logged.
+    pub key_id: String,
+    /// For people.
+    pub name: String,
+    /// SHA-256 of the secret, lower-case hex.
+    pub secret_sha256: String,
+    /// Models it may use, by canonical name or alias; `None` is all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub models: Option<Vec<String>>,
+    /// 0 to 100; a higher one is served first, always.
+    #[serde(default = "normal_priority")]
+    pub priority: u8,
+    /// Wall time of its creation.
+    pub created_at_unix_ms: i64,
+    /// Wall time of its revocation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revoked_at_unix_ms: Option<i64>,
+}
+
+fn normal_priority() -> u8 {
+    NORMAL_PRIORITY
+}
+
+/// A key in use.
+#[derive(Debug)]
+pub struct Key {
+    /// Its row.
+    pub row: KeyRow,
+    /// Its number in this process, from 1.
+    pub number: KeyNumber,
+    /// Bytes of its requests that the edge holds now.
+    pub held: AtomicU64,
+    hash: Option<SecretHash>,
+}
+
+impl Key {
+    /// The class it queues in.
+    pub fn class(&self) -> Class {
+        class_of(self.row.priority)
+    }
+
+    /// Whether it may use a model, given the name the caller used and the canonical one.
+    pub fn may_use(&self, asked: &str, canonical: &str) -> bool {
+        self.row
+            .models
+            .as_ref()
+            .is_none_or(|models| models.iter().any(|model| model == asked || model == canonical))
+    }
+}
+
+/// The class of a priority: higher priorities have lower classes, which are served first.
+pub fn class_of(priority: u8) -> Class {
+    Class(NORMAL_CLASS.saturating_add(NORMAL_PRIORITY).saturating_sub(priority.min(MAX_PRIORITY)))
+}
+
+/// Who sent a request.
+#[derive(Clone, Debug)]
+pub enum Caller {
+    /// The bearer of a key.
+    Key(Arc<Key>),
+    /// Somebody on this host, while no key was ever configured.
+    Loopback,
+}
+
+impl Caller {
+    /// Whose turn in a queue it is.
+    pub fn number(&self) -> KeyNumber {
+        match self {
+            Self::Key(key) => key.number,
+            Self::Loopback => KeyNumber(0),
+        }
+    }
+
+    /// The class it queues in.
+    pub fn class(&self) -> Class {
+        match self {
+            Self::Key(key) => key.class(),
+            Self::Loopback => class_of(NORMAL_PRIORITY),
+        }
+    }
+
+    /// Whether it may use a model.
+    pub fn may_use(&self, asked: &str, canonical: &str) -> bool {
+        match self {
+            Self::Key(key) => key.may_use(asked, canonical),
+            Self::Loopback => true,
+        }
+    }
+
+    /// The key, if one was shown.
+    pub fn key(&self) -> Option<&Arc<Key>> {
+        match self {
+            Self::Key(key) => Some(key),
+            Self::Loopback => None,
+        }
+    }
+}
+
+/// Why a caller is not let in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyRefusal {
+    /// No `Authorization: Bearer`.
+    Missing,
+    /// Not the text of an API key of ours: mistyped, cut, or another credential.
+    NotAKey,
+    /// Unknown, wrong or revoked.
+    Invalid,
+    /// No key was ever configured, and the caller is not on loopback.
+    OnlyLoopback,
+}
+
+/// All keys, in memory.
+#[derive(Debug, Default)]
+pub struct KeyTable {
+    by_id: HashMap<String, Arc<Key>>,
+    last_number: u32,
+}
+
+impl KeyTable {
+    /// Adds or replaces a row. What the process knows of the key (number, held bytes) stays.
+    pub fn with(&self, row: KeyRow) -> Self {
+        let mut by_id = self.by_id.clone();
+        let mut last_number = self.last_number;
+        let (number, held) = match by_id.get(&row.key_id) {
+            // A revoked key's requests may still run; their bytes are given back to the old entry.
+            Some(old) => (old.number, AtomicU64::new(0)),
+            None => {
+                last_number = last_number.saturating_add(1);
+                (KeyNumber(last_number), AtomicU64::new(0))
+            }
+        };
+        let hash = SecretHash::from_hex(&row.secret_sha256);
+        by_id.insert(row.key_id.clone(), Arc::new(Key { row, number, held, hash }));
+        Self { by_id, last_number }
+    }
+
+    /// How many there are, revoked ones included.
+    pub fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    /// Whether no key was ever configured.
+    pub fn is_empty(&self) -> bool {
+        self.by_id.is_empty()
+    }
+
+    /// A key by its id.
+    pub fn get(&self, key_id: &str) -> Option<&Arc<Key>> {
+        self.by_id.get(key_id)
+    }
+
+    /// All rows, ordered by creation.
+    pub fn rows(&self) -> Vec<KeyRow> {
+        let mut rows: Vec<KeyRow> = self.by_id.values().map(|key| key.row.clone()).collect();
+        rows.sort_by(|a, b| (a.created_at_unix_ms, &a.key_id).cmp(&(b.created_at_unix_ms, &b.key_id)));
+        rows
+    }
+
+    /// Judges a caller by its `Authorization` header and whether it is on loopback.
+    ///
+    /// # Errors
+    /// Why it is not let in.
+    pub fn check(&self, authorization: Option<&str>, on_loopback: bool) -> Result<Caller, KeyRefusal> {
+        if self.is_empty() {
+            // SDKs always send some key; while none is configured it means nothing.
+            return if on_loopback { Ok(Caller::Loopback) } else { Err(KeyRefusal::OnlyLoopback) };
+        }
+        let text = authorization.and_then(bearer_text).ok_or(KeyRefusal::Missing)?;
+        let bearer = parse_bearer(text, BearerKind::ApiKey).map_err(|_| KeyRefusal::NotAKey)?;
+        let key = self.by_id.get(&bearer.id);
+        let sound = SecretHash::check(key.and_then(|key| key.hash.as_ref()), &bearer.secret);
+        match key {
+            Some(key) if sound && key.row.revoked_at_unix_ms.is_none() => Ok(Caller::Key(Arc::clone(key))),
+            _ => Err(KeyRefusal::Invalid),
+        }
+    }
+}
+
+/// The credential of an `Authorization` header; the scheme's case does not matter.
+fn bearer_text(authorization: &str) -> Option<&str> {
+    let (scheme, text) = authorization.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| text.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+    use umbel_wire::token::mint_bearer;
+
+    use super::*;
+
+    fn row(key_id: &str, hash: &SecretHash) -> KeyRow {
+        KeyRow {
+            key_id: key_id.to_owned(),
+            name: "app".to_owned(),
+            secret_sha256: hash.to_hex(),
+            models: None,
+            priority: NORMAL_PRIORITY,
+            created_at_unix_ms: 1,
+            revoked_at_unix_ms: None,
+        }
+    }
+
+    #[test]
+    fn without_any_key_only_loopback_is_let_in() {
+        let table = KeyTable::default();
+        assert!(matches!(table.check(None, true), Ok(Caller::Loopback)));
+        assert!(matches!(table.check(Some("Bearer sk-whatever"), true), Ok(Caller::Loopback)));
+        assert_eq!(table.check(None, false).unwrap_err(), KeyRefusal::OnlyLoopback);
+    }
+
+    #[test]
+    fn a_key_is_needed_once_one_was_configured_even_if_revoked() {
+        let (id, text, hash) = mint_bearer(BearerKind::ApiKey);
+        let table = KeyTable::default().with(row(&id, &hash));
+        let header = format!("bearer {}", text.expose());
+        assert!(matches!(table.check(Some(&header), false), Ok(Caller::Key(_))));
+        assert_eq!(table.check(None, true).unwrap_err(), KeyRefusal::Missing);
+        assert_eq!(table.check(Some("Bearer sk-x"), true).unwrap_err(), KeyRefusal::NotAKey);
+
+        let (_, other, _) = mint_bearer(BearerKind::ApiKey);
+        let other = format!("Bearer {}", other.expose());
+        assert_eq!(table.check(Some(&other), true).unwrap_err(), KeyRefusal::Invalid);
+
+        let revoked = table.with(KeyRow { revoked_at_unix_ms: Some(2), ..row(&id, &hash) });
+        assert_eq!(revoked.check(Some(&header), true).unwrap_err(), KeyRefusal::Invalid);
+        assert_eq!(revoked.check(None, true).unwrap_err(), KeyRefusal::Missing, "still closed");
+    }
+
+    #[test]
+    fn an_operator_token_opens_no_model() {
+        let (id, _, hash) = mint_bearer(BearerKind::ApiKey);
+        let (_, operator, _) = mint_bearer(BearerKind::OperatorToken);
+        let table = KeyTable::default().with(row(&id, &hash));
+        let header = format!("Bearer {}", operator.expose());
+        assert_eq!(table.check(Some(&header), true).unwrap_err(), KeyRefusal::NotAKey);
+    }
+
+    #[test]
+    fn models_are_allowed_by_either_name_and_priority_orders_classes() {
+        let (id, _, hash) = mint_bearer(BearerKind::ApiKey);
+        let table =
+            KeyTable::default().with(KeyRow { models: Some(vec!["small".to_owned()]), ..row(&id, &hash) });
+        let key = table.get(&id).unwrap();
+        assert!(key.may_use("small", "Qwen/Qwen3-8B") && key.may_use("x", "small") && !key.may_use("x", "y"));
+        assert!(class_of(100) < class_of(50) && class_of(50) < class_of(0));
+        assert_eq!(class_of(NORMAL_PRIORITY), Class::default());
+    }
+}

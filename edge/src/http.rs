@@ -1,0 +1,118 @@
+//! What applications talk to: the OpenAI surface, health and metrics, on HTTP/1.1.
+//!
+//! Owns listeners, connections, and the path of a request from its head to its answer's last byte. Leaves who
+//! gets a slot to [`crate::shell::dispatch`] and bytes between edge and node to the wire. Invariants: 200 only
+//! with the engine's own 200; truncation never looks like success; nothing of a message is logged or kept.
+
+//TMP mod answer;
+//TMP mod body;
+//TMP mod connection;
+//TMP mod error;
+mod headers;
+//TMP mod health;
+mod listen;
+//TMP mod models;
+//TMP mod openai;
+//TMP mod relay;
+//TMP mod request;
+//TMP mod sse;
+//TMP #[cfg(test)]
+//TMP mod tests;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+pub use listen::{serve, serve_metrics, serve_tls};
+
+use crate::metrics::Metrics;
+use crate::shell::dispatch::Dispatch;
+use crate::shell::keys::Keys;
+
+/// Bounds and times of the HTTP front.
+#[derive(Clone, Debug)]
+pub struct FrontOptions {
+    /// Largest request body in bytes.
+    pub body_max: usize,
+    /// Request bytes held in all until the engines' heads; a key may hold a quarter.
+    pub held_max: u64,
+    /// A silent event stream gets a comment this often.
+    pub keepalive: Duration,
+    /// Until an engine's first byte.
+    pub first_byte_timeout: Duration,
+    /// Between two bytes of an answer.
+    pub idle_timeout: Duration,
+    /// Until a request's head is whole, and between two parts of its body.
+    pub header_timeout: Duration,
+    /// Until a small request's body is whole; larger ones get a second more for each 32 KiB.
+    pub body_timeout: Duration,
+    /// How long a connection without a request is kept.
+    pub idle_connection: Duration,
+    /// How long a client may take nothing of its answer.
+    pub write_stall: Duration,
+    /// Connections at once, on each listener.
+    pub connections: usize,
+}
+
+impl Default for FrontOptions {
+    fn default() -> Self {
+        Self {
+            body_max: 32 << 20,
+            held_max: 256 << 20,
+            keepalive: Duration::from_secs(15),
+            // The official clients' own read time-out.
+            first_byte_timeout: Duration::from_secs(600),
+            idle_timeout: Duration::from_secs(300),
+            header_timeout: Duration::from_secs(10),
+            body_timeout: Duration::from_secs(30),
+            // Above the 60 s that load balancers keep idle connections, so that they close first.
+            idle_connection: Duration::from_secs(75),
+            // 10-wire: nothing consumed for 60 s resets a stream.
+            write_stall: Duration::from_secs(60),
+            // Below common descriptor limits; nodes and the store need theirs too.
+            connections: 8_192,
+        }
+    }
+}
+
+/// Everything a request needs, shared by all listeners.
+#[derive(Debug)]
+pub struct Front {
+    dispatch: Arc<Dispatch>,
+    keys: Arc<Keys>,
+    metrics: Arc<Metrics>,
+    options: FrontOptions,
+    draining: AtomicBool,
+    held: AtomicU64,
+    request_ids: headers::RequestIds,
+}
+
+impl Front {
+    /// A front that is ready to take traffic.
+    pub fn new(
+        dispatch: Arc<Dispatch>,
+        keys: Arc<Keys>,
+        metrics: Arc<Metrics>,
+        options: FrontOptions,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            dispatch,
+            keys,
+            metrics,
+            options,
+            draining: AtomicBool::new(false),
+            held: AtomicU64::new(0),
+            request_ids: headers::RequestIds::new(),
+        })
+    }
+
+    /// From now on `/readyz` is 503 and new requests are refused; running ones go on. Cancel the listeners'
+    /// tokens as well; the exit may follow [`Dispatch::idle`].
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+}

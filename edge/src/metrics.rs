@@ -1,0 +1,346 @@
+//! Metrics of the edge's application traffic.
+//!
+//! Owns names, labels and buckets, and the handles that the request path holds. Leaves queue and lease gauges
+//! to a collector over [`crate::shell::dispatch::Dispatch`], so that they are the numbers admission decides
+//! by. Invariant: a label value never comes from a client; unknown models count as `_unknown`.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+/// The model label of requests whose model nobody serves.
+pub const UNKNOWN_MODEL: &str = "_unknown";
+
+/// The routes that have metrics of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Route {
+    /// `/v1/chat/completions`.
+    Chat,
+    /// `/v1/completions`.
+    Completions,
+    /// `/v1/models` and `/v1/models/{id}`.
+    Models,
+    /// Everything else.
+    Other,
+}
+
+impl Route {
+    /// The label: the route's template.
+    pub fn template(self) -> &'static str {
+        match self {
+            Self::Chat => "/v1/chat/completions",
+            Self::Completions => "/v1/completions",
+            Self::Models => "/v1/models",
+            Self::Other => "other",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RequestLabels {
+    route: &'static str,
+    model: String,
+    code: u16,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct DurationLabels {
+    route: &'static str,
+    model: String,
+    stream: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ModelLabel {
+    model: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabels {
+    model: String,
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PhaseLabels {
+    model: String,
+    phase: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct DirectionLabels {
+    model: String,
+    direction: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct UpstreamLabels {
+    model: String,
+    node: String,
+    kind: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OutcomeLabels {
+    model: String,
+    outcome: &'static str,
+}
+
+type Histograms<Labels> = Family<Labels, Histogram, fn() -> Histogram>;
+
+/// Buckets of the OpenTelemetry conventions for a request's duration, extended to the longest streams.
+fn duration_buckets() -> Histogram {
+    Histogram::new([
+        0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84,
+        327.68, 655.36,
+    ])
+}
+
+/// vLLM's own buckets for the first token, extended to cold starts.
+fn first_token_buckets() -> Histogram {
+    Histogram::new([
+        0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
+        40.0, 80.0, 160.0, 640.0, 2560.0,
+    ])
+}
+
+fn wait_buckets() -> Histogram {
+    Histogram::new([0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 110.0])
+}
+
+/// All metrics of the edge's application traffic.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Mutex<Registry>,
+    requests: Family<RequestLabels, Counter>,
+    durations: Histograms<DurationLabels>,
+    first_token: Histograms<ModelLabel>,
+    queue_wait: Histograms<ModelLabel>,
+    tokens: Family<DirectionLabels, Counter>,
+    rejections: Family<ReasonLabels, Counter>,
+    disconnects: Family<PhaseLabels, Counter>,
+    upstream_errors: Family<UpstreamLabels, Counter>,
+    upstream_retries: Family<OutcomeLabels, Counter>,
+    client_retries: Family<ModelLabel, Counter>,
+    streams_broken: Family<ReasonLabels, Counter>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Metrics {
+    /// All metrics, at zero.
+    pub fn new() -> Self {
+        let metrics = Self {
+            registry: Mutex::new(Registry::default()),
+            requests: Family::default(),
+            durations: Family::new_with_constructor(duration_buckets),
+            first_token: Family::new_with_constructor(first_token_buckets),
+            queue_wait: Family::new_with_constructor(wait_buckets),
+            tokens: Family::default(),
+            rejections: Family::default(),
+            disconnects: Family::default(),
+            upstream_errors: Family::default(),
+            upstream_retries: Family::default(),
+            client_retries: Family::default(),
+            streams_broken: Family::default(),
+        };
+        metrics.register(|to| {
+            to.register("umbel_edge_requests", "Requests answered", metrics.requests.clone());
+            to.register(
+                "umbel_edge_request_duration_seconds",
+                "From the request's head to the answer's end",
+                metrics.durations.clone(),
+            );
+            to.register(
+                "umbel_edge_time_to_first_token_seconds",
+                "From the whole request to the first bytes of an event stream",
+                metrics.first_token.clone(),
+            );
+            to.register("umbel_edge_queue_wait_seconds", "Time in the queue", metrics.queue_wait.clone());
+            to.register("umbel_edge_tokens", "Tokens as the engines count them", metrics.tokens.clone());
+            to.register("umbel_edge_rejections", "Requests this edge refused", metrics.rejections.clone());
+            to.register(
+                "umbel_edge_client_disconnects",
+                "Clients that left before their answer was whole",
+                metrics.disconnects.clone(),
+            );
+            to.register(
+                "umbel_edge_upstream_errors",
+                "Failures between this edge and the engines",
+                metrics.upstream_errors.clone(),
+            );
+            to.register("umbel_edge_upstream_retries", "Second tries", metrics.upstream_retries.clone());
+            to.register(
+                "umbel_edge_client_retries",
+                "Requests that the client marked as its retry",
+                metrics.client_retries.clone(),
+            );
+            to.register(
+                "umbel_edge_streams_broken",
+                "Answers that ended with an error after their head",
+                metrics.streams_broken.clone(),
+            );
+        });
+        metrics
+    }
+
+    /// Adds metrics of other parts of the edge to the same exposition.
+    pub fn register(&self, add: impl FnOnce(&mut Registry)) {
+        add(&mut self.registry.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// The exposition in the OpenMetrics text format.
+    pub fn encode(&self) -> String {
+        let mut out = String::with_capacity(16 * 1024);
+        let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        // Writing to a String cannot fail; a collector that does leaves what was written so far.
+        let _ = text::encode(&mut out, &registry);
+        out
+    }
+
+    /// Handles of a model, to be kept as long as the model is known.
+    pub fn model(self: &Arc<Self>, model: &str) -> ModelMetrics {
+        let label = || ModelLabel { model: model.to_owned() };
+        let tokens = |direction| {
+            self.tokens.get_or_create_owned(&DirectionLabels { model: model.to_owned(), direction })
+        };
+        let route = |route: Route| RouteMetrics {
+            succeeded: self.requests.get_or_create_owned(&RequestLabels {
+                route: route.template(),
+                model: model.to_owned(),
+                code: 200,
+            }),
+            duration: ["false", "true"].map(|stream| {
+                self.durations.get_or_create_owned(&DurationLabels {
+                    route: route.template(),
+                    model: model.to_owned(),
+                    stream,
+                })
+            }),
+        };
+        ModelMetrics {
+            name: model.to_owned(),
+            chat: route(Route::Chat),
+            completions: route(Route::Completions),
+            first_token: self.first_token.get_or_create_owned(&label()),
+            queue_wait: self.queue_wait.get_or_create_owned(&label()),
+            input_tokens: tokens("input"),
+            output_tokens: tokens("output"),
+            all: Arc::clone(self),
+        }
+    }
+
+    /// Counts an answered request.
+    pub fn answered(&self, route: Route, model: &str, code: u16) {
+        let labels = RequestLabels { route: route.template(), model: model.to_owned(), code };
+        self.requests.get_or_create(&labels).inc();
+    }
+
+    /// Counts a request that this edge refused itself.
+    pub fn rejected(&self, model: &str, reason: &'static str) {
+        self.rejections.get_or_create(&ReasonLabels { model: model.to_owned(), reason }).inc();
+    }
+
+    /// Counts a client that left.
+    pub fn disconnected(&self, model: &str, phase: &'static str) {
+        self.disconnects.get_or_create(&PhaseLabels { model: model.to_owned(), phase }).inc();
+    }
+}
+
+#[derive(Debug)]
+struct RouteMetrics {
+    succeeded: Counter,
+    /// Without and with `stream`.
+    duration: [Histogram; 2],
+}
+
+/// Handles of one model's metrics: resolved once, held by each request.
+#[derive(Debug)]
+pub struct ModelMetrics {
+    name: String,
+    chat: RouteMetrics,
+    completions: RouteMetrics,
+    first_token: Histogram,
+    queue_wait: Histogram,
+    input_tokens: Counter,
+    output_tokens: Counter,
+    all: Arc<Metrics>,
+}
+
+impl ModelMetrics {
+    fn route(&self, route: Route) -> Option<&RouteMetrics> {
+        match route {
+            Route::Chat => Some(&self.chat),
+            Route::Completions => Some(&self.completions),
+            Route::Models | Route::Other => None,
+        }
+    }
+
+    /// Counts an answered request and how long its answer took.
+    pub fn answered(&self, route: Route, code: u16, stream: bool, seconds: f64) {
+        match self.route(route) {
+            Some(handles) if code == 200 => {
+                handles.succeeded.inc();
+                let [whole, streamed] = &handles.duration;
+                if stream { streamed.observe(seconds) } else { whole.observe(seconds) }
+            }
+            _ => self.all.answered(route, &self.name, code),
+        }
+    }
+
+    /// Observes the time to the first bytes of an event stream.
+    pub fn first_token(&self, seconds: f64) {
+        self.first_token.observe(seconds);
+    }
+
+    /// Observes the time in the queue, 0 for a slot at once.
+    pub fn waited(&self, seconds: f64) {
+        self.queue_wait.observe(seconds);
+    }
+
+    /// Counts tokens as the engine counted them.
+    pub fn tokens(&self, input: u64, output: u64) {
+        self.input_tokens.inc_by(input);
+        self.output_tokens.inc_by(output);
+    }
+
+    /// Counts a refusal.
+    pub fn rejected(&self, reason: &'static str) {
+        self.all.rejected(&self.name, reason);
+    }
+
+    /// Counts a client that left while its request was in this phase.
+    pub fn disconnected(&self, phase: &'static str) {
+        self.all.disconnected(&self.name, phase);
+    }
+
+    /// Counts a failure between this edge and an engine.
+    pub fn upstream_error(&self, node: &str, kind: &'static str) {
+        let labels = UpstreamLabels { model: self.name.clone(), node: node.to_owned(), kind };
+        self.all.upstream_errors.get_or_create(&labels).inc();
+    }
+
+    /// Counts a second try, or one that the budget forbade.
+    pub fn retried(&self, outcome: &'static str) {
+        self.all.upstream_retries.get_or_create(&OutcomeLabels { model: self.name.clone(), outcome }).inc();
+    }
+
+    /// Counts a request that its client marked as a retry.
+    pub fn client_retried(&self) {
+        self.all.client_retries.get_or_create(&ModelLabel { model: self.name.clone() }).inc();
+    }
+
+    /// Counts an answer that ended with an error after its head.
+    pub fn broken(&self, reason: &'static str) {
+        self.all.streams_broken.get_or_create(&ReasonLabels { model: self.name.clone(), reason }).inc();
+    }
+}

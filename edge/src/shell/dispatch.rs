@@ -1,0 +1,545 @@
+//! Admission in the running edge: one lock around the core, tasks that wait, and the nodes' connections.
+//!
+//! Owns how a waiting request is woken and which connection a lease's stream is opened on. Leaves every
+//! decision to [`crate::core::admission`]. Invariants: no lock is held while the wire is called or anything is
+//! awaited; a [`Slot`] or [`Waiting`] that is dropped, in whatever way, gives back what it held.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Notify, oneshot};
+use umbel_wire::{Connection, Error, Generation, NodeId, Open, OutgoingStream};
+
+use crate::core::admission::{Admission, Decision, Grant, Output, ProviderIndex, RetryBudget};
+pub use crate::core::admission::{
+    Ask, Avoid, Category, Class, Figures, KeyNumber, LeaseCounts, LeaseId, Limits, ModelIndex,
+    ProviderConflict, ProviderSpec, ProviderState, QueueFigures, Refusal, RefusalReason, Ticket,
+};
+use crate::metrics::{Metrics, ModelMetrics};
+
+/// A provider that a node reported over its connection.
+#[derive(Clone, Debug)]
+pub struct ProviderUp {
+    /// What it is.
+    pub spec: ProviderSpec,
+    /// Of the connection.
+    pub generation: Generation,
+    /// Where its streams are opened.
+    pub connection: Connection,
+    /// What the node says of it now.
+    pub state: ProviderState,
+}
+
+/// Where the streams of a provider go.
+#[derive(Debug)]
+struct Link {
+    connection: Connection,
+    generation: Generation,
+    provider_id: Arc<str>,
+    model: Arc<str>,
+}
+
+/// A model that callers may use.
+#[derive(Clone, Debug)]
+pub struct Known {
+    /// For [`Ask`].
+    pub model: ModelIndex,
+    /// Its canonical name.
+    pub name: Arc<str>,
+    /// Its metrics.
+    pub metrics: Arc<ModelMetrics>,
+}
+
+type Granted = (Grant, Arc<Link>);
+
+struct State {
+    admission: Admission,
+    budget: RetryBudget,
+    waiting: HashMap<Ticket, oneshot::Sender<Result<Granted, Refusal>>>,
+    links: HashMap<ProviderIndex, Arc<Link>>,
+    models: HashMap<ModelIndex, Known>,
+    /// When the clock task wakes next.
+    armed: Option<Instant>,
+}
+
+/// Gives requests their slots.
+pub struct Dispatch {
+    state: Mutex<State>,
+    metrics: Arc<Metrics>,
+    /// A deadline earlier than the armed one came up.
+    earlier: Notify,
+    /// A lease ended while someone watches.
+    ended: Notify,
+    watchers: AtomicUsize,
+}
+
+impl std::fmt::Debug for Dispatch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Dispatch").finish_non_exhaustive()
+    }
+}
+
+/// The answer to [`Dispatch::admit`].
+pub enum Admitted {
+    /// A slot at once.
+    Slot(Slot),
+    /// To be awaited.
+    Waiting(Waiting),
+    /// No.
+    Refused(Refusal),
+}
+
+impl Dispatch {
+    /// An empty dispatch. Spawn [`Dispatch::run`] beside it. `first_lease` must lie above every lease that an
+    /// earlier process of this edge gave (wall time in ms shifted left by 20 bits does).
+    pub fn new(limits: Limits, first_lease: u64, metrics: Arc<Metrics>) -> Arc<Self> {
+        Arc::new(Self {
+            state: Mutex::new(State {
+                admission: Admission::new(limits, first_lease),
+                budget: RetryBudget::default(),
+                waiting: HashMap::new(),
+                links: HashMap::new(),
+                models: HashMap::new(),
+                armed: None,
+            }),
+            metrics,
+            earlier: Notify::new(),
+            ended: Notify::new(),
+            watchers: AtomicUsize::new(0),
+        })
+    }
+
+    /// Applies deadlines as time passes. Runs for ever; drop it with the runtime.
+    pub async fn run(self: Arc<Self>) {
+        loop {
+            let next = {
+                let mut state = self.lock();
+                state.admission.expire(Instant::now());
+                state.settle();
+                state.armed = state.admission.next_deadline();
+                state.armed
+            };
+            match next {
+                Some(at) => {
+                    tokio::select! {
+                        () = tokio::time::sleep_until(at.into()) => {}
+                        () = self.earlier.notified() => {}
+                    }
+                }
+                None => self.earlier.notified().await,
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic elsewhere must not take the site down; the core has no half-done states across calls.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs a change of the core, wakes who was decided on, and re-arms the clock.
+    fn change<T>(&self, change: impl FnOnce(&mut State, Instant) -> T) -> T {
+        let mut state = self.lock();
+        let result = change(&mut state, Instant::now());
+        state.settle();
+        let rearm = match (state.admission.next_deadline(), state.armed) {
+            (Some(next), Some(armed)) => next < armed,
+            (next, None) => next.is_some(),
+            (None, Some(_)) => false,
+        };
+        if rearm {
+            state.armed = state.admission.next_deadline();
+        }
+        drop(state);
+        if rearm {
+            self.earlier.notify_one();
+        }
+        result
+    }
+
+    // ---- What the nodes' side tells.
+
+    /// Declares a stored provider of a node that is away: it counts as wanted while the node is eligible and
+    /// not draining.
+    ///
+    /// # Errors
+    /// If its names or threshold contradict what stands; it is not served then.
+    pub fn declare(&self, spec: ProviderSpec) -> Result<(), ProviderConflict> {
+        self.change(|state, now| state.admission.declare(now, spec).map(|_| ()))
+    }
+
+    /// The node no longer declares this provider, or is decommissioned.
+    pub fn undeclare(&self, provider_id: &str) {
+        self.change(|state, now| {
+            state.admission.undeclare(now, provider_id);
+            state.links.retain(|_, link| &*link.provider_id != provider_id);
+        });
+    }
+
+    /// A node reported a provider over its connection. Call [`Dispatch::node_ready`] with `false` before, when
+    /// the connection is registered, and with `true` when the node is complete.
+    ///
+    /// # Errors
+    /// If its names or threshold contradict what stands, or the generation is old; it is not served then.
+    pub fn provider_up(&self, up: ProviderUp) -> Result<(), ProviderConflict> {
+        self.change(|state, now| {
+            let provider_id = Arc::clone(&up.spec.provider_id);
+            let model = Arc::from(up.spec.model.as_str());
+            let index = state.admission.provider_up(now, up.spec, up.generation, up.state)?;
+            let link = Link { connection: up.connection, generation: up.generation, provider_id, model };
+            state.links.insert(index, Arc::new(link));
+            Ok(())
+        })
+    }
+
+    /// A provider's state changed; `cause` is one sentence. Ignored for an older generation.
+    pub fn provider_state(
+        &self,
+        provider_id: &str,
+        generation: Generation,
+        provider_state: ProviderState,
+        cause: &str,
+    ) {
+        self.change(|state, now| {
+            let cause = cause.to_owned();
+            state.admission.provider_state(now, provider_id, generation, provider_state, cause);
+        });
+    }
+
+    /// Whether a node's connection may be given work: false when it is registered and while the node is stale
+    /// or offline, true once it is complete. Ignored for an older generation.
+    pub fn node_ready(&self, node_id: NodeId, generation: Generation, ready: bool) {
+        self.change(|state, now| state.admission.node_ready(now, node_id, generation, ready));
+    }
+
+    /// Starts or ends draining a node.
+    pub fn node_draining(&self, node_id: NodeId, draining: bool) {
+        self.change(|state, now| state.admission.node_draining(now, node_id, draining));
+    }
+
+    /// Whether a node may be given application traffic. False until told otherwise.
+    pub fn node_eligible(&self, node_id: NodeId, eligible: bool) {
+        self.change(|state, now| state.admission.node_eligible(now, node_id, eligible));
+    }
+
+    /// A node's connection of this generation is gone: its leases end. An older generation than the one in
+    /// force ends only its own leases.
+    pub fn node_lost(&self, node_id: NodeId, generation: Generation) {
+        self.change(|state, now| {
+            state.admission.node_lost(now, node_id, generation);
+            let State { admission, links, .. } = state;
+            links.retain(|index, link| {
+                link.generation != generation
+                    || admission.spec(*index).is_none_or(|spec| spec.node_id != node_id)
+            });
+        });
+        self.lease_ended();
+    }
+
+    /// The leases that a returning node says it still carries, before it is ready. Returns those that it must
+    /// end; leases of an older generation that it does not name end here.
+    pub fn carried(&self, node_id: NodeId, generation: Generation, leases: &[u64]) -> Vec<u64> {
+        let named: Vec<LeaseId> = leases.iter().map(|lease| LeaseId(*lease)).collect();
+        let cancel = self.change(|state, now| state.admission.carried(now, node_id, generation, &named));
+        self.lease_ended();
+        cancel.into_iter().map(|lease| lease.0).collect()
+    }
+
+    /// Resolves when no lease of the node is left.
+    pub async fn drained(&self, node_id: NodeId) {
+        self.watch(|admission| admission.node_in_flight(node_id) == 0).await;
+    }
+
+    /// Resolves when no lease at all is left and nobody waits.
+    pub async fn idle(&self) {
+        self.watch(|admission| {
+            let counts = admission.lease_counts();
+            counts.waiting == 0 && counts.in_flight() == 0
+        })
+        .await;
+    }
+
+    async fn watch(&self, done: impl Fn(&Admission) -> bool) {
+        let _watching = Watching::new(&self.watchers);
+        loop {
+            let ended = self.ended.notified();
+            if done(&self.lock().admission) {
+                return;
+            }
+            ended.await;
+        }
+    }
+
+    fn lease_ended(&self) {
+        if self.watchers.load(Ordering::Acquire) > 0 {
+            self.ended.notify_waiters();
+        }
+    }
+
+    // ---- What is asked of it.
+
+    /// Counts of a provider, for snapshots.
+    pub fn figures(&self, provider_id: &str) -> Option<Figures> {
+        self.lock().admission.figures(provider_id)
+    }
+
+    /// All queues.
+    pub fn queues(&self) -> Vec<QueueFigures> {
+        self.lock().admission.queues(Instant::now())
+    }
+
+    /// Requests and leases by phase, of the whole site.
+    pub fn totals(&self) -> LeaseCounts {
+        self.lock().admission.lease_counts()
+    }
+
+    /// Leases whose end their node has not confirmed in time, with the provider of each.
+    pub fn unconfirmed(&self) -> Vec<(LeaseId, Arc<str>)> {
+        self.lock().admission.unconfirmed()
+    }
+
+    /// An operator's word that the request of an unconfirmed lease is gone. False for any other lease.
+    pub fn release_unconfirmed(&self, lease: LeaseId) -> bool {
+        let released = self.change(|state, now| state.admission.release_unconfirmed(now, lease));
+        self.lease_ended();
+        released
+    }
+
+    /// Names that callers may use, each with its canonical name.
+    pub fn model_names(&self) -> Vec<(Arc<str>, Arc<str>)> {
+        self.lock().admission.model_names()
+    }
+
+    // ---- What a request does.
+
+    /// The model of a name or alias.
+    pub fn resolve(&self, name: &str) -> Option<Known> {
+        let mut state = self.lock();
+        let model = state.admission.resolve(name)?;
+        if let Some(known) = state.models.get(&model) {
+            return Some(known.clone());
+        }
+        let name = Arc::clone(state.admission.model_name(model)?);
+        let metrics = Arc::new(self.metrics.model(&name));
+        let known = Known { model, name, metrics };
+        state.models.insert(model, known.clone());
+        Some(known)
+    }
+
+    /// Asks for a slot.
+    pub fn admit(self: &Arc<Self>, ask: Ask) -> Admitted {
+        self.change(|state, now| {
+            if !ask.at_head {
+                state.budget.earn();
+            }
+            match state.admission.admit(now, ask) {
+                Decision::Granted(grant) => match state.links.get(&grant.provider) {
+                    Some(link) => Admitted::Slot(Slot::new(self, grant, Arc::clone(link))),
+                    None => {
+                        // A provider is only open while its link is there; give the slot back all the same.
+                        state.admission.end(now, grant.lease);
+                        let reason = RefusalReason::NoneCame(Duration::ZERO);
+                        Admitted::Refused(Refusal { reason, retry_after: None })
+                    }
+                },
+                Decision::Waiting(ticket) => {
+                    let (wake, woken) = oneshot::channel();
+                    state.waiting.insert(ticket, wake);
+                    Admitted::Waiting(Waiting { dispatch: Arc::clone(self), ticket, woken, done: false })
+                }
+                Decision::Refused(refusal) => Admitted::Refused(refusal),
+            }
+        })
+    }
+
+    /// Takes one second try out of the budget; false if there is none.
+    pub fn may_retry(&self) -> bool {
+        self.lock().budget.spend()
+    }
+
+    fn end(&self, lease: LeaseId) {
+        self.change(|state, now| state.admission.end(now, lease));
+        self.lease_ended();
+    }
+}
+
+impl State {
+    /// Wakes everyone whom the core decided on. A slot for someone who is gone goes to the next.
+    fn settle(&mut self) {
+        while let Some(output) = self.admission.next_output() {
+            match output {
+                Output::Granted(ticket, grant) => {
+                    let wake = self.waiting.remove(&ticket);
+                    let sent = match (wake, self.links.get(&grant.provider)) {
+                        (Some(wake), Some(link)) => wake.send(Ok((grant, Arc::clone(link)))).is_ok(),
+                        _ => false,
+                    };
+                    if !sent {
+                        self.admission.end(Instant::now(), grant.lease);
+                    }
+                }
+                Output::Refused(ticket, refusal) => {
+                    if let Some(wake) = self.waiting.remove(&ticket) {
+                        // Gone: then nobody needs to be told.
+                        let _ = wake.send(Err(refusal));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Counts those who wait for leases to end, so that nobody is notified for nothing.
+struct Watching<'a>(&'a AtomicUsize);
+
+impl<'a> Watching<'a> {
+    fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::AcqRel);
+        Self(count)
+    }
+}
+
+impl Drop for Watching<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// A request in its model's queue. Dropping it withdraws the request.
+#[must_use]
+pub struct Waiting {
+    dispatch: Arc<Dispatch>,
+    ticket: Ticket,
+    woken: oneshot::Receiver<Result<Granted, Refusal>>,
+    done: bool,
+}
+
+impl Future for Waiting {
+    type Output = Result<Slot, Refusal>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let result = ready!(Pin::new(&mut self.woken).poll(cx));
+        self.done = true;
+        Poll::Ready(match result {
+            Ok(Ok((grant, link))) => Ok(Slot::new(&self.dispatch, grant, link)),
+            Ok(Err(refusal)) => Err(refusal),
+            // The edge is going down.
+            Err(_) => Err(Refusal { reason: RefusalReason::NoneWanted, retry_after: None }),
+        })
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if self.done {
+            return;
+        }
+        let ticket = self.ticket;
+        self.dispatch.change(|state, _| {
+            state.waiting.remove(&ticket);
+            state.admission.withdraw(ticket);
+        });
+        if let Ok(Ok((grant, _))) = self.woken.try_recv() {
+            self.dispatch.end(grant.lease);
+        }
+    }
+}
+
+/// How far the use of a slot is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    /// No stream was opened: the lease ends with the slot.
+    Unused,
+    /// A stream is open: the lease ends with its terminal frame, also long after the slot is dropped.
+    Open,
+    /// The terminal frame came.
+    Ended,
+}
+
+/// A slot of a provider. Dropping it gives the slot back: at once if it was not used, else with the terminal
+/// frame that follows the stream's reset.
+#[must_use]
+pub struct Slot {
+    dispatch: Arc<Dispatch>,
+    grant: Grant,
+    link: Arc<Link>,
+    usage: Use,
+}
+
+impl Slot {
+    fn new(dispatch: &Arc<Dispatch>, grant: Grant, link: Arc<Link>) -> Self {
+        Self { dispatch: Arc::clone(dispatch), grant, link, usage: Use::Unused }
+    }
+
+    /// The lease, as the node must name it.
+    pub fn lease(&self) -> LeaseId {
+        self.grant.lease
+    }
+
+    /// The generation that the lease was given under.
+    pub fn generation(&self) -> Generation {
+        self.grant.generation
+    }
+
+    /// The provider.
+    pub fn provider_id(&self) -> &Arc<str> {
+        &self.link.provider_id
+    }
+
+    /// The provider's node, as text.
+    pub fn node(&self) -> &str {
+        self.link.provider_id.split_once('/').map_or("", |(node, _)| node)
+    }
+
+    /// The model's name as the engine knows it.
+    pub fn model(&self) -> &str {
+        &self.link.model
+    }
+
+    /// To be passed over by a second try.
+    pub fn avoid(&self) -> Avoid {
+        self.grant.avoid
+    }
+
+    /// How long the request waited for it.
+    pub fn waited(&self) -> Duration {
+        self.grant.waited
+    }
+
+    /// Opens the request's stream on the provider's connection.
+    ///
+    /// # Errors
+    /// If the connection takes no stream now: nothing was sent, and another provider may be tried.
+    pub fn open(&mut self, open: Open) -> Result<OutgoingStream, Error> {
+        let dispatch = Arc::clone(&self.dispatch);
+        let lease = self.grant.lease;
+        let stream = self.link.connection.open(open, move |_| dispatch.end(lease))?;
+        self.usage = Use::Open;
+        Ok(stream)
+    }
+
+    /// The engine's head arrived.
+    pub fn streaming(&self) {
+        self.dispatch.lock().admission.streaming(self.grant.lease);
+    }
+
+    /// The stream's terminal was seen: nothing is left to give back.
+    pub fn ended(&mut self) {
+        self.usage = Use::Ended;
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let lease = self.grant.lease;
+        match self.usage {
+            Use::Unused => self.dispatch.end(lease),
+            Use::Open => self.dispatch.change(|state, now| state.admission.resetting(now, lease)),
+            Use::Ended => {}
+        }
+    }
+}

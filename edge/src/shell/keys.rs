@@ -1,0 +1,173 @@
+//! API keys of the running edge: on disk in the store, in memory for each request.
+//!
+//! Owns creating, listing and revoking them. Leaves the check to [`crate::core::keys`]. Invariant: what is in
+//! memory was committed, except a revocation that could not be written: it is in force all the same.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use tokio::sync::Mutex;
+use umbel_store::{AuditRecord, Commit, CommitError, ReadError, Store};
+use umbel_wire::secret::SecretHash;
+use umbel_wire::{Code, Error};
+
+pub use crate::core::keys::{Caller, Key, KeyRefusal, KeyRow};
+use crate::core::keys::{KeyTable, MAX_KEY_MODELS, MAX_KEYS, MAX_PRIORITY};
+
+/// The table of the store.
+pub const TABLE: &str = "api_keys";
+
+/// Who asks for a change, for the audit.
+#[derive(Clone, Debug, Default)]
+pub struct Actor {
+    /// Name of the operator or of the local socket's user.
+    pub name: String,
+    /// The command, if one was given.
+    pub command_id: String,
+    /// The request it came with.
+    pub correlation_id: String,
+}
+
+/// The site's API keys.
+pub struct Keys {
+    store: Store,
+    table: ArcSwap<KeyTable>,
+    /// One change at a time: each is made from the table it replaces.
+    changing: Mutex<()>,
+}
+
+impl std::fmt::Debug for Keys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Keys").field("keys", &self.table.load().len()).finish_non_exhaustive()
+    }
+}
+
+/// How a revocation went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Revoked {
+    /// In force and on disk.
+    Durable,
+    /// In force, but the store cannot be written: it is back after a restart unless revoked again.
+    NotDurable,
+}
+
+impl Keys {
+    /// Reads all keys from the store.
+    ///
+    /// # Errors
+    /// If the store cannot be read or a row does not decode.
+    pub async fn load(store: Store) -> Result<Arc<Self>, ReadError> {
+        let mut table = KeyTable::default();
+        for row in store.load(TABLE).await? {
+            table = table.with(row.json::<KeyRow>()?);
+        }
+        Ok(Arc::new(Self { store, table: ArcSwap::from_pointee(table), changing: Mutex::new(()) }))
+    }
+
+    /// Judges a caller by its `Authorization` header and whether it is on loopback.
+    ///
+    /// # Errors
+    /// Why it is not let in.
+    pub fn check(&self, authorization: Option<&str>, on_loopback: bool) -> Result<Caller, KeyRefusal> {
+        self.table.load().check(authorization, on_loopback)
+    }
+
+    /// All keys, revoked ones included, oldest first.
+    pub fn list(&self) -> Vec<KeyRow> {
+        self.table.load().rows()
+    }
+
+    /// Adds a key. The same row again is accepted: the answer to the first may have been lost.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` for a malformed row, `CONFLICT` if the id exists with other content,
+    /// `RESOURCE_EXHAUSTED` at the bound, `UNAVAILABLE` if the store cannot be written.
+    pub async fn create(&self, row: KeyRow, actor: &Actor) -> Result<KeyRow, Error> {
+        validate(&row)?;
+        let _one = self.changing.lock().await;
+        let table = self.table.load_full();
+        if let Some(known) = table.get(&row.key_id) {
+            let same =
+                KeyRow { created_at_unix_ms: known.row.created_at_unix_ms, ..row.clone() } == known.row;
+            return if same {
+                Ok(known.row.clone())
+            } else {
+                Err(Error::new(Code::Conflict, "KEY_EXISTS", "a key with this id exists; ask for a new one"))
+            };
+        }
+        if table.len() >= MAX_KEYS {
+            let message = format!("this edge has {MAX_KEYS} keys, its bound; no more can be added");
+            return Err(Error::new(Code::ResourceExhausted, "TOO_MANY_KEYS", message));
+        }
+        let audit = audit("apikey.create", &row.key_id, actor);
+        let commit = Commit::new()
+            .require_absent(TABLE, row.key_id.clone())
+            .put_json(TABLE, row.key_id.clone(), &row)
+            .audit(audit);
+        self.store.commit(commit).await.map_err(store_error)?;
+        self.table.store(Arc::new(table.with(row.clone())));
+        Ok(row)
+    }
+
+    /// Revokes a key, at once. Revoking it again changes nothing.
+    ///
+    /// # Errors
+    /// `NOT_FOUND` for an unknown id.
+    pub async fn revoke(&self, key_id: &str, now_unix_ms: i64, actor: &Actor) -> Result<Revoked, Error> {
+        let _one = self.changing.lock().await;
+        let table = self.table.load_full();
+        let Some(known) = table.get(key_id) else {
+            return Err(Error::new(
+                Code::NotFound,
+                "UNKNOWN_KEY",
+                "no key has this id; see the list of keys",
+            ));
+        };
+        let revoked_at = known.row.revoked_at_unix_ms.unwrap_or(now_unix_ms);
+        let row = KeyRow { revoked_at_unix_ms: Some(revoked_at), ..known.row.clone() };
+        // In force before it is on disk: a full disk must not keep a leaked key alive.
+        self.table.store(Arc::new(table.with(row.clone())));
+        let commit = Commit::new().put_json(TABLE, key_id, &row).audit(audit("apikey.revoke", key_id, actor));
+        match self.store.commit(commit).await {
+            Ok(_) => Ok(Revoked::Durable),
+            Err(_) => Ok(Revoked::NotDurable),
+        }
+    }
+}
+
+fn audit(action: &str, key_id: &str, actor: &Actor) -> AuditRecord {
+    AuditRecord::new(action, key_id, "succeeded")
+        .by(actor.name.clone())
+        .of(actor.command_id.clone(), actor.correlation_id.clone())
+}
+
+fn validate(row: &KeyRow) -> Result<(), Error> {
+    let refuse = |message: String| Err(Error::new(Code::InvalidArgument, "INVALID_KEY", message));
+    if !umbel_wire::token::is_token_id(&row.key_id) {
+        return refuse("key_id is not an id as `ctl key create` makes it".to_owned());
+    }
+    if SecretHash::from_hex(&row.secret_sha256).is_none() {
+        return refuse("secret_sha256 must be 64 hex digits".to_owned());
+    }
+    if row.name.is_empty() || row.name.len() > 128 {
+        return refuse("name must have 1 to 128 bytes".to_owned());
+    }
+    if row.priority > MAX_PRIORITY {
+        return refuse(format!("priority must be 0 to {MAX_PRIORITY}"));
+    }
+    if let Some(models) = &row.models
+        && (models.len() > MAX_KEY_MODELS || models.iter().any(|model| model.is_empty() || model.len() > 256))
+    {
+        return refuse(format!("models must be at most {MAX_KEY_MODELS} names of 1 to 256 bytes"));
+    }
+    Ok(())
+}
+
+fn store_error(error: CommitError) -> Error {
+    match error {
+        CommitError::Conflict(_) => {
+            Error::new(Code::Conflict, "KEY_EXISTS", "a key with this id exists; ask for a new one")
+        }
+        other => Error::new(Code::Unavailable, "STORE_READ_ONLY", other.to_string()),
+    }
+}
