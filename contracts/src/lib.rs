@@ -2,6 +2,11 @@
 //! classes and schemas, and the JSON objects that operators see. The documents beside this crate say what each
 //! message means; the tests keep documents, vectors and code together.
 
+pub mod numbers;
+pub mod objects;
+pub mod operations;
 pub mod proto;
 #[cfg(feature = "serve")]
 pub mod serve;
+
+pub use numbers::{CONTROL_PROTOCOL, NODE_PROTOCOL, event, method};

@@ -289,8 +289,8 @@ pub struct ReadinessCheck {
     /// One of connection, inventory, protocol, agent, telemetry.
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
-    #[prost(bool, tag = "2")]
-    pub passed: bool,
+    #[prost(enumeration = "CheckResult", tag = "2")]
+    pub result: i32,
     #[prost(string, tag = "3")]
     pub message: ::prost::alloc::string::String,
     #[prost(string, tag = "4")]
@@ -645,6 +645,39 @@ impl Liveness {
             "LIVENESS_ONLINE" => Some(Self::Online),
             "LIVENESS_STALE" => Some(Self::Stale),
             "LIVENESS_OFFLINE" => Some(Self::Offline),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum CheckResult {
+    Unspecified = 0,
+    Passed = 1,
+    Failed = 2,
+    /// Nothing to judge by has been reported.
+    NotReported = 3,
+}
+impl CheckResult {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "CHECK_RESULT_UNSPECIFIED",
+            Self::Passed => "CHECK_RESULT_PASSED",
+            Self::Failed => "CHECK_RESULT_FAILED",
+            Self::NotReported => "CHECK_RESULT_NOT_REPORTED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "CHECK_RESULT_UNSPECIFIED" => Some(Self::Unspecified),
+            "CHECK_RESULT_PASSED" => Some(Self::Passed),
+            "CHECK_RESULT_FAILED" => Some(Self::Failed),
+            "CHECK_RESULT_NOT_REPORTED" => Some(Self::NotReported),
             _ => None,
         }
     }

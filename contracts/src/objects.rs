@@ -1,0 +1,13 @@
+//! The JSON objects of the operator API: what `-o json` prints, what an operation returns, what the HTTP API serves.
+//!
+//! Owns: their shapes and the one conversion a message of the wire. Leaves to others: where the figures come from.
+//! Invariant: snake_case, times in RFC 3339 UTC, bytes as integers; fields and words are only ever added, and a reader
+//! takes words and fields it does not know.
+
+mod fleet;
+mod site;
+mod words;
+
+pub use fleet::*;
+pub use site::*;
+pub use words::*;

@@ -1,0 +1,234 @@
+//! The operations that an edge can be asked for: names, classes, arguments and results.
+//!
+//! Owns: one type for the arguments and one for the result of each, and their JSON schemas. Leaves to others: doing
+//! them (the edge), and who may ask (roles are compared with the class by control plane and edge).
+//! Invariant: arguments with an unknown key are refused; results are only ever extended. No argument is a secret, a
+//! shell string, a program path or an address.
+
+use std::fmt;
+use std::str::FromStr;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::proto::control::OperationClass;
+
+mod args;
+mod results;
+
+pub use args::*;
+pub use results::*;
+
+/// Longest selector, reason or confirmation in a command, in bytes.
+pub const LONGEST_TEXT: usize = 1024;
+/// Largest arguments of a command, in bytes of JSON.
+pub const LARGEST_ARGS: usize = 32 * 1024;
+/// Largest result of a command, in bytes of JSON.
+pub const LARGEST_RESULT: usize = 1024 * 1024;
+/// Largest result that an edge stores with a command, in bytes of JSON.
+pub const LARGEST_STORED_RESULT: usize = 8 * 1024;
+/// Keys that a command's metadata may have; nothing else travels there.
+pub const METADATA_KEYS: [&str; 4] = ["actor", "role", "correlation_id", "client"];
+/// All keys and values of a command's metadata together, in bytes.
+pub const LARGEST_METADATA: usize = 1024;
+
+/// What an operation changes, and so who may ask for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, serde::Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Class {
+    /// Nothing. Neither stored nor audited.
+    Read,
+    /// Running state.
+    Operate,
+    /// Tokens, credentials, keys, identities; and every operation whose class is not known.
+    Admin,
+}
+
+impl Class {
+    /// Its spelling.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Operate => "operate",
+            Self::Admin => "admin",
+        }
+    }
+
+    /// From the wire's number; one that is not known needs the most.
+    #[must_use]
+    pub fn from_number(number: i32) -> Self {
+        match OperationClass::try_from(number) {
+            Ok(OperationClass::Read) => Self::Read,
+            Ok(OperationClass::Operate) => Self::Operate,
+            _ => Self::Admin,
+        }
+    }
+
+    /// For the wire.
+    #[must_use]
+    pub const fn to_proto(self) -> OperationClass {
+        match self {
+            Self::Read => OperationClass::Read,
+            Self::Operate => OperationClass::Operate,
+            Self::Admin => OperationClass::Admin,
+        }
+    }
+}
+
+impl fmt::Display for Class {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Not one of the three words.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a class is read, operate or admin")]
+pub struct UnknownClass;
+
+impl FromStr for Class {
+    type Err = UnknownClass;
+
+    fn from_str(text: &str) -> Result<Self, UnknownClass> {
+        [Self::Read, Self::Operate, Self::Admin].into_iter().find(|class| class.as_str() == text).ok_or(UnknownClass)
+    }
+}
+
+/// One operation as a type: its name, its class, what it takes and what it gives.
+pub trait Operation {
+    /// `node.drain`.
+    const NAME: &'static str;
+    /// Who may ask.
+    const CLASS: Class;
+    /// What its selector chooses.
+    const TARGET: Target;
+    /// Its arguments; unknown keys are refused.
+    type Args: DeserializeOwned + Serialize + JsonSchema;
+    /// What it gives when it succeeds.
+    type Result: DeserializeOwned + Serialize + JsonSchema;
+}
+
+/// What the target selector of an operation chooses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// It has none; a selector is refused.
+    Nothing,
+    /// Nodes; an empty selector is refused, since "all" is to be said.
+    Nodes,
+    /// Nodes; an empty selector means all (reading only).
+    AnyNodes,
+}
+
+/// What can be said of an operation without its types.
+#[derive(Clone, Copy)]
+pub struct Spec {
+    /// `node.drain`.
+    pub name: &'static str,
+    /// Who may ask.
+    pub class: Class,
+    /// What its selector chooses.
+    pub target: Target,
+    args: fn(&mut SchemaGenerator) -> Schema,
+    result: fn(&mut SchemaGenerator) -> Schema,
+}
+
+impl Spec {
+    const fn of<O: Operation>() -> Self {
+        Self {
+            name: O::NAME,
+            class: O::CLASS,
+            target: O::TARGET,
+            args: SchemaGenerator::subschema_for::<O::Args>,
+            result: SchemaGenerator::subschema_for::<O::Result>,
+        }
+    }
+
+    /// JSON schema of its arguments.
+    #[must_use]
+    pub fn args_schema(&self) -> Schema {
+        inlined(self.args)
+    }
+
+    /// JSON schema of its result.
+    #[must_use]
+    pub fn result_schema(&self) -> Schema {
+        inlined(self.result)
+    }
+}
+
+impl fmt::Debug for Spec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.name, self.class)
+    }
+}
+
+fn inlined(schema: fn(&mut SchemaGenerator) -> Schema) -> Schema {
+    let settings = schemars::generate::SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
+    schema(&mut settings.into_generator())
+}
+
+/// Declares the operations: the types and the table of them all.
+macro_rules! operations {
+    ($($(#[$about:meta])* $type:ident = $name:literal, $class:ident, $target:ident, $args:ty => $result:ty;)+) => {
+        $(
+            $(#[$about])*
+            #[derive(Clone, Copy, Debug)]
+            pub struct $type;
+
+            impl Operation for $type {
+                const NAME: &'static str = $name;
+                const CLASS: Class = Class::$class;
+                const TARGET: Target = Target::$target;
+                type Args = $args;
+                type Result = $result;
+            }
+        )+
+
+        /// Every operation of this build, by name.
+        pub const ALL: &[Spec] = &[$(Spec::of::<$type>()),+];
+    };
+}
+
+operations! {
+    /// Reads the site's audit, newest last.
+    AuditTail = "audit.tail", Read, Nothing, AuditTailArgs => AuditTailResult;
+    /// Makes an API key known by its hash.
+    ApiKeyCreate = "apikey.create", Admin, Nothing, ApiKeyCreateArgs => ApiKeyObject;
+    /// Lists API keys, without anything secret.
+    ApiKeyList = "apikey.list", Read, Nothing, ListArgs => ApiKeyListResult;
+    /// Ends an API key.
+    ApiKeyRevoke = "apikey.revoke", Admin, Nothing, ApiKeyRevokeArgs => ApiKeyObject;
+    /// Cancels a command that runs.
+    CommandCancel = "command.cancel", Operate, Nothing, CommandArgs => CommandStateResult;
+    /// Says where a command stands.
+    CommandShow = "command.show", Read, Nothing, CommandArgs => CommandStateResult;
+    /// Makes an enrollment token known by its hash.
+    EnrollmentCreate = "enrollment.create", Admin, Nothing, EnrollmentCreateArgs => EnrollmentCreateResult;
+    /// Lists enrollment tokens, without anything secret.
+    EnrollmentList = "enrollment.list", Read, Nothing, ListArgs => EnrollmentListResult;
+    /// Ends an enrollment token that was not used.
+    EnrollmentRevoke = "enrollment.revoke", Admin, Nothing, EnrollmentRevokeArgs => EnrollmentObject;
+    /// Ends new leases on nodes and waits for those that are held.
+    NodeDrain = "node.drain", Operate, Nodes, NodeDrainArgs => NodesResult;
+    /// Says whether nodes may get application traffic.
+    NodeEligible = "node.eligible", Operate, Nodes, NodeEligibleArgs => NodesResult;
+    /// Lists nodes.
+    NodeList = "node.list", Read, AnyNodes, ListArgs => NodeListResult;
+    /// Shows nodes whole.
+    NodeShow = "node.show", Read, Nodes, NoArgs => NodeListResult;
+    /// Takes a drain back.
+    NodeUndrain = "node.undrain", Operate, Nodes, NoArgs => NodesResult;
+    /// Shows the queue of each model.
+    QueueShow = "queue.show", Read, Nothing, QueueShowArgs => QueueShowResult;
+}
+
+/// The operation of a name.
+#[must_use]
+pub fn find(name: &str) -> Option<&'static Spec> {
+    ALL.iter().find(|spec| spec.name == name)
+}
+
+#[cfg(test)]
+mod tests;
