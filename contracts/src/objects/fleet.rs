@@ -9,6 +9,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{NodeObject, ProblemObject, QueueObject, SummaryObject};
+use crate::proto::control;
+
+/// A time of the wire as an object's. One outside of the calendar becomes its nearest end.
+#[must_use]
+pub fn timestamp(unix_ms: i64) -> Timestamp {
+    let edge = if unix_ms < 0 { Timestamp::MIN } else { Timestamp::MAX };
+    Timestamp::from_millisecond(unix_ms).unwrap_or(edge)
+}
 
 /// What an operator's token allows: each role includes the ones before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -373,6 +381,33 @@ impl CommandPhase {
         !matches!(self, Self::Accepted | Self::Running)
     }
 
+    /// From the wire; `None` for a number that this build does not know.
+    #[must_use]
+    pub fn from_proto(number: i32) -> Option<Self> {
+        match control::Phase::try_from(number).ok()? {
+            control::Phase::Unspecified => None,
+            control::Phase::Accepted => Some(Self::Accepted),
+            control::Phase::Running => Some(Self::Running),
+            control::Phase::Succeeded => Some(Self::Succeeded),
+            control::Phase::Failed => Some(Self::Failed),
+            control::Phase::Cancelled => Some(Self::Cancelled),
+            control::Phase::TimedOut => Some(Self::TimedOut),
+        }
+    }
+
+    /// For the wire.
+    #[must_use]
+    pub fn to_proto(self) -> control::Phase {
+        match self {
+            Self::Accepted => control::Phase::Accepted,
+            Self::Running => control::Phase::Running,
+            Self::Succeeded => control::Phase::Succeeded,
+            Self::Failed => control::Phase::Failed,
+            Self::Cancelled => control::Phase::Cancelled,
+            Self::TimedOut => control::Phase::TimedOut,
+        }
+    }
+
     /// Its spelling in the API.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -398,6 +433,19 @@ pub struct CommandErrorObject {
     pub message: String,
 }
 
+impl CommandErrorObject {
+    /// From the wire.
+    #[must_use]
+    pub fn from_proto(error: control::CommandError) -> Self {
+        Self { code: error.code, reason: error.reason, message: error.message }
+    }
+}
+
+/// The JSON object in the bytes of the wire; `None` if there is none or it is none.
+fn json_object(bytes: &[u8]) -> Option<Value> {
+    serde_json::from_slice(bytes).ok().filter(Value::is_object)
+}
+
 /// A command and what is known of its outcome.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CommandObject {
@@ -419,6 +467,22 @@ pub struct CommandObject {
     /// This outcome was stored by an earlier request with the same id.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub replayed: bool,
+}
+
+impl CommandObject {
+    /// What an edge answered; `None` if its phase is none that this build knows.
+    #[must_use]
+    pub fn from_proto(edge_id: &str, answer: control::EdgeCommandResponse) -> Option<Self> {
+        Some(Self {
+            phase: CommandPhase::from_proto(answer.phase)?,
+            command_id: answer.command_id,
+            edge_id: edge_id.to_owned(),
+            operation: None,
+            error: answer.error.map(CommandErrorObject::from_proto),
+            result: json_object(&answer.result_json),
+            replayed: answer.replayed,
+        })
+    }
 }
 
 /// Progress of a command.
@@ -457,6 +521,28 @@ pub struct CommandEventObject {
     pub at: Timestamp,
 }
 
+impl CommandEventObject {
+    /// A step as the edge told it; `None` if its phase is none that this build knows.
+    #[must_use]
+    pub fn from_proto(event: control::EdgeCommandEvent) -> Option<Self> {
+        let progress = event.progress.map(|progress| ProgressObject {
+            done: progress.done,
+            total: progress.total,
+            unit: progress.unit,
+        });
+        Some(Self {
+            phase: CommandPhase::from_proto(event.phase)?,
+            command_id: event.command_id,
+            sequence: event.sequence,
+            message: event.message,
+            progress,
+            error: event.error.map(CommandErrorObject::from_proto),
+            result: json_object(&event.result_json),
+            at: timestamp(event.at_unix_ms),
+        })
+    }
+}
+
 /// Something that happened, told after it did. Nothing correct depends on seeing it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventObject {
@@ -479,6 +565,24 @@ pub struct EventObject {
     pub generation: Option<u64>,
     /// One sentence.
     pub message: String,
+}
+
+impl EventObject {
+    /// An event as the edge told it.
+    #[must_use]
+    pub fn from_proto(event: control::EdgeNodeEvent) -> Self {
+        let some = |text: String| (!text.is_empty()).then_some(text);
+        Self {
+            edge_id: event.edge_id,
+            sequence: event.sequence,
+            at: timestamp(event.at_unix_ms),
+            kind: event.kind,
+            node_id: some(event.node_id),
+            provider_id: some(event.provider_id),
+            generation: (event.generation > 0).then_some(event.generation),
+            message: event.message,
+        }
+    }
 }
 
 /// A gap in the stream of events: what a slow or late reader missed.

@@ -1,1 +1,30 @@
-//! The operator HTTP API under `/api/v1`, for whoever serves it. Its parts follow with the objects they answer with.
+//! The operator HTTP API under `/api/v1`, for whoever serves it: the control plane for its fleet, an edge's local
+//! socket for a fleet of one. [`Fleet`] is what a server answers with, [`router`] is the routes, roles, bounds,
+//! problem documents and event streams around it.
+//!
+//! It leaves listening, TLS and the meaning of every answer to the server. Invariant: no route is reached without
+//! a caller, and without a configured token the network door has no callers.
+
+mod api;
+mod call;
+mod fleet;
+mod problem;
+mod ring;
+mod stream;
+
+pub use api::router;
+pub use call::{Caller, Door};
+pub use fleet::{AuditQuestion, CommandCall, Fleet, Follow, StatusQuestion};
+pub use problem::Failure;
+pub use ring::{EventRing, Feed, Told};
+
+/// Longest request body. An operation's arguments are one JSON object of a few KiB; 4 MiB leaves room for a
+/// deployment or settings document.
+pub const BODY_MAX: usize = 4 * 1024 * 1024;
+
+/// Event streams at once. Each costs a task and a cursor, never a queue; the bound keeps a forgotten script from
+/// using up the server's descriptors.
+pub const STREAMS_MAX: usize = 200;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,1 @@
+//! The router in front of a small fleet of its own: roles, bounds, problem documents, streams.
