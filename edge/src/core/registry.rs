@@ -1,1 +1,451 @@
-//! To be written.
+//! The one place that knows the site's nodes: what is stored, who owns each identity, and what was heard.
+//!
+//! Owns identity and lifecycle rows, generations, liveness, reports and problems. Leaves storing to the shell
+//! (a row is applied here only after it was committed) and admission to its own core, to which it says what is
+//! new through [`Call`]. Invariant: only the owner's generation changes anything; whatever changes what a reader
+//! sees raises the revision.
+
+mod clock;
+mod judge;
+pub(crate) mod node;
+pub(crate) mod problems;
+mod readiness;
+mod reports;
+pub(crate) mod snapshot;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use umbel_store::Position;
+use umbel_wire::liveness::{Liveness, State, Times};
+use umbel_wire::slots::{Owner, Slots};
+use umbel_wire::{Generation, KeyHash, NodeId};
+
+use self::node::{Declared, Node, NodeRow, ProviderState, ReportRow};
+use self::problems::Problem;
+
+/// What admission is told, in this order, while the registry is locked.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Call {
+    /// A provider that this site has, whether or not its node is here.
+    Declare { node: NodeId, engine: Declared },
+    /// A provider of a complete connection.
+    Up { node: NodeId, generation: Generation, engine: Declared, state: ProviderState, cause: String },
+    /// Its engine changed.
+    State { node: NodeId, generation: Generation, engine: String, state: ProviderState, cause: String },
+    /// The node no longer declares it.
+    Down { node: NodeId, engine: String },
+    /// The node may take work, or not now.
+    Ready { node: NodeId, generation: Generation, ready: bool },
+    /// People want no new work there.
+    Draining { node: NodeId, draining: bool },
+    /// People allow application traffic there.
+    Eligible { node: NodeId, eligible: bool },
+    /// A connection ended.
+    Lost { node: NodeId, generation: Generation },
+}
+
+/// What people are told after the state has changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Notice {
+    /// In lower case with underscores: `node_ready`.
+    pub(crate) kind: &'static str,
+    pub(crate) node: NodeId,
+    pub(crate) provider: Option<String>,
+    pub(crate) generation: Generation,
+    pub(crate) message: String,
+    /// It also stands in the audit.
+    pub(crate) audited: bool,
+}
+
+// What admission was last told of a node, so that only differences are told.
+#[derive(Debug, Default)]
+struct Told {
+    eligible: Option<bool>,
+    draining: Option<bool>,
+    declared: BTreeMap<String, Declared>,
+    up: BTreeMap<String, (Generation, Declared, ProviderState, String)>,
+    ready: Option<(Generation, bool)>,
+}
+
+/// Every node of the site. `H` reaches a connection.
+#[derive(Debug)]
+pub(crate) struct Registry<H> {
+    nodes: HashMap<NodeId, Arc<Node>>,
+    keys: HashMap<KeyHash, NodeId>,
+    pub(crate) slots: Slots<NodeId, H>,
+    liveness: Liveness<NodeId>,
+    told: HashMap<NodeId, Told>,
+    // Providers of each model, the first stored first.
+    models: HashMap<String, BTreeSet<(i64, NodeId, String)>>,
+    hardware: HashMap<String, BTreeSet<NodeId>>,
+    calls: Vec<Call>,
+    notices: Vec<Notice>,
+    // Nodes whose report has to be written.
+    unsaved: BTreeSet<NodeId>,
+    changed: bool,
+    revision: u64,
+}
+
+/// A report of a connection that no longer owns its node: it changes nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StaleGeneration;
+
+impl<H: Clone> Registry<H> {
+    /// An empty site. `above` is the highest generation that any earlier process gave.
+    pub(crate) fn new(times: Times, period: Duration, above: Generation, now: Instant) -> Self {
+        Self {
+            nodes: HashMap::new(),
+            keys: HashMap::new(),
+            slots: Slots::new(above),
+            liveness: Liveness::new(times, period, now),
+            told: HashMap::new(),
+            models: HashMap::new(),
+            hardware: HashMap::new(),
+            calls: Vec::new(),
+            notices: Vec::new(),
+            unsaved: BTreeSet::new(),
+            changed: true,
+            revision: 0,
+        }
+    }
+
+    /// A stored node, at start-up or just enrolled.
+    pub(crate) fn insert(&mut self, id: NodeId, row: NodeRow, position: Position, report: ReportRow) {
+        let seen = report.last_seen_at_unix_ms > 0;
+        let mut node = Node::new(id, row, position, report);
+        self.liveness.insert(id, seen);
+        node.liveness = self.liveness.state(&id).unwrap_or(State::Never);
+        if let Some(key) = key_hash(&node.row.credential.key_sha256) {
+            self.keys.insert(key, id);
+        }
+        for engine in &node.report.engines {
+            index(&mut self.models, id, engine);
+        }
+        let models: Vec<_> = node.report.engines.iter().map(|engine| engine.model.clone()).collect();
+        self.nodes.insert(id, Arc::new(node));
+        for model in models {
+            self.judge_model(&model);
+        }
+        self.touch(id);
+    }
+
+    /// A committed change of a stored row.
+    pub(crate) fn apply(&mut self, id: NodeId, row: NodeRow, position: Position) {
+        let key = key_hash(&row.credential.key_sha256);
+        let Some(node) = self.nodes.get_mut(&id) else { return };
+        // Commits of one row are ordered by their preconditions; their answers may still arrive crossed.
+        if position <= node.position {
+            return;
+        }
+        let node = Arc::make_mut(node);
+        if let Some(old) = key_hash(&node.row.credential.key_sha256).filter(|old| Some(*old) != key) {
+            self.keys.remove(&old);
+        }
+        if let Some(key) = key {
+            self.keys.insert(key, id);
+        }
+        node.row = row;
+        node.position = position;
+        self.touch(id);
+    }
+
+    /// One node.
+    pub(crate) fn node(&self, id: &NodeId) -> Option<&Arc<Node>> {
+        self.nodes.get(id)
+    }
+
+    /// All nodes, in the order of their names: sharing them, not copying.
+    pub(crate) fn all(&self) -> Vec<Arc<Node>> {
+        let mut nodes: Vec<_> = self.nodes.values().cloned().collect();
+        nodes.sort_by(|a, b| a.row.name.cmp(&b.row.name).then(a.id.cmp(&b.id)));
+        nodes
+    }
+
+    /// How many nodes there are.
+    pub(crate) fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// The node that holds this key, whatever its state.
+    pub(crate) fn by_key(&self, key: &KeyHash) -> Option<&Arc<Node>> {
+        self.keys.get(key).and_then(|id| self.nodes.get(id))
+    }
+
+    /// The revision that a reader under this lock sees.
+    pub(crate) fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// Whether anything visible changed since the last call; then the shell gives the next revision.
+    pub(crate) fn take_changed(&mut self) -> bool {
+        std::mem::take(&mut self.changed)
+    }
+
+    /// The revision of all changes so far.
+    pub(crate) fn set_revision(&mut self, revision: u64) {
+        self.revision = self.revision.max(revision);
+    }
+
+    /// What admission has to be told, oldest first.
+    pub(crate) fn take_calls(&mut self) -> Vec<Call> {
+        std::mem::take(&mut self.calls)
+    }
+
+    /// What people have to be told, oldest first.
+    pub(crate) fn take_notices(&mut self) -> Vec<Notice> {
+        std::mem::take(&mut self.notices)
+    }
+
+    /// Reports that have to be written, at most `limit`; what is not written stays for the next call.
+    pub(crate) fn take_unsaved(&mut self, limit: usize) -> Vec<(NodeId, ReportRow)> {
+        let ids: Vec<_> = self.unsaved.iter().take(limit).copied().collect();
+        for id in &ids {
+            self.unsaved.remove(id);
+        }
+        ids.into_iter().filter_map(|id| self.nodes.get(&id).map(|node| (id, node.report.clone()))).collect()
+    }
+
+    /// A report that could not be written.
+    pub(crate) fn keep_unsaved(&mut self, ids: impl IntoIterator<Item = NodeId>) {
+        self.unsaved.extend(ids.into_iter().filter(|id| self.nodes.contains_key(id)));
+    }
+
+    /// A newcomer owns its slot now: the old one gets no more work, the new one none before it is complete.
+    pub(crate) fn registered(&mut self, id: NodeId, generation: Generation) {
+        let told = self.told.entry(id).or_default();
+        told.ready = Some((generation, false));
+        self.calls.push(Call::Ready { node: id, generation, ready: false });
+        self.change(id, |node| {
+            node.generation = generation;
+            node.session = None;
+        });
+    }
+
+    /// The owner has named its leases and holds none that it should not: its providers come up, in one revision.
+    pub(crate) fn complete(&mut self, id: NodeId, generation: Generation) -> Result<(), StaleGeneration> {
+        if !self.slots.is_current(&id, generation) {
+            return Err(StaleGeneration);
+        }
+        let mut fresh = false;
+        self.change(id, |node| {
+            if let Some(session) = node.session.as_mut().filter(|session| session.generation == generation) {
+                fresh = !session.named;
+                session.named = true;
+            }
+        });
+        if fresh {
+            self.notice(id, "node_ready", None, "connected, its providers take requests".to_owned(), false);
+        }
+        Ok(())
+    }
+
+    /// A connection ended. Only if it was the owner the node is disconnected; its leases end in any case.
+    pub(crate) fn closed(&mut self, id: NodeId, generation: Generation, why: &str) -> Option<Owner<H>> {
+        let owner = self.slots.clear(&id, generation);
+        if owner.is_some() {
+            self.disconnected(id, why);
+        }
+        self.calls.push(Call::Lost { node: id, generation });
+        owner
+    }
+
+    /// A revocation or a disabling: whoever owns the node no longer does.
+    pub(crate) fn evict(&mut self, id: NodeId, why: &str) -> Option<Owner<H>> {
+        let owner = self.slots.evict(&id)?;
+        self.disconnected(id, why);
+        self.calls.push(Call::Lost { node: id, generation: owner.generation });
+        Some(owner)
+    }
+
+    fn disconnected(&mut self, id: NodeId, why: &str) {
+        let mut was_complete = false;
+        self.change(id, |node| {
+            was_complete = node.session.take().is_some_and(|session| session.named);
+        });
+        if let Some(told) = self.told.get_mut(&id) {
+            told.ready = None;
+            told.up.clear();
+        }
+        self.unsaved.insert(id);
+        if was_complete {
+            self.notice(id, "node_disconnected", None, format!("the connection ended: {why}"), false);
+        }
+    }
+
+    /// Judges everybody's liveness and lets old problems go.
+    pub(crate) fn sweep(&mut self, now: Instant) {
+        for transition in self.liveness.sweep(now) {
+            self.moved(transition.peer, transition.from, transition.to);
+        }
+        let expired: Vec<_> = self
+            .nodes
+            .values()
+            .filter(|node| node.problems.values().any(|one| one.until.is_some_and(|until| until <= now)))
+            .map(|node| node.id)
+            .collect();
+        for id in expired {
+            self.change(id, |node| {
+                node.problems.retain(|_, one| one.until.is_none_or(|until| until > now));
+            });
+        }
+    }
+
+    /// When [`Registry::sweep`] is next wanted.
+    pub(crate) fn next_deadline(&self) -> Instant {
+        self.liveness.next_deadline()
+    }
+
+    fn heard(&mut self, id: NodeId, now: Instant) {
+        if let Some(transition) = self.liveness.heard(&id, now) {
+            self.moved(id, transition.from, transition.to);
+        }
+    }
+
+    fn moved(&mut self, id: NodeId, from: State, to: State) {
+        self.change(id, |node| node.liveness = to);
+        let kind = match to {
+            State::Online => "node_online",
+            State::Stale => "node_stale",
+            State::Offline => "node_offline",
+            State::Never | State::Unknown => return,
+        };
+        // A whole site comes back as `unknown` after a restart: that is no news of any node (row 5).
+        let audited = from != State::Unknown;
+        let lifecycle = self.nodes.get(&id).map(|node| node.row.lifecycle);
+        if lifecycle == Some(node::Lifecycle::Enrolled) {
+            self.notice(id, kind, None, format!("{} -> {}", from.name(), to.name()), audited);
+        }
+    }
+
+    /// Puts a problem on a node or renews it; its first time stays.
+    pub(crate) fn problem(
+        &mut self,
+        id: NodeId,
+        code: &'static str,
+        subject: String,
+        message: String,
+        wall: i64,
+        until: Option<Instant>,
+    ) {
+        self.change(id, |node| {
+            let since = node.problems.get(&(code, subject.clone())).map_or(wall, |old| old.since_unix_ms);
+            let problem =
+                Problem { code: code.to_owned(), message, since_unix_ms: since, subject: subject.clone(), until };
+            node.problems.insert((code, subject), problem);
+        });
+    }
+
+    /// Takes a problem away.
+    pub(crate) fn solved(&mut self, id: NodeId, code: &'static str, subject: &str) {
+        let key = (code, subject.to_owned());
+        if self.nodes.get(&id).is_some_and(|node| node.problems.contains_key(&key)) {
+            self.change(id, |node| drop(node.problems.remove(&key)));
+        }
+    }
+
+    fn notice(&mut self, id: NodeId, kind: &'static str, provider: Option<String>, message: String, audited: bool) {
+        let generation = self.nodes.get(&id).map_or(Generation(0), |node| node.generation);
+        self.notices.push(Notice { kind, node: id, provider, generation, message, audited });
+    }
+
+    // Changes a node, a visible change, and lets admission know what follows from it.
+    fn change(&mut self, id: NodeId, work: impl FnOnce(&mut Node)) {
+        if let Some(node) = self.nodes.get_mut(&id) {
+            work(Arc::make_mut(node));
+            self.touch(id);
+        }
+    }
+
+    fn touch(&mut self, id: NodeId) {
+        self.changed = true;
+        self.reconcile(id);
+    }
+
+    // Compares what admission was told with what is, and tells the difference.
+    fn reconcile(&mut self, id: NodeId) {
+        let Some(node) = self.nodes.get(&id).cloned() else { return };
+        let told = self.told.entry(id).or_default();
+        let calls = &mut self.calls;
+        if told.eligible != Some(node.row.eligible) {
+            told.eligible = Some(node.row.eligible);
+            calls.push(Call::Eligible { node: id, eligible: node.row.eligible });
+        }
+        if told.draining != Some(node.row.draining) {
+            told.draining = Some(node.row.draining);
+            calls.push(Call::Draining { node: id, draining: node.row.draining });
+        }
+        let engines = &node.report.engines;
+        told.declared.retain(|name, _| {
+            let kept = engines.iter().any(|engine| engine.name == *name);
+            if !kept {
+                told.up.remove(name);
+                calls.push(Call::Down { node: id, engine: name.clone() });
+            }
+            kept
+        });
+        for engine in engines {
+            if told.declared.get(&engine.name) != Some(engine) {
+                told.declared.insert(engine.name.clone(), engine.clone());
+                calls.push(Call::Declare { node: id, engine: engine.clone() });
+            }
+        }
+        let Some(session) = node.session.as_ref().filter(|session| session.named) else { return };
+        let generation = session.generation;
+        for engine in engines {
+            let (state, cause) = node.engine_state(&engine.name);
+            let now = (generation, engine.clone(), state, cause.clone());
+            let name = engine.name.clone();
+            match told.up.get(&name) {
+                Some(before) if *before == now => continue,
+                Some(before) if before.0 == generation && before.1 == *engine => {
+                    calls.push(Call::State { node: id, generation, engine: name.clone(), state, cause });
+                }
+                _ => calls.push(Call::Up { node: id, generation, engine: engine.clone(), state, cause }),
+            }
+            let before = told.up.insert(name.clone(), now).map(|before| before.2);
+            if before != Some(state) {
+                self.notices.push(provider_notice(&node, &name, state));
+            }
+        }
+        let ready = node.connected();
+        if told.ready != Some((generation, ready)) {
+            told.ready = Some((generation, ready));
+            calls.push(Call::Ready { node: id, generation, ready });
+        }
+    }
+}
+
+fn provider_notice(node: &Node, engine: &str, state: ProviderState) -> Notice {
+    let (_, cause) = node.engine_state(engine);
+    let (kind, word) = match state {
+        ProviderState::Available => ("provider_available", "takes requests"),
+        ProviderState::Loading => ("provider_loading", "is loading"),
+        ProviderState::Draining => ("provider_draining", "takes no new request"),
+        ProviderState::Unavailable => ("provider_unavailable", "is not available"),
+        ProviderState::Failed => ("provider_failed", "has failed"),
+    };
+    let message = if cause.is_empty() { format!("{engine} {word}") } else { format!("{engine} {word}: {cause}") };
+    Notice {
+        kind,
+        node: node.id,
+        provider: Some(node.provider_id(engine)),
+        generation: node.generation,
+        message,
+        audited: false,
+    }
+}
+
+fn index(models: &mut HashMap<String, BTreeSet<(i64, NodeId, String)>>, id: NodeId, engine: &Declared) {
+    let entry = (engine.since_unix_ms, id, engine.name.clone());
+    models.entry(engine.model.clone()).or_default().insert(entry);
+}
+
+/// Reads a stored key hash.
+pub(crate) fn key_hash(text: &str) -> Option<KeyHash> {
+    let bytes = data_encoding::HEXLOWER.decode(text.as_bytes()).ok()?;
+    bytes.try_into().ok().map(KeyHash)
+}

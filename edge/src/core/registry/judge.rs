@@ -1,0 +1,162 @@
+//! Problems that follow from comparing nodes with each other: one model described in two ways, one GPU at two
+//! hosts, and a clock that is wrong.
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use umbel_contracts::proto::node::NodeInventory;
+use umbel_wire::NodeId;
+
+use super::node::Declared;
+use super::problems::{
+    CLOCK_AHEAD, CLOCK_BEHIND, DUPLICATE_IDENTITY, DUPLICATE_SHOWN, MODEL_MISMATCH, SAME_HARDWARE,
+};
+use super::{Registry, clock, index};
+
+impl<H: Clone> Registry<H> {
+    /// Where providers of a model differ on its threshold or aliases, the first stored stands.
+    pub(super) fn judge_model(&mut self, model: &str) {
+        let Some(providers) = self.models.get(model) else { return };
+        let providers: Vec<_> = providers.iter().map(|(_, id, name)| (*id, name.clone())).collect();
+        let Some(standard) = providers.first().and_then(|(id, name)| self.declared(id, name)).cloned() else {
+            return;
+        };
+        let owner = providers.first().and_then(|(id, _)| self.node(id)).map(|node| node.row.name.clone());
+        for (id, name) in providers {
+            let Some(engine) = self.declared(&id, &name) else { continue };
+            let subject = format!("{id}/{name}");
+            if engine.agrees(&standard) {
+                self.solved(id, MODEL_MISMATCH, &subject);
+            } else {
+                let message = format!(
+                    "{name} describes model {model} with another long-context threshold or other aliases than node \
+                     {} does; make both alike and restart this agent",
+                    owner.as_deref().unwrap_or("?")
+                );
+                let since = engine.since_unix_ms;
+                self.problem(id, MODEL_MISMATCH, subject, message, since, None);
+            }
+        }
+    }
+
+    fn declared(&self, id: &NodeId, name: &str) -> Option<&Declared> {
+        self.nodes.get(id)?.report.engines.iter().find(|engine| engine.name == name)
+    }
+
+    /// Replaces what a node declares; engines that stay as they were keep their time.
+    pub(super) fn declare(&mut self, id: NodeId, engines: Vec<Declared>) {
+        let Some(node) = self.nodes.get(&id) else { return };
+        if node.report.engines == engines {
+            return;
+        }
+        let mut models = BTreeSet::new();
+        for engine in &node.report.engines {
+            if let Some(providers) = self.models.get_mut(&engine.model) {
+                providers.remove(&(engine.since_unix_ms, id, engine.name.clone()));
+                if providers.is_empty() {
+                    self.models.remove(&engine.model);
+                }
+            }
+            models.insert(engine.model.clone());
+        }
+        let gone: Vec<_> = node
+            .problems
+            .keys()
+            .filter(|(code, _)| *code == MODEL_MISMATCH)
+            .map(|(_, subject)| subject.clone())
+            .collect();
+        for engine in &engines {
+            index(&mut self.models, id, engine);
+            models.insert(engine.model.clone());
+        }
+        self.change(id, |node| node.report.engines = engines);
+        for subject in gone {
+            self.solved(id, MODEL_MISMATCH, &subject);
+        }
+        for model in models {
+            self.judge_model(&model);
+        }
+        self.unsaved.insert(id);
+    }
+
+    /// A GPU that stands in two nodes' inventories is a problem on both; nothing is merged.
+    pub(super) fn judge_hardware(&mut self, id: NodeId, inventory: &NodeInventory, wall: i64) {
+        let old: BTreeSet<String> = self
+            .nodes
+            .get(&id)
+            .and_then(|node| node.inventory.as_ref())
+            .map(|received| received.report.gpus.iter().map(|gpu| gpu.uuid.clone()).collect())
+            .unwrap_or_default();
+        let new: BTreeSet<String> = inventory.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+        for uuid in old.difference(&new) {
+            let holders = self.hardware.get_mut(uuid).map(|holders| {
+                holders.remove(&id);
+                holders.clone()
+            });
+            self.solved(id, SAME_HARDWARE, uuid);
+            match holders {
+                Some(left) if left.is_empty() => drop(self.hardware.remove(uuid)),
+                Some(left) if left.len() == 1 => {
+                    for other in left {
+                        self.solved(other, SAME_HARDWARE, uuid);
+                    }
+                }
+                _ => {}
+            }
+        }
+        for uuid in new {
+            let holders = self.hardware.entry(uuid.clone()).or_default();
+            holders.insert(id);
+            if holders.len() < 2 {
+                continue;
+            }
+            for holder in holders.clone() {
+                let message = format!(
+                    "GPU {uuid} is reported by more than one node: a state directory was copied or is not durable; \
+                     keep one of them and enroll the other host with a token of its own"
+                );
+                self.problem(holder, SAME_HARDWARE, uuid.clone(), message, wall, None);
+            }
+        }
+    }
+
+    /// Compares a report's time with the last good one and shows what is wrong. True if it counts.
+    pub(super) fn judge_clock(&mut self, id: NodeId, observed_at: i64, last_good: i64, wall: i64) -> bool {
+        let subject = id.to_string();
+        match clock::judge(observed_at, last_good, wall) {
+            clock::Verdict::Good => {
+                self.solved(id, CLOCK_BEHIND, &subject);
+                self.solved(id, CLOCK_AHEAD, &subject);
+                true
+            }
+            clock::Verdict::Behind(by) => {
+                let message =
+                    format!("the node's clock went back by {} s; let it follow a time server", by / 1_000);
+                self.problem(id, CLOCK_BEHIND, subject, message, wall, None);
+                false
+            }
+            clock::Verdict::Ahead(by) => {
+                let message =
+                    format!("the node's clock is {} s in the future; let it follow a time server", by / 1_000);
+                self.problem(id, CLOCK_AHEAD, subject, message, wall, None);
+                false
+            }
+        }
+    }
+
+    /// A second copy of an identity was refused. True if that is news, so that one entry a period is audited.
+    pub(crate) fn duplicate(&mut self, id: NodeId, now: Instant, wall: i64) -> bool {
+        let subject = id.to_string();
+        let known = self.nodes.get(&id).is_some_and(|node| {
+            node.problems
+                .get(&(DUPLICATE_IDENTITY, subject.clone()))
+                .and_then(|problem| problem.until)
+                // Shown for 90 s after each try; a try within 30 s of the last is the same period.
+                .is_some_and(|until| until > now + DUPLICATE_SHOWN * 2 / 3)
+        });
+        let message = "another process shows this node's identity while it is connected: a copied state directory; \
+                       remove the copy and enroll that host with a token of its own";
+        self.problem(id, DUPLICATE_IDENTITY, subject, message.to_owned(), wall, Some(now + DUPLICATE_SHOWN));
+        !known
+    }
+}

@@ -1,0 +1,235 @@
+//! One node as its edge knows it: what is stored, what it said, and what is measured.
+//!
+//! Owns the rows' shapes and the derived answers (dispatchable or not, state of a provider). Leaves every change
+//! to [`super::Registry`].
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use umbel_contracts::proto::node::{
+    AgentHealth, DeclaredEngine, EngineState, EngineStatus, NodeInventory, NodeTelemetry,
+};
+use umbel_store::Position;
+use umbel_wire::liveness;
+use umbel_wire::{Generation, NodeId};
+
+use super::problems::Problem;
+
+/// Decided by people; never by a timer or a report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Lifecycle {
+    /// It may connect and serve.
+    Enrolled,
+    /// It keeps its identity and may not connect.
+    Disabled,
+    /// A tombstone.
+    Decommissioned,
+}
+
+/// What a node shows at hello: the registry's word on it counts, not the certificate's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Credential {
+    /// SHA-256 of the public key, in lower-case hexadecimal.
+    pub(crate) key_sha256: String,
+    /// End of the certificate.
+    pub(crate) not_after_unix_ms: i64,
+    /// When it was revoked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) revoked_at_unix_ms: Option<i64>,
+}
+
+/// The stored identity of a node: table `nodes`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct NodeRow {
+    pub(crate) name: String,
+    #[serde(default)]
+    pub(crate) labels: BTreeMap<String, String>,
+    pub(crate) lifecycle: Lifecycle,
+    pub(crate) eligible: bool,
+    pub(crate) draining: bool,
+    pub(crate) enrolled_at_unix_ms: i64,
+    /// The token it enrolled with.
+    pub(crate) token_id: String,
+    pub(crate) credential: Credential,
+}
+
+/// What a node last declared of an engine, and since when: where nodes differ on a model, the first stands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Declared {
+    pub(crate) name: String,
+    pub(crate) kind: String,
+    pub(crate) model: String,
+    #[serde(default)]
+    pub(crate) aliases: Vec<String>,
+    pub(crate) category: String,
+    pub(crate) capacity: u32,
+    pub(crate) max_context_tokens: u32,
+    pub(crate) long_context_threshold_tokens: u32,
+    pub(crate) long_context_capacity: u32,
+    pub(crate) since_unix_ms: i64,
+}
+
+impl Declared {
+    pub(crate) fn new(engine: &DeclaredEngine, since_unix_ms: i64) -> Self {
+        let category = if engine.category.is_empty() { "local_inference" } else { &engine.category };
+        Self {
+            name: engine.name.clone(),
+            kind: engine.kind.clone(),
+            model: engine.model.clone(),
+            aliases: engine.aliases.clone(),
+            category: category.to_owned(),
+            capacity: engine.capacity,
+            max_context_tokens: engine.max_context_tokens,
+            long_context_threshold_tokens: engine.long_context_threshold_tokens,
+            long_context_capacity: engine.long_context_capacity,
+            since_unix_ms,
+        }
+    }
+
+    /// What all providers of a model have to agree on.
+    pub(crate) fn agrees(&self, other: &Self) -> bool {
+        self.long_context_threshold_tokens == other.long_context_threshold_tokens
+            && self.aliases == other.aliases
+    }
+}
+
+/// What a node said that must outlive the edge's process: table `reports`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ReportRow {
+    #[serde(default)]
+    pub(crate) last_seen_at_unix_ms: i64,
+    #[serde(default)]
+    pub(crate) inventory_sequence: u64,
+    #[serde(default)]
+    pub(crate) telemetry_sequence: u64,
+    #[serde(default)]
+    pub(crate) agent_version: String,
+    #[serde(default)]
+    pub(crate) engines: Vec<Declared>,
+}
+
+/// The connection that owns a node now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Session {
+    pub(crate) generation: Generation,
+    pub(crate) protocol: u32,
+    /// It named its leases, so that its providers may be dispatched to.
+    pub(crate) named: bool,
+}
+
+/// A report and when it arrived.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Received<T> {
+    pub(crate) report: T,
+    pub(crate) at: Instant,
+}
+
+/// A node. Cheap to share: a reader holds the whole of it at one revision.
+#[derive(Clone, Debug)]
+pub(crate) struct Node {
+    pub(crate) id: NodeId,
+    pub(crate) row: NodeRow,
+    pub(crate) position: Position,
+    pub(crate) report: ReportRow,
+    /// Newest state of each engine by its name; empty until the node says it to this process.
+    pub(crate) engines: BTreeMap<String, EngineStatus>,
+    pub(crate) labels: BTreeMap<String, String>,
+    pub(crate) capabilities: Vec<String>,
+    pub(crate) settings_version: u64,
+    pub(crate) health: AgentHealth,
+    pub(crate) inventory: Option<Received<NodeInventory>>,
+    pub(crate) telemetry: Option<Received<NodeTelemetry>>,
+    /// The newest `observed_at` that counted, of each stream.
+    pub(crate) observed: [i64; 2],
+    pub(crate) session: Option<Session>,
+    /// Protocol of the last connection, of any generation.
+    pub(crate) protocol: u32,
+    pub(crate) generation: Generation,
+    pub(crate) liveness: liveness::State,
+    pub(crate) problems: BTreeMap<(&'static str, String), Problem>,
+    /// What the node says of itself.
+    pub(crate) reported: Vec<Problem>,
+}
+
+impl Node {
+    pub(crate) fn new(id: NodeId, row: NodeRow, position: Position, report: ReportRow) -> Self {
+        Self {
+            id,
+            row,
+            position,
+            report,
+            engines: BTreeMap::new(),
+            labels: BTreeMap::new(),
+            capabilities: Vec::new(),
+            settings_version: 0,
+            health: AgentHealth::Unspecified,
+            inventory: None,
+            telemetry: None,
+            observed: [0; 2],
+            session: None,
+            protocol: 0,
+            generation: Generation(0),
+            liveness: liveness::State::Never,
+            problems: BTreeMap::new(),
+            reported: Vec::new(),
+        }
+    }
+
+    /// Its provider's id.
+    pub(crate) fn provider_id(&self, engine: &str) -> String {
+        format!("{}/{engine}", self.id)
+    }
+
+    /// This edge can dispatch to it now: complete, heard lately, and allowed.
+    pub(crate) fn connected(&self) -> bool {
+        self.session.as_ref().is_some_and(|session| session.named)
+            && self.liveness == liveness::State::Online
+            && self.row.lifecycle == Lifecycle::Enrolled
+    }
+
+    /// The labels people gave it over those of its own file.
+    pub(crate) fn all_labels(&self) -> BTreeMap<String, String> {
+        let mut labels = self.labels.clone();
+        labels.extend(self.row.labels.clone());
+        labels
+    }
+
+    /// One derived word for people.
+    pub(crate) fn state(&self) -> &'static str {
+        match self.row.lifecycle {
+            Lifecycle::Decommissioned => "decommissioned",
+            Lifecycle::Disabled => "disabled",
+            Lifecycle::Enrolled => self.liveness.name(),
+        }
+    }
+
+    /// The state of one of its engines and why, as the node last said to this process.
+    pub(crate) fn engine_state(&self, name: &str) -> (ProviderState, String) {
+        if let Some(problem) = self.problems.get(&("MODEL_MISMATCH", self.provider_id(name))) {
+            return (ProviderState::Failed, problem.message.clone());
+        }
+        let Some(status) = self.engines.get(name) else {
+            return (ProviderState::Unavailable, "the node has not said its state yet".to_owned());
+        };
+        let state = match status.state() {
+            EngineState::Ready => ProviderState::Available,
+            EngineState::Validating | EngineState::Starting | EngineState::Loading => ProviderState::Loading,
+            EngineState::Draining | EngineState::Stopping => ProviderState::Draining,
+            EngineState::Failed => ProviderState::Failed,
+            EngineState::Stopped | EngineState::Unspecified => ProviderState::Unavailable,
+        };
+        (state, status.cause.clone())
+    }
+}
+
+/// Whether a provider can take requests, as its engine's node says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum ProviderState {
+    Available,
+    Loading,
+    Draining,
+    Unavailable,
+    Failed,
+}

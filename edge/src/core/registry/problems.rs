@@ -1,0 +1,38 @@
+//! What is wrong with a node, for people to act on.
+//!
+//! Owns the codes and their sentences. Invariant: a problem names what to do, and no address or secret.
+
+use std::time::{Duration, Instant};
+
+/// Two processes showed the same identity.
+pub(crate) const DUPLICATE_IDENTITY: &str = "DUPLICATE_IDENTITY";
+/// A provider differs from an earlier one of its model.
+pub(crate) const MODEL_MISMATCH: &str = "MODEL_MISMATCH";
+/// The same GPU stands in two nodes' inventories.
+pub(crate) const SAME_HARDWARE: &str = "SAME_HARDWARE";
+/// The node's clock went back.
+pub(crate) const CLOCK_BEHIND: &str = "CLOCK_BEHIND";
+/// The node's clock is in the future.
+pub(crate) const CLOCK_AHEAD: &str = "CLOCK_AHEAD";
+/// It connects with a certificate whose time is over, within the grace time.
+pub(crate) const CERTIFICATE_EXPIRED: &str = "CERTIFICATE_EXPIRED";
+
+/// How long a refused second copy stays visible after its last try: longer than its retry hint.
+pub(crate) const DUPLICATE_SHOWN: Duration = Duration::from_secs(90);
+
+/// Most problems of one node's own report.
+pub(crate) const REPORTED_MAX: usize = 32;
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Problem {
+    /// In capitals.
+    pub(crate) code: String,
+    /// One sentence with what to do.
+    pub(crate) message: String,
+    pub(crate) since_unix_ms: i64,
+    /// A node id or a provider id.
+    pub(crate) subject: String,
+    /// It vanishes by itself then.
+    pub(crate) until: Option<Instant>,
+}

@@ -1,0 +1,225 @@
+//! A node as its edge tells of it, at one revision.
+//!
+//! Owns the shape of what leaves the site. Invariant: a configured node or provider never disappears because it
+//! is not connected; a provider that cannot be dispatched to shows zero in every numeric field; no address or
+//! secret is in it (R4).
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use umbel_contracts::proto::control::{
+    self, EdgeNodeSnapshot, GpuSummary, InventorySummary, NodeConfig, ProviderHealth, ProviderSnapshot,
+    ProviderStatus, TelemetrySummary,
+};
+use umbel_wire::liveness::State;
+
+use super::node::{Declared, Lifecycle, Node, ProviderState};
+use super::readiness;
+
+/// A provider's counts as admission holds them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Figures {
+    pub(crate) capacity: u32,
+    pub(crate) in_flight: u32,
+    pub(crate) queued: u32,
+    pub(crate) long_capacity: u32,
+    pub(crate) long_in_flight: u32,
+    pub(crate) unconfirmed: u32,
+}
+
+/// Everything of a node that a reader may see.
+pub(crate) fn node(
+    node: &Node,
+    now: Instant,
+    figures: &dyn Fn(&str) -> Option<Figures>,
+) -> EdgeNodeSnapshot {
+    let readiness = readiness::checks(node, now);
+    let ready = readiness.iter().all(|check| check.passed);
+    EdgeNodeSnapshot {
+        node_id: node.id.to_string(),
+        name: node.row.name.clone(),
+        labels: node.all_labels().into_iter().collect(),
+        lifecycle: lifecycle(node.row.lifecycle).into(),
+        liveness: liveness(node.liveness).into(),
+        connected: node.connected(),
+        generation: node.generation.0,
+        eligible: node.row.eligible,
+        draining: node.row.draining,
+        last_seen_at_unix_ms: node.report.last_seen_at_unix_ms,
+        agent_version: node.report.agent_version.clone(),
+        protocol: node.protocol,
+        protocol_verdict: if node.protocol == 0 { String::new() } else { "COMPATIBLE".to_owned() },
+        config: Some(NodeConfig { applied_version: node.settings_version, ..NodeConfig::default() }),
+        inventory: inventory(node, now),
+        telemetry: telemetry(node, now),
+        providers: node.report.engines.iter().map(|engine| provider(node, engine, figures)).collect(),
+        capabilities: node.capabilities.clone(),
+        problems: problems(node),
+        readiness,
+        ready,
+    }
+}
+
+fn provider(node: &Node, engine: &Declared, figures: &dyn Fn(&str) -> Option<Figures>) -> ProviderSnapshot {
+    let provider_id = node.provider_id(&engine.name);
+    let base = ProviderSnapshot {
+        provider_id: provider_id.clone(),
+        model: engine.model.clone(),
+        aliases: engine.aliases.clone(),
+        category: engine.category.clone(),
+        engine_kind: engine.kind.clone(),
+        ..ProviderSnapshot::default()
+    };
+    if !node.connected() {
+        return ProviderSnapshot {
+            status: ProviderStatus::Unavailable.into(),
+            health: ProviderHealth::Offline.into(),
+            cause: format!("its node is {}", away(node)),
+            ..base
+        };
+    }
+    let (state, cause) = node.engine_state(&engine.name);
+    let figures = figures(&provider_id).unwrap_or_default();
+    let status = match state {
+        ProviderState::Failed => ProviderStatus::Failed,
+        _ if node.row.draining => ProviderStatus::Draining,
+        ProviderState::Available => ProviderStatus::Available,
+        ProviderState::Loading => ProviderStatus::Loading,
+        ProviderState::Draining => ProviderStatus::Draining,
+        ProviderState::Unavailable => ProviderStatus::Unavailable,
+    };
+    let health = match state {
+        ProviderState::Available if figures.unconfirmed > 0 => ProviderHealth::Degraded,
+        ProviderState::Available | ProviderState::Draining => ProviderHealth::Ok,
+        ProviderState::Loading | ProviderState::Unavailable => ProviderHealth::Unknown,
+        ProviderState::Failed => ProviderHealth::Offline,
+    };
+    ProviderSnapshot {
+        status: status.into(),
+        health: health.into(),
+        capacity: figures.capacity,
+        in_flight: figures.in_flight,
+        queued: figures.queued,
+        max_context_tokens: engine.max_context_tokens,
+        long_context_threshold_tokens: engine.long_context_threshold_tokens,
+        long_context_capacity: figures.long_capacity,
+        long_context_in_flight: figures.long_in_flight,
+        cause,
+        ..base
+    }
+}
+
+fn away(node: &Node) -> &'static str {
+    match (node.row.lifecycle, node.liveness) {
+        (Lifecycle::Enrolled, State::Online) if node.session.is_some() => "completing its connection",
+        (Lifecycle::Enrolled, State::Online) => "not connected",
+        _ => node.state(),
+    }
+}
+
+fn inventory(node: &Node, now: Instant) -> Option<InventorySummary> {
+    let received = node.inventory.as_ref()?;
+    let report = &received.report;
+    Some(InventorySummary {
+        hostname: report.hostname.clone(),
+        os: report.os.clone(),
+        kernel: report.kernel.clone(),
+        cpu_model: report.cpu_model.clone(),
+        cpu_count: report.cpu_count,
+        memory_bytes: report.memory_bytes,
+        gpus: report
+            .gpus
+            .iter()
+            .map(|gpu| GpuSummary {
+                uuid: gpu.uuid.clone(),
+                name: gpu.name.clone(),
+                memory_bytes: gpu.memory_bytes,
+                index: gpu.index,
+            })
+            .collect(),
+        complete: report.complete,
+        incomplete_reason: report.incomplete_reason.clone(),
+        age_ms: age_ms(received.at, now),
+    })
+}
+
+fn telemetry(node: &Node, now: Instant) -> Option<TelemetrySummary> {
+    let received = node.telemetry.as_ref()?;
+    Some(TelemetrySummary {
+        age_ms: age_ms(received.at, now),
+        memory_used_bytes: received.report.memory_used_bytes,
+        load_1m_milli: received.report.load_1m_milli,
+        storage_free_bytes: received.report.storage.iter().map(|root| root.free_bytes).sum(),
+    })
+}
+
+/// Everything that is wrong with a node: what the edge found, then what the node says.
+pub(crate) fn problems(node: &Node) -> Vec<control::Problem> {
+    let problem = |one: &super::problems::Problem| control::Problem {
+        code: one.code.clone(),
+        message: one.message.clone(),
+        since_unix_ms: one.since_unix_ms,
+        subject: one.subject.clone(),
+    };
+    node.problems.values().map(problem).chain(node.reported.iter().map(problem)).collect()
+}
+
+/// Counts of the whole site.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) nodes_total: u32,
+    pub(crate) nodes_online: u32,
+    pub(crate) nodes_stale: u32,
+    pub(crate) nodes_offline: u32,
+    pub(crate) providers_total: u32,
+    pub(crate) providers_available: u32,
+}
+
+/// Counts nodes that are not decommissioned, by liveness, and their providers.
+pub(crate) fn counts<'a>(nodes: impl Iterator<Item = &'a Node>) -> Counts {
+    let mut counts = Counts::default();
+    for node in nodes.filter(|node| node.row.lifecycle != Lifecycle::Decommissioned) {
+        counts.nodes_total += 1;
+        match node.liveness {
+            State::Online => counts.nodes_online += 1,
+            State::Stale => counts.nodes_stale += 1,
+            State::Offline => counts.nodes_offline += 1,
+            State::Never | State::Unknown => {}
+        }
+        for engine in &node.report.engines {
+            counts.providers_total += 1;
+            let serves = node.connected() && node.row.eligible && !node.row.draining;
+            if serves && node.engine_state(&engine.name).0 == ProviderState::Available {
+                counts.providers_available += 1;
+            }
+        }
+    }
+    counts
+}
+
+/// Models that any node declares, with their providers' names: for selectors.
+pub(crate) fn models(node: &Node) -> BTreeMap<&str, &Declared> {
+    node.report.engines.iter().map(|engine| (engine.model.as_str(), engine)).collect()
+}
+
+fn age_ms(at: Instant, now: Instant) -> u64 {
+    u64::try_from(now.saturating_duration_since(at).as_millis()).unwrap_or(u64::MAX)
+}
+
+fn lifecycle(lifecycle: Lifecycle) -> control::Lifecycle {
+    match lifecycle {
+        Lifecycle::Enrolled => control::Lifecycle::Enrolled,
+        Lifecycle::Disabled => control::Lifecycle::Disabled,
+        Lifecycle::Decommissioned => control::Lifecycle::Decommissioned,
+    }
+}
+
+fn liveness(state: State) -> control::Liveness {
+    match state {
+        State::Never => control::Liveness::Never,
+        State::Unknown => control::Liveness::Unknown,
+        State::Online => control::Liveness::Online,
+        State::Stale => control::Liveness::Stale,
+        State::Offline => control::Liveness::Offline,
+    }
+}
