@@ -7,4 +7,5 @@ pub mod engine;
 pub mod fault_proxy;
 pub mod fleet;
 pub mod http;
+pub mod peer;
 pub mod wait;
