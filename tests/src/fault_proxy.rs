@@ -303,8 +303,8 @@ fn pump(link: &Link, mut from: &TcpStream, mut to: &TcpStream, up: bool) {
             if mine.delay_ms > 0 {
                 std::thread::sleep(Duration::from_millis(mine.delay_ms));
             }
-            if mine.rate > 0 {
-                std::thread::sleep(Duration::from_micros(part.len() as u64 * 1_000_000 / mine.rate));
+            if let Some(us) = (part.len() as u64 * 1_000_000).checked_div(mine.rate) {
+                std::thread::sleep(Duration::from_micros(us));
             }
             if to.write_all(part).is_err() {
                 return link.end(Cut::Rst);

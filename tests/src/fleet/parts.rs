@@ -2,6 +2,8 @@
 //!
 //! Times are short on purpose (heartbeat 1 s, stale 3 s, offline 10 s), as the fault catalogue scales them.
 
+#![allow(clippy::indexing_slicing, reason = "an index into a JSON value that is not there gives null")]
+
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
