@@ -2,10 +2,12 @@
 //! classes and schemas, and the JSON objects that operators see. The documents beside this crate say what each
 //! message means; the tests keep documents, vectors and code together.
 
+pub mod config;
 pub mod numbers;
 pub mod objects;
 pub mod operations;
 pub mod proto;
+pub mod selector;
 #[cfg(feature = "serve")]
 pub mod serve;
 
