@@ -203,7 +203,13 @@ impl Engine {
     /// # Panics
     /// When none fits within `limit`.
     #[track_caller]
-    pub fn wait_record(&self, mark: &str, what: &str, limit: Duration, fits: impl Fn(&Record) -> bool) -> Record {
+    pub fn wait_record(
+        &self,
+        mark: &str,
+        what: &str,
+        limit: Duration,
+        fits: impl Fn(&Record) -> bool,
+    ) -> Record {
         wait::until_some(&format!("engine record {mark:?}: {what}"), limit, || {
             let all = self.records();
             let mine: Vec<_> = all.into_iter().filter(|r| r.body.contains(mark)).collect();

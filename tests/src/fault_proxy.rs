@@ -245,7 +245,9 @@ fn meet(link: &Arc<Link>, shared: &Shared, door: Door) {
         }
     }
     let target = *locked(&shared.upstream);
-    let Ok(upstream) = TcpStream::connect_timeout(&target, Duration::from_secs(2)) else { return link.end(Cut::Rst) };
+    let Ok(upstream) = TcpStream::connect_timeout(&target, Duration::from_secs(2)) else {
+        return link.end(Cut::Rst);
+    };
     let _ = upstream.set_nodelay(true);
     let (Ok(up_to), Ok(down_from), Ok(up_from), Ok(down_to)) =
         (upstream.try_clone(), upstream.try_clone(), link.dialer.try_clone(), link.dialer.try_clone())
@@ -287,7 +289,14 @@ fn pump(link: &Link, mut from: &TcpStream, mut to: &TcpStream, up: bool) {
                 return;
             }
             Ok(n) => n,
-            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted) => continue,
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted
+                ) =>
+            {
+                continue;
+            }
             Err(_) => return link.end(Cut::Rst),
         };
         // A hole that opened while the read waited swallows nothing: it holds these bytes back.
@@ -297,7 +306,8 @@ fn pump(link: &Link, mut from: &TcpStream, mut to: &TcpStream, up: bool) {
             }
             std::thread::sleep(STEP);
         }
-        let allowed = mine.cut.map_or(n, |(at, _)| usize::try_from(at.saturating_sub(passed)).unwrap_or(n).min(n));
+        let allowed =
+            mine.cut.map_or(n, |(at, _)| usize::try_from(at.saturating_sub(passed)).unwrap_or(n).min(n));
         let bytes = buffer.get(..allowed).unwrap_or_default();
         for part in bytes.chunks(if mine.piece == 0 { bytes.len().max(1) } else { mine.piece }) {
             if mine.delay_ms > 0 {

@@ -3,9 +3,12 @@
 //! The harness writes their files, enrolls them with the command line as an operator would, and ends each process that
 //! it started by its pid when it is dropped, also when a test panics; then it prints the ends of their logs.
 
+mod asking;
 mod commands;
+mod control_plane;
 mod daemon;
-mod parts;
+mod edge;
+mod node;
 
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
@@ -15,8 +18,10 @@ use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 pub use commands::{Ran, run};
+pub use control_plane::ControlPlane;
 pub use daemon::{Daemon, Signal, resident_kb};
-pub use parts::{ControlPlane, Edge, EdgeOptions, EngineDeclaration, Node, NodeOptions};
+pub use edge::{Edge, EdgeOptions};
+pub use node::{EngineDeclaration, Node, NodeOptions};
 
 use crate::engine::locked;
 

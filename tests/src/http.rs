@@ -64,7 +64,13 @@ impl Ask {
     /// A GET.
     #[must_use]
     pub fn get(path: &str) -> Self {
-        Self { method: "GET".to_owned(), path: path.to_owned(), headers: Vec::new(), body: Vec::new(), limit: READ_LIMIT }
+        Self {
+            method: "GET".to_owned(),
+            path: path.to_owned(),
+            headers: Vec::new(),
+            body: Vec::new(),
+            limit: READ_LIMIT,
+        }
     }
 
     /// A POST of JSON.
@@ -171,11 +177,9 @@ impl Sent {
     pub fn head(mut self) -> io::Result<Answer> {
         loop {
             let status = line(&mut self.socket)?;
-            let status = status
-                .split(' ')
-                .nth(1)
-                .and_then(|s| s.parse().ok())
-                .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("no status line: {status:?}")))?;
+            let status = status.split(' ').nth(1).and_then(|s| s.parse().ok()).ok_or_else(|| {
+                io::Error::new(io::ErrorKind::InvalidData, format!("no status line: {status:?}"))
+            })?;
             let mut headers = Vec::new();
             loop {
                 let line = line(&mut self.socket)?;
@@ -189,7 +193,9 @@ impl Sent {
             if status == 100 {
                 continue;
             }
-            let find = |name: &str| headers.iter().find(|(n, _)| n == name).map(|(_, v): &(String, String)| v.clone());
+            let find = |name: &str| {
+                headers.iter().find(|(n, _)| n == name).map(|(_, v): &(String, String)| v.clone())
+            };
             let framing = if find("transfer-encoding").is_some_and(|v| v.eq_ignore_ascii_case("chunked")) {
                 Framing::Chunked
             } else if let Some(length) = find("content-length").and_then(|v| v.parse().ok()) {
@@ -315,8 +321,9 @@ impl Answer {
         match self.framing {
             Framing::Chunked => {
                 let size = line(&mut self.socket)?;
-                let size = usize::from_str_radix(size.trim(), 16)
-                    .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, format!("chunk size {size:?}")))?;
+                let size = usize::from_str_radix(size.trim(), 16).map_err(|_| {
+                    io::Error::new(io::ErrorKind::InvalidData, format!("chunk size {size:?}"))
+                })?;
                 let mut bytes = vec![0; size];
                 self.socket.read_exact(&mut bytes)?;
                 line(&mut self.socket)?;

@@ -14,8 +14,11 @@ fn gone(record: &Record) -> bool {
 #[test]
 fn before_the_engine_says_anything() {
     let s = site(1);
-    for (mark, stream, reset) in [("stream-fin", true, false), ("stream-rst", true, true), ("plain-fin", false, false)] {
-        let sent = s.edge.chat("m", mark, stream, &json!({"head_gate": "never"})).send(&s.edge.target()).unwrap();
+    for (mark, stream, reset) in
+        [("stream-fin", true, false), ("stream-rst", true, true), ("plain-fin", false, false)]
+    {
+        let sent =
+            s.edge.chat("m", mark, stream, &json!({"head_gate": "never"})).send(&s.edge.target()).unwrap();
         s.engine.wait_record(mark, "running", SHORT, |_| true);
         sent.leave(reset);
         s.engine.wait_record(mark, "cancelled", CANCEL, gone);
@@ -40,7 +43,11 @@ fn after_the_head_while_the_engine_is_silent() {
 fn in_the_middle_of_a_stream() {
     let s = site(2);
     let script = json!({"events": 500, "delay_ms": 20});
-    let other = s.edge.chat("m", "other", true, &json!({"events": 4, "gate": "go", "gate_at": 3})).send(&s.edge.target()).unwrap();
+    let other = s
+        .edge
+        .chat("m", "other", true, &json!({"events": 4, "gate": "go", "gate_at": 3}))
+        .send(&s.edge.target())
+        .unwrap();
     let mut answer = s.edge.chat("m", "leaves", true, &script).ask(&s.edge.target()).unwrap();
     answer.read_to("tok2").unwrap();
     answer.leave(false);

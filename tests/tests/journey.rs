@@ -47,7 +47,8 @@ fn one_request_end_to_end() {
     assert_eq!(nodes["items"].as_array().unwrap().len(), 3, "{nodes}");
     assert!(nodes["missing"].as_array().unwrap().is_empty());
 
-    let done = plane.command("berlin", &uuid::Uuid::new_v4().to_string(), "node.drain", "node:b-1", &json!({}));
+    let done =
+        plane.command("berlin", &uuid::Uuid::new_v4().to_string(), "node.drain", "node:b-1", &json!({}));
     assert_eq!(done.json()["phase"], "succeeded", "{}", done.text());
     assert_eq!(berlin.node("b-1")["draining"], true);
     let got = berlin.chat("m", "served by b-2", true, &json!({})).whole(&berlin.target()).unwrap();
@@ -76,14 +77,19 @@ fn one_request_end_to_end() {
 fn the_built_in_engine_serves() {
     let fleet = Fleet::new();
     let edge = fleet.edge("solo", None, &EdgeOptions::default());
-    let options = NodeOptions { engines: vec![EngineDeclaration::sim("s", "sim-model", "tokens = 5")], ..NodeOptions::default() };
+    let options = NodeOptions {
+        engines: vec![EngineDeclaration::sim("s", "sim-model", "tokens = 5")],
+        ..NodeOptions::default()
+    };
     let _node = fleet.node(&edge, "n", &options);
     let body = json!({"model": "sim-model", "stream": true, "messages": [{"role": "user", "content": "hi"}]});
-    let got = Ask::post("/v1/chat/completions", body.to_string()).bearer(&edge.key).whole(&edge.target()).unwrap();
+    let got =
+        Ask::post("/v1/chat/completions", body.to_string()).bearer(&edge.key).whole(&edge.target()).unwrap();
     assert_eq!(got.status, 200, "{}", got.text());
     assert!(got.text().ends_with("data: [DONE]\n\n"), "{}", got.text());
     let body = json!({"model": "sim-model", "messages": [{"role": "user", "content": "hi"}]});
-    let got = Ask::post("/v1/chat/completions", body.to_string()).bearer(&edge.key).whole(&edge.target()).unwrap();
+    let got =
+        Ask::post("/v1/chat/completions", body.to_string()).bearer(&edge.key).whole(&edge.target()).unwrap();
     assert!(got.json()["choices"][0]["message"]["content"].is_string(), "{}", got.text());
 }
 
@@ -100,7 +106,9 @@ fn python() -> Option<PathBuf> {
 #[test]
 fn the_openai_client_is_content() {
     let Some(python) = python() else {
-        eprintln!("SKIPPED the_openai_client_is_content: no python with the openai client; scripts/test makes one");
+        eprintln!(
+            "SKIPPED the_openai_client_is_content: no python with the openai client; scripts/test makes one"
+        );
         return;
     };
     let s = site(4);

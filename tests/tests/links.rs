@@ -98,10 +98,17 @@ fn a_copied_state_directory_is_refused_while_the_first_lives() {
     copy.daemon.start();
     wait::until("the copy is told", SOON, || copy.daemon.log().contains("DUPLICATE_IDENTITY"));
     let node = l.edge.node("gpu-1");
-    assert_eq!((&node["connected"], &node["generation"]), (&json!(true), &generation), "the first is not evicted: {node}");
+    assert_eq!(
+        (&node["connected"], &node["generation"]),
+        (&json!(true), &generation),
+        "the first is not evicted: {node}"
+    );
     assert!(node["problems"].to_string().contains("DUPLICATE_IDENTITY"), "{node}");
     l.engine.open_gate("go");
-    assert!(open.head().unwrap().rest().text().ends_with("[DONE]\n\n"), "the first one's streams are unbroken");
+    assert!(
+        open.head().unwrap().rest().text().ends_with("[DONE]\n\n"),
+        "the first one's streams are unbroken"
+    );
     l.node.daemon.kill();
     // The copy was told to wait 30 s; a restarted one asks at once.
     copy.daemon.restart();
@@ -155,9 +162,14 @@ fn one_byte_a_write_changes_nothing() {
             let (l, want) = (&l, &want);
             scope.spawn(move || {
                 let mark = format!("bytes-{n}");
-                let got = l.edge.chat("m", &mark, true, &json!({"events": 40})).whole(&l.edge.target()).unwrap();
+                let got =
+                    l.edge.chat("m", &mark, true, &json!({"events": 40})).whole(&l.edge.target()).unwrap();
                 assert_eq!(&got.body, want, "{mark}");
-                let mut left = l.edge.chat("m", "cancelled", true, &json!({"events": 40})).ask(&l.edge.target()).unwrap();
+                let mut left = l
+                    .edge
+                    .chat("m", "cancelled", true, &json!({"events": 40}))
+                    .ask(&l.edge.target())
+                    .unwrap();
                 left.read_to("tok").unwrap();
                 left.leave(true);
             });
@@ -179,7 +191,8 @@ fn a_full_link_stays_online() {
         for n in 0..8 {
             let (l, script) = (&l, &script);
             scope.spawn(move || {
-                let got = l.edge.chat("m", &format!("bulk-{n}"), true, script).whole(&l.edge.target()).unwrap();
+                let got =
+                    l.edge.chat("m", &format!("bulk-{n}"), true, script).whole(&l.edge.target()).unwrap();
                 assert!(got.text().ends_with("[DONE]\n\n"), "{n}");
             });
         }

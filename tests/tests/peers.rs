@@ -1,8 +1,8 @@
 //! Peers that obey no rule, on both wire ports (rows 22, 36 to 39, 43), wrong tokens and credentials, every door tried
 //! with every credential (rule R12).
 
-use std::net::{SocketAddr, TcpStream};
 use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -26,7 +26,10 @@ struct Doors {
 }
 
 fn sim() -> NodeOptions {
-    NodeOptions { engines: vec![EngineDeclaration::sim("s", "sim-model", "tokens = 3")], ..NodeOptions::default() }
+    NodeOptions {
+        engines: vec![EngineDeclaration::sim("s", "sim-model", "tokens = 3")],
+        ..NodeOptions::default()
+    }
 }
 
 fn doors() -> Doors {
@@ -47,8 +50,12 @@ impl Doors {
     #[track_caller]
     fn still_serve(&self) {
         assert!(Path::new(&format!("/proc/{}", self.edge.daemon.pid())).exists());
-        let body = json!({"model": "sim-model", "stream": true, "messages": [{"role": "user", "content": "hi"}]});
-        let got = Ask::post("/v1/chat/completions", body.to_string()).bearer(&self.edge.key).whole(&self.edge.target()).unwrap();
+        let body =
+            json!({"model": "sim-model", "stream": true, "messages": [{"role": "user", "content": "hi"}]});
+        let got = Ask::post("/v1/chat/completions", body.to_string())
+            .bearer(&self.edge.key)
+            .whole(&self.edge.target())
+            .unwrap();
         assert!(got.text().ends_with("[DONE]\n\n"), "{}", got.text());
         self.plane.wait_fresh("berlin");
     }
@@ -69,7 +76,8 @@ fn identity_files(state: &Path) -> (PathBuf, PathBuf) {
     let mut all = Vec::new();
     walk(state, &mut all);
     let holds = |path: &Path, what: &str| std::fs::read_to_string(path).is_ok_and(|t| t.contains(what));
-    let key = all.iter().find(|p| holds(p, "PRIVATE KEY")).unwrap_or_else(|| panic!("no key in {all:?}")).clone();
+    let key =
+        all.iter().find(|p| holds(p, "PRIVATE KEY")).unwrap_or_else(|| panic!("no key in {all:?}")).clone();
     let is_ca = |p: &Path| p.file_name().is_some_and(|n| n.to_string_lossy().contains("ca"));
     let certificate = all
         .iter()
@@ -84,15 +92,20 @@ fn identity_files(state: &Path) -> (PathBuf, PathBuf) {
 fn silent_peers_hold_up_nobody() {
     let d = doors();
     let (files, _, _) = d.edge.daemon.figures();
-    let silent: Vec<TcpStream> =
-        (0..300).filter_map(|_| TcpStream::connect_timeout(&d.edge.nodes, Duration::from_secs(2)).ok()).collect();
+    let silent: Vec<TcpStream> = (0..300)
+        .filter_map(|_| TcpStream::connect_timeout(&d.edge.nodes, Duration::from_secs(2)).ok())
+        .collect();
     assert!(silent.len() > 100);
     let second = d.fleet.node(&d.edge, "joins-meanwhile", &sim());
     d.still_serve();
-    wait::until_some("the silent ones are closed and their files given back", Duration::from_secs(40), || {
-        let (now, _, _) = d.edge.daemon.figures();
-        if now <= files + 20 { Ok(()) } else { Err(format!("{now} open files, {files} before")) }
-    });
+    wait::until_some(
+        "the silent ones are closed and their files given back",
+        Duration::from_secs(40),
+        || {
+            let (now, _, _) = d.edge.daemon.figures();
+            if now <= files + 20 { Ok(()) } else { Err(format!("{now} open files, {files} before")) }
+        },
+    );
     drop((silent, second));
 }
 
@@ -132,22 +145,40 @@ fn frames_are_refused_before_anything_is_allocated() {
 #[test]
 fn garbage_is_refused() {
     let d = doors();
-    let not_hello = Frame { kind: proto::Kind::Data as u32, id: 1, payload: vec![1; 100], ..Frame::default() };
+    let not_hello =
+        Frame { kind: proto::Kind::Data as u32, id: 1, payload: vec![1; 100], ..Frame::default() };
     let unknown_critical = Frame { kind: 999, flags: 2, ..Frame::default() };
     for (address, name) in d.ports() {
-        for bytes in [&b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"[..], &[0x16, 3, 1, 0xff, 0xff], &[0; 2000], b"\x16\x03\x01\x00\x05hello"] {
+        for bytes in [
+            &b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"[..],
+            &[0x16, 3, 1, 0xff, 0xff],
+            &[0; 2000],
+            b"\x16\x03\x01\x00\x05hello",
+        ] {
             let mut socket = TcpStream::connect_timeout(&address, Duration::from_secs(2)).unwrap();
             socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
             socket.write_all(bytes).unwrap();
             let mut rest = Vec::new();
             let ended = socket.read_to_end(&mut rest);
-            assert!(ended.is_ok() || ended.unwrap_err().kind() == std::io::ErrorKind::ConnectionReset, "{name}: {bytes:?}");
+            assert!(
+                ended.is_ok() || ended.unwrap_err().kind() == std::io::ErrorKind::ConnectionReset,
+                "{name}: {bytes:?}"
+            );
         }
         let no_alpn = Peer::connect(address, &Manner { alpn: b"", ..plain(name) });
         assert!(no_alpn.is_err() || no_alpn.unwrap().is_closed_by_peer(), "{name}: no ALPN");
-        assert!(Peer::connect(address, &Manner { alpn: b"h2", ..plain(name) }).is_err(), "{name}: another ALPN");
+        assert!(
+            Peer::connect(address, &Manner { alpn: b"h2", ..plain(name) }).is_err(),
+            "{name}: another ALPN"
+        );
         let nested = nested_groups(10_000);
-        for bytes in [encoded(&not_hello), encoded(&unknown_critical), framed(&[0xff; 300]), framed(&nested), framed(&[0x82, 1, 0].repeat(4000))] {
+        for bytes in [
+            encoded(&not_hello),
+            encoded(&unknown_critical),
+            framed(&[0xff; 300]),
+            framed(&nested),
+            framed(&[0x82, 1, 0].repeat(4000)),
+        ] {
             let mut peer = Peer::connect(address, &plain(name)).unwrap();
             let _ = peer.raw(&bytes);
             assert!(peer.is_closed_by_peer(), "{name}: {} bytes of garbage", bytes.len());
@@ -189,9 +220,11 @@ fn a_hello_cut_at_any_byte_is_no_hello() {
 fn refusals_say_why() {
     let d = doors();
     let foreign_fleet = Fleet::new();
-    let foreign_edge = foreign_fleet.edge("paris", None, &EdgeOptions { no_key: true, ..EdgeOptions::default() });
+    let foreign_edge =
+        foreign_fleet.edge("paris", None, &EdgeOptions { no_key: true, ..EdgeOptions::default() });
     let foreign = foreign_fleet.node(&foreign_edge, "stranger", &sim());
-    let say = NodeHelloRequest { node_id: uuid::Uuid::new_v4().to_string(), ..NodeHelloRequest::default() }.encode_to_vec();
+    let say = NodeHelloRequest { node_id: uuid::Uuid::new_v4().to_string(), ..NodeHelloRequest::default() }
+        .encode_to_vec();
 
     let mut nobody = Peer::connect(d.edge.nodes, &plain("berlin.umbel")).unwrap();
     nobody.frame(&hello((1, 1), say.clone())).unwrap();
@@ -200,7 +233,8 @@ fn refusals_say_why() {
     assert!(!error.message.is_empty());
 
     let (certificate, key) = identity_files(&foreign.state);
-    let stranger = Manner { identity: Some(Identity { certificate: &certificate, key: &key }), ..plain("berlin.umbel") };
+    let stranger =
+        Manner { identity: Some(Identity { certificate: &certificate, key: &key }), ..plain("berlin.umbel") };
     let mut peer = Peer::connect(d.edge.nodes, &stranger).unwrap();
     peer.frame(&hello((1, 1), say)).unwrap();
     let error = peer.rejection().unwrap().error.unwrap();
@@ -209,7 +243,8 @@ fn refusals_say_why() {
     // The node's own certificate, with versions that do not meet.
     let id = d.edge.node("gpu-1")["node_id"].as_str().unwrap().to_owned();
     let (certificate, key) = identity_files(&d.node.state);
-    let known = Manner { identity: Some(Identity { certificate: &certificate, key: &key }), ..plain("berlin.umbel") };
+    let known =
+        Manner { identity: Some(Identity { certificate: &certificate, key: &key }), ..plain("berlin.umbel") };
     for (versions, verdict) in [
         ((7, 9), proto::Verdict::TooNew),
         ((0, 0), proto::Verdict::Unknown),
@@ -223,7 +258,8 @@ fn refusals_say_why() {
         assert!(reject.mine.is_some() && !reject.error.unwrap().message.is_empty());
     }
     let mut peer = Peer::connect(d.edge.nodes, &known).unwrap();
-    let other = NodeHelloRequest { node_id: uuid::Uuid::new_v4().to_string(), ..NodeHelloRequest::default() }.encode_to_vec();
+    let other = NodeHelloRequest { node_id: uuid::Uuid::new_v4().to_string(), ..NodeHelloRequest::default() }
+        .encode_to_vec();
     peer.frame(&hello((1, 1), other)).unwrap();
     let error = peer.rejection().unwrap().error.unwrap();
     assert_eq!(error.code, proto::Code::PermissionDenied as u32, "another node's id: {error:?}");
@@ -252,7 +288,11 @@ fn a_credential_opens_one_door() {
     }
     let operator = std::fs::read_to_string(d.plane.state.join("admin.token")).unwrap().trim().to_owned();
     let models = Ask::get("/v1/models");
-    for (what, secret) in [("an operator token", operator.as_str()), ("nothing", ""), ("a made-up key", "umk_0123456789abcdef_AAAA")] {
+    for (what, secret) in [
+        ("an operator token", operator.as_str()),
+        ("nothing", ""),
+        ("a made-up key", "umk_0123456789abcdef_AAAA"),
+    ] {
         let got = models.clone().bearer(secret).whole(&d.edge.target()).unwrap();
         assert_eq!(got.status, 401, "{what} at /v1: {}", got.text());
     }
@@ -262,22 +302,47 @@ fn a_credential_opens_one_door() {
     let address = format!("https://{}", d.plane.api);
     let ca = d.plane.state.join("ca.pem");
     let ctl = |token: &Path| {
-        run(&["ctl", "--addr", &address, "--ca-file", &ca.to_string_lossy(), "--token-file", &token.to_string_lossy(), "status"])
+        run(&[
+            "ctl",
+            "--addr",
+            &address,
+            "--ca-file",
+            &ca.to_string_lossy(),
+            "--token-file",
+            &token.to_string_lossy(),
+            "status",
+        ])
     };
     let refused = ctl(&key_file);
     assert_eq!(refused.code, 5, "an API key at the operator API: {refused:?}");
     let _ = ctl(&d.plane.state.join("admin.token")).ok();
     // The operator API has no /v1 and the application API no operator API.
     assert_eq!(Ask::get("/api/v1/status").bearer(&d.edge.key).whole(&d.edge.target()).unwrap().status, 404);
-    let at_socket = Ask::get("/v1/models").bearer(&d.edge.key).whole(&Target::Unix(d.edge.socket.clone())).unwrap();
+    let at_socket =
+        Ask::get("/v1/models").bearer(&d.edge.key).whole(&Target::Unix(d.edge.socket.clone())).unwrap();
     assert_eq!(at_socket.status, 404, "{}", at_socket.text());
     // A viewer reads and does nothing.
     let viewer = d.fleet.dir().join("viewer.token");
-    let _ = d.plane.ctl(&["operator", "create", "v", "--role", "viewer", "--out", &viewer.to_string_lossy()]).ok();
+    let _ = d
+        .plane
+        .ctl(&["operator", "create", "v", "--role", "viewer", "--out", &viewer.to_string_lossy()])
+        .ok();
     let _ = ctl(&viewer).ok();
     let drain = run(&[
-        "ctl", "--addr", &address, "--ca-file", &ca.to_string_lossy(), "--token-file", &viewer.to_string_lossy(),
-        "--site", "berlin", "node", "drain", "gpu-1", "-m", "not allowed",
+        "ctl",
+        "--addr",
+        &address,
+        "--ca-file",
+        &ca.to_string_lossy(),
+        "--token-file",
+        &viewer.to_string_lossy(),
+        "--site",
+        "berlin",
+        "node",
+        "drain",
+        "gpu-1",
+        "-m",
+        "not allowed",
     ]);
     assert_eq!(drain.code, 5, "{drain:?}");
     assert_eq!(d.edge.node("gpu-1")["draining"], false);

@@ -32,13 +32,19 @@ fn bytes_pass_unchanged() {
         assert_eq!(got.header("x-accel-buffering"), Some("no"), "{mark}");
         assert_eq!(got.header("content-encoding"), None, "{mark}");
     }
-    for (mark, script) in [("no newline", json!({"ending": "no_newline"})), ("one newline", json!({"ending": "one_newline"}))] {
+    for (mark, script) in
+        [("no newline", json!({"ending": "no_newline"})), ("one newline", json!({"ending": "one_newline"}))]
+    {
         let got = s.edge.chat("m", mark, true, &script).whole(&s.edge.target()).unwrap();
         let want = Script::default().stream_bytes("m");
         assert_eq!(got.text(), String::from_utf8_lossy(&want), "{mark}: the missing newlines are added");
         assert_eq!(got.end, BodyEnd::Whole, "{mark}");
     }
-    let got = s.edge.chat("m", "not a stream", false, &json!({"body_bytes": 300_000})).whole(&s.edge.target()).unwrap();
+    let got = s
+        .edge
+        .chat("m", "not a stream", false, &json!({"body_bytes": 300_000}))
+        .whole(&s.edge.target())
+        .unwrap();
     let script = Script { body_bytes: 300_000, ..Script::default() };
     assert_eq!(got.body, script.plain_body("m"));
     s.edge.wait_idle(SHORT);
@@ -53,10 +59,14 @@ fn the_request_passes_unchanged() {
     let got = Ask::post("/v1/chat/completions", odd).bearer(&s.edge.key).whole(&s.edge.target()).unwrap();
     assert_eq!(got.status, 200, "{}", got.text());
     assert_eq!(s.engine.records().last().unwrap().body, odd);
-    let large = s.edge.chat("m", &"large ".repeat(200_000), false, &json!({})).whole(&s.edge.target()).unwrap();
+    let large =
+        s.edge.chat("m", &"large ".repeat(200_000), false, &json!({})).whole(&s.edge.target()).unwrap();
     assert_eq!(large.status, 200, "{}", large.text());
     assert!(s.engine.records().last().unwrap().body.len() > 1_200_000);
-    let too_large = Ask::post("/v1/chat/completions", vec![b' '; 33 << 20]).bearer(&s.edge.key).whole(&s.edge.target()).unwrap();
+    let too_large = Ask::post("/v1/chat/completions", vec![b' '; 33 << 20])
+        .bearer(&s.edge.key)
+        .whole(&s.edge.target())
+        .unwrap();
     refused(&too_large, 413);
 }
 
@@ -65,13 +75,21 @@ fn the_request_passes_unchanged() {
 fn an_engine_that_dies_mid_stream_is_told() {
     let s = site(4);
     for ending in ["rst", "close", "no_done"] {
-        let got = s.edge.chat("m", ending, true, &json!({"after": 3, "ending": ending})).whole(&s.edge.target()).unwrap();
+        let got = s
+            .edge
+            .chat("m", ending, true, &json!({"after": 3, "ending": ending}))
+            .whole(&s.edge.target())
+            .unwrap();
         assert_eq!(got.status, 200, "{ending}");
         assert!(got.text().contains("tok1"), "{ending}: what came before is kept");
         error_event(&got);
     }
     // A failure inside an event cannot be told in an event: the connection is cut.
-    let got = s.edge.chat("m", "inside", true, &json!({"after": 3, "ending": "mid_event"})).whole(&s.edge.target()).unwrap();
+    let got = s
+        .edge
+        .chat("m", "inside", true, &json!({"after": 3, "ending": "mid_event"}))
+        .whole(&s.edge.target())
+        .unwrap();
     assert!(matches!(got.end, BodyEnd::Cut(_)), "{:?} {}", got.end, got.text());
     assert!(!got.text().contains("[DONE]"));
     s.edge.wait_idle(SHORT);
@@ -92,7 +110,11 @@ fn errors_before_the_first_byte_keep_their_status() {
         }
     }
     for (mark, stream) in [("closes streaming", true), ("closes plain", false)] {
-        let got = s.edge.chat("m", mark, stream, &json!({"no_head": true, "ending": "rst"})).whole(&s.edge.target()).unwrap();
+        let got = s
+            .edge
+            .chat("m", mark, stream, &json!({"no_head": true, "ending": "rst"}))
+            .whole(&s.edge.target())
+            .unwrap();
         refused(&got, 502);
         assert_eq!(s.engine.runs(mark), 1, "{mark}: the prompt is not run twice (row 69)");
     }
@@ -115,7 +137,10 @@ fn a_refused_connection_is_tried_elsewhere_and_nothing_runs_twice() {
         assert!(got.text().ends_with("data: [DONE]\n\n"));
         assert_eq!(live.runs(&mark), 1);
     }
-    let got = edge.chat("m", "after-one-", true, &json!({"after": 1, "ending": "rst"})).whole(&edge.target()).unwrap();
+    let got = edge
+        .chat("m", "after-one-", true, &json!({"after": 1, "ending": "rst"}))
+        .whole(&edge.target())
+        .unwrap();
     error_event(&got);
     assert_eq!(live.runs("after-one-"), 1);
     edge.wait_idle(SHORT);
@@ -127,7 +152,12 @@ fn credentials_and_hop_by_hop_headers_do_not_pass() {
     let s = site(4);
     let got = s
         .edge
-        .chat("m", "headers", false, &json!({"headers": [["Set-Cookie", "a=b"], ["X-Engine-Secret", "canary-engine"]]}))
+        .chat(
+            "m",
+            "headers",
+            false,
+            &json!({"headers": [["Set-Cookie", "a=b"], ["X-Engine-Secret", "canary-engine"]]}),
+        )
         .header("cookie", "session=canary-cookie")
         .header("x-api-key", "canary-x-api-key")
         .header("proxy-authorization", "Basic canary-proxy")
@@ -168,7 +198,11 @@ fn a_slow_reader_disturbs_no_other() {
     });
     assert!(last < 60_000, "the engine waits for the slow reader");
     for n in 0..7 {
-        let got = s.edge.chat("m", &format!("quick-{n}"), true, &json!({"events": 500})).whole(&s.edge.target()).unwrap();
+        let got = s
+            .edge
+            .chat("m", &format!("quick-{n}"), true, &json!({"events": 500}))
+            .whole(&s.edge.target())
+            .unwrap();
         assert!(got.text().ends_with("data: [DONE]\n\n"), "{n}");
     }
     assert_eq!(s.edge.node("gpu-1")["liveness"], "online");
@@ -196,7 +230,10 @@ fn capacity_is_exact_after_every_kind_of_end() {
             scope.spawn(move || {
                 for n in 0..40 {
                     let script = &scripts[(n + worker) % scripts.len()];
-                    let Ok(sent) = s.edge.chat("m", "mixed", n % 3 != 0, script).send(&s.edge.target()) else { continue };
+                    let Ok(sent) = s.edge.chat("m", "mixed", n % 3 != 0, script).send(&s.edge.target())
+                    else {
+                        continue;
+                    };
                     match n % 5 {
                         0 => sent.leave(true),
                         1 => sent.leave(false),
@@ -210,7 +247,12 @@ fn capacity_is_exact_after_every_kind_of_end() {
     assert!(s.engine.running_max() <= 4, "never above its capacity: {}", s.engine.running_max());
     wait::until("the engine is idle", SHORT, || s.engine.running() == 0);
     let held: Vec<_> = (0..4)
-        .map(|n| s.edge.chat("m", &format!("all-{n}"), true, &json!({"head_gate": "all"})).send(&s.edge.target()).unwrap())
+        .map(|n| {
+            s.edge
+                .chat("m", &format!("all-{n}"), true, &json!({"head_gate": "all"}))
+                .send(&s.edge.target())
+                .unwrap()
+        })
         .collect();
     wait::until("all four places can be taken", SHORT, || s.engine.running() == 4);
     s.engine.open_gate("all");
@@ -222,7 +264,13 @@ fn capacity_is_exact_after_every_kind_of_end() {
 /// The OpenAI errors that clients act on.
 #[test]
 fn refusals_have_their_status_and_words() {
-    let s = site_with(1, &EdgeOptions { more: "[queue]\nmax_requests = 1\nmax_wait = \"20s\"\n".into(), ..EdgeOptions::default() });
+    let s = site_with(
+        1,
+        &EdgeOptions {
+            more: "[queue]\nmax_requests = 1\nmax_wait = \"20s\"\n".into(),
+            ..EdgeOptions::default()
+        },
+    );
     let to = s.edge.target();
     let no_key = Ask::post("/v1/chat/completions", "{\"model\":\"m\",\"messages\":[]}").whole(&to).unwrap();
     assert_eq!(refused(&no_key, 401)["code"], "invalid_api_key");
@@ -242,8 +290,11 @@ fn refusals_have_their_status_and_words() {
     let held = s.edge.chat("m", "holds", true, &json!({"head_gate": "go"})).send(&to).unwrap();
     s.engine.wait_record("holds", "running", SHORT, |_| true);
     let waits = s.edge.chat("m", "waits", true, &json!({})).send(&to).unwrap();
-    wait::until("the second one waits", SHORT, || s.edge.get("/api/v1/edges/berlin/status")["queues"][0]["depth"] == 1);
-    let full = s.edge.chat("m", "too many", true, &json!({})).limit(Duration::from_secs(5)).whole(&to).unwrap();
+    wait::until("the second one waits", SHORT, || {
+        s.edge.get("/api/v1/edges/berlin/status")["queues"][0]["depth"] == 1
+    });
+    let full =
+        s.edge.chat("m", "too many", true, &json!({})).limit(Duration::from_secs(5)).whole(&to).unwrap();
     refused(&full, 429);
     let after: u64 = full.header("retry-after").unwrap().parse().unwrap();
     assert!((1..=60).contains(&after), "{after}");

@@ -39,7 +39,10 @@ fn what_was_answered_survives_kill_9() {
         edge.start();
         let listed = edge.ctl(&["key", "-o", "json"]).ok().out;
         for name in answered.lock().unwrap().iter() {
-            assert!(listed.contains(&format!("\"{name}\"")), "{name} was answered and is lost after kill -9 number {round}");
+            assert!(
+                listed.contains(&format!("\"{name}\"")),
+                "{name} was answered and is lost after kill -9 number {round}"
+            );
         }
     }
 }
@@ -101,7 +104,8 @@ fn a_node_that_dies_ends_its_leases() {
 fn a_drain_survives_restarts() {
     let mut s = site(4);
     let script = json!({"events": 6, "gate": "go", "gate_at": 2});
-    let open: Vec<_> = (0..3).map(|_| s.edge.chat("m", "drained", true, &script).send(&s.edge.target()).unwrap()).collect();
+    let open: Vec<_> =
+        (0..3).map(|_| s.edge.chat("m", "drained", true, &script).send(&s.edge.target()).unwrap()).collect();
     wait::until("three streams run", SHORT, || s.engine.running() == 3);
     let _ = s.edge.ctl(&["--detach", "node", "drain", "gpu-1", "-m", "a test", "--deadline", "60s"]).ok();
     wait::until("it drains", SHORT, || s.edge.node("gpu-1")["draining"] == true);

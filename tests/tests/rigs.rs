@@ -53,7 +53,9 @@ fn the_engine_notices_a_client_that_leaves() {
     let target = Target::Tcp(engine.address());
     chat("silent", serde_json::json!({"head_gate": "never"})).send(&target).unwrap().leave(false);
     engine.wait_record("silent", "client gone", LIMIT, |r| r.end == Some(End::ClientGone));
-    let mut answer = chat("streaming", serde_json::json!({"events": 9, "gate": "never", "gate_at": 3})).ask(&target).unwrap();
+    let mut answer = chat("streaming", serde_json::json!({"events": 9, "gate": "never", "gate_at": 3}))
+        .ask(&target)
+        .unwrap();
     answer.read_to("tok1").unwrap();
     answer.leave(true);
     engine.wait_record("streaming", "client gone", LIMIT, |r| r.end == Some(End::ClientGone));
@@ -69,7 +71,10 @@ fn the_proxy_holds_cuts_and_lies() {
     proxy.set_default(Faults { down: Direction { piece: 1, ..Direction::default() }, ..Faults::default() });
     assert_eq!(chat("pieces", serde_json::json!({})).whole(&target).unwrap().body, want);
 
-    proxy.set_default(Faults { down: Direction { cut: Some((200, Cut::Fin)), ..Direction::default() }, ..Faults::default() });
+    proxy.set_default(Faults {
+        down: Direction { cut: Some((200, Cut::Fin)), ..Direction::default() },
+        ..Faults::default()
+    });
     assert!(matches!(chat("cut", serde_json::json!({})).whole(&target).unwrap().end, BodyEnd::Cut(_)));
 
     proxy.set_default(Faults { door: Door::Html, ..Faults::default() });
@@ -87,7 +92,9 @@ fn the_proxy_holds_cuts_and_lies() {
     engine.wait_record("held", "complete", LIMIT, |r| r.end == Some(End::Complete));
     let link = proxy.live().pop().unwrap();
     let before = link.bytes();
-    wait::stays("nothing passes", Duration::from_millis(200), || if link.bytes() == before { Ok(()) } else { Err("it did".into()) });
+    wait::stays("nothing passes", Duration::from_millis(200), || {
+        if link.bytes() == before { Ok(()) } else { Err("it did".into()) }
+    });
     proxy.set_all(Faults::default());
     assert!(answer.rest().text().ends_with("data: [DONE]\n\n"));
 }

@@ -35,7 +35,10 @@ pub(crate) fn site_with(capacity: u32, options: &EdgeOptions) -> Site {
 
 /// A node's options: this engine as model `m`.
 pub(crate) fn external(engine: &Engine, capacity: u32) -> NodeOptions {
-    NodeOptions { engines: vec![EngineDeclaration::external("e", "m", &engine.url(), capacity)], ..NodeOptions::default() }
+    NodeOptions {
+        engines: vec![EngineDeclaration::external("e", "m", &engine.url(), capacity)],
+        ..NodeOptions::default()
+    }
 }
 
 /// The one error event of a failed stream, and that nothing in it looks like success.
@@ -62,7 +65,10 @@ pub(crate) fn openai_error(body: &Value) {
     assert!(error["message"].as_str().is_some_and(|m| !m.is_empty()), "an error has a message: {body}");
     assert!(error["type"].is_string(), "an error has a type: {body}");
     assert!(error.get("param").is_some(), "an error has a param, if only null: {body}");
-    assert!(error["code"].is_string() || error["code"].is_null(), "an error's code is a string or null: {body}");
+    assert!(
+        error["code"].is_string() || error["code"].is_null(),
+        "an error's code is a string or null: {body}"
+    );
 }
 
 /// An error answer before any byte of a stream.

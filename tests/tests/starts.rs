@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use umbel_tests::engine::Engine;
-use umbel_tests::fleet::{EdgeOptions, Fleet, Signal, SOON, run};
+use umbel_tests::fleet::{EdgeOptions, Fleet, SOON, Signal, run};
 use umbel_tests::http::Ask;
 use umbel_tests::wait;
 
@@ -23,22 +23,44 @@ fn a_broken_file_is_refused_by_line() {
         path.to_string_lossy().into_owned()
     };
     let cases = [
-        ("control-plane", "control-plane.toml", "[control_plane]\nname = \"cp\"\nstate_dir = \"/tmp/x\"\nadvertize = []\n", 4),
-        ("edge", "edge.toml", "[edge]\nsite = \"berlin\"\nstate_dir = \"/tmp/x\"\n\n[listen]\napy = \"127.0.0.1:1\"\n", 6),
+        (
+            "control-plane",
+            "control-plane.toml",
+            "[control_plane]\nname = \"cp\"\nstate_dir = \"/tmp/x\"\nadvertize = []\n",
+            4,
+        ),
+        (
+            "edge",
+            "edge.toml",
+            "[edge]\nsite = \"berlin\"\nstate_dir = \"/tmp/x\"\n\n[listen]\napy = \"127.0.0.1:1\"\n",
+            6,
+        ),
         ("edge", "edge2.toml", "[edge]\nsite = \"not a label!\"\nstate_dir = \"/tmp/x\"\n", 2),
-        ("node", "node.toml", "[node]\nname = \"n\"\nstate_dir = \"/tmp/x\"\n\n[[engine]]\nname = \"e\"\nkind = \"warp\"\n", 7),
+        (
+            "node",
+            "node.toml",
+            "[node]\nname = \"n\"\nstate_dir = \"/tmp/x\"\n\n[[engine]]\nname = \"e\"\nkind = \"warp\"\n",
+            7,
+        ),
         ("node", "node2.toml", "[node]\nname = \"n\nstate_dir = \"/tmp/x\"\n", 2),
     ];
     for (tier, name, text, line) in cases {
         let path = file(name, text);
         let ran = run(&[tier, "--config", &path]);
         assert_eq!(ran.code, 78, "{name}: {ran:?}");
-        assert!(ran.err.contains(&format!("{name}:{line}")), "{name}: names file and line {line}: {}", ran.err);
+        assert!(
+            ran.err.contains(&format!("{name}:{line}")),
+            "{name}: names file and line {line}: {}",
+            ran.err
+        );
         assert!(!ran.err.contains("panicked"), "{}", ran.err);
     }
     let missing = run(&["edge", "--config", "/nonexistent/edge.toml"]);
     assert_eq!(missing.code, 78, "{missing:?}");
-    let path = file("edge3.toml", "[edge]\nsite = \"berlin\"\nstate_dir = \"/tmp/x\"\n\n[liveness]\nstale = \"20s\"\noffline = \"10s\"\n");
+    let path = file(
+        "edge3.toml",
+        "[edge]\nsite = \"berlin\"\nstate_dir = \"/tmp/x\"\n\n[liveness]\nstale = \"20s\"\noffline = \"10s\"\n",
+    );
     let ran = run(&["config", "check", &path, "--tier", "edge"]);
     assert_ne!(ran.code, 0, "offline must exceed stale: {ran:?}");
 }
@@ -76,7 +98,8 @@ fn a_state_directory_has_one_owner() {
 fn sigterm_lets_streams_finish() {
     let mut s = site(32);
     let script = json!({"events": 6, "gate": "go", "gate_at": 2});
-    let open: Vec<_> = (0..20).map(|_| s.edge.chat("m", "live", true, &script).send(&s.edge.target()).unwrap()).collect();
+    let open: Vec<_> =
+        (0..20).map(|_| s.edge.chat("m", "live", true, &script).send(&s.edge.target()).unwrap()).collect();
     wait::until("twenty streams run", SHORT, || s.engine.running() == 20);
     s.edge.daemon.signal(Signal::Term);
     wait::until("it is no longer ready", SHORT, || match Ask::get("/readyz").whole(&s.edge.target()) {
@@ -111,7 +134,9 @@ fn sigterm_of_a_node_lets_its_streams_finish() {
     s.node.daemon.signal(Signal::Term);
     wait::until("the edge no longer sends it work", SHORT, || {
         let node = s.edge.node("gpu-1");
-        node["draining"] == true || node["connected"] == false || node["providers"][0]["status"] != "available"
+        node["draining"] == true
+            || node["connected"] == false
+            || node["providers"][0]["status"] != "available"
     });
     s.engine.open_gate("go");
     assert!(open.head().unwrap().rest().text().ends_with("[DONE]\n\n"));
@@ -143,8 +168,9 @@ fn few_file_descriptors_do_not_stop_it() {
     edge.daemon.wrapper = ["sh", "-c", "ulimit -n 256; exec \"$@\"", "sh"].map(str::to_owned).to_vec();
     edge.start();
     edge.wait_serving("gpu-1");
-    let clients: Vec<_> =
-        (0..400).filter_map(|_| std::net::TcpStream::connect_timeout(&edge.api, Duration::from_secs(1)).ok()).collect();
+    let clients: Vec<_> = (0..400)
+        .filter_map(|_| std::net::TcpStream::connect_timeout(&edge.api, Duration::from_secs(1)).ok())
+        .collect();
     let lines = edge.daemon.log().lines().count();
     let cpu = cpu_ms(edge.daemon.pid());
     std::thread::sleep(Duration::from_secs(2));
@@ -155,7 +181,11 @@ fn few_file_descriptors_do_not_stop_it() {
     assert_eq!(edge.node("gpu-1")["liveness"], "online", "sessions and the local socket go on");
     drop(clients);
     wait::until_some("clients are served again", SOON, || {
-        let got = edge.chat("m", "again", true, &json!({})).limit(SHORT).whole(&edge.target()).map_err(|e| e.to_string())?;
+        let got = edge
+            .chat("m", "again", true, &json!({}))
+            .limit(SHORT)
+            .whole(&edge.target())
+            .map_err(|e| e.to_string())?;
         if got.status == 200 { Ok(()) } else { Err(got.text()) }
     });
 }
@@ -163,7 +193,9 @@ fn few_file_descriptors_do_not_stop_it() {
 fn cpu_ms(pid: u32) -> u64 {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let ns: u64 = tasks
-        .filter_map(|t| std::fs::read_to_string(t.path().join("schedstat")).ok()?.split(' ').next()?.parse::<u64>().ok())
+        .filter_map(|t| {
+            std::fs::read_to_string(t.path().join("schedstat")).ok()?.split(' ').next()?.parse::<u64>().ok()
+        })
         .sum();
     ns / 1_000_000
 }
@@ -174,16 +206,19 @@ fn secrets_never_show() {
     let fleet = Fleet::new();
     let engine = Engine::start(&["m"]).unwrap();
     let plane = fleet.control_plane();
-    let mut edge = fleet.edge("berlin", Some(&plane), &EdgeOptions { no_key: true, ..EdgeOptions::default() });
+    let mut edge =
+        fleet.edge("berlin", Some(&plane), &EdgeOptions { no_key: true, ..EdgeOptions::default() });
     edge.daemon.kill();
-    let text = std::fs::read_to_string(&edge.config).unwrap().replace("level = \"debug\"", "level = \"trace\"");
+    let text =
+        std::fs::read_to_string(&edge.config).unwrap().replace("level = \"debug\"", "level = \"trace\"");
     std::fs::write(&edge.config, text).unwrap();
     edge.start();
     edge.key = edge.ctl(&["key", "create", "app"]).ok().out.trim().to_owned();
     let token = edge.token("gpu-1");
     let node_token = std::fs::read_to_string(&token).unwrap();
     let mut node = fleet.node_files("gpu-1", &external(&engine, 2));
-    let text = std::fs::read_to_string(&node.config).unwrap().replace("level = \"debug\"", "level = \"trace\"");
+    let text =
+        std::fs::read_to_string(&node.config).unwrap().replace("level = \"debug\"", "level = \"trace\"");
     std::fs::write(&node.config, text).unwrap();
     let _ = node.enroll(&token).ok();
     node.daemon.start();
@@ -196,8 +231,15 @@ fn secrets_never_show() {
     let admin = std::fs::read_to_string(plane.state.join("admin.token")).unwrap();
     let secret_of = |text: &str| text.trim().rsplit('_').next().unwrap().to_owned();
     let canaries = [
-        edge.key.clone(), secret_of(&edge.key), node_token.trim().to_owned(), secret_of(&node_token),
-        admin.trim().to_owned(), secret_of(&admin), "canary-message".to_owned(), "canary-answer".to_owned(), "canarysecret".to_owned(),
+        edge.key.clone(),
+        secret_of(&edge.key),
+        node_token.trim().to_owned(),
+        secret_of(&node_token),
+        admin.trim().to_owned(),
+        secret_of(&admin),
+        "canary-message".to_owned(),
+        "canary-answer".to_owned(),
+        "canarysecret".to_owned(),
         "PRIVATE KEY".to_owned(),
     ];
     let mut seen = vec![
@@ -212,7 +254,10 @@ fn secrets_never_show() {
     for pid in [plane.daemon.pid(), edge.daemon.pid(), node.daemon.pid()] {
         for what in ["cmdline", "environ"] {
             let path = format!("/proc/{pid}/{what}");
-            seen.push((path.clone(), String::from_utf8_lossy(&std::fs::read(Path::new(&path)).unwrap_or_default()).into_owned()));
+            seen.push((
+                path.clone(),
+                String::from_utf8_lossy(&std::fs::read(Path::new(&path)).unwrap_or_default()).into_owned(),
+            ));
         }
     }
     for (place, text) in &seen {

@@ -24,7 +24,9 @@ fn a_stopped_site_is_named_and_delays_nobody() {
     let took = start.elapsed();
     berlin.daemon.signal(Signal::Continue);
     let status = ran.ok().json();
-    let of = |edge: &str| status["sites"].as_array().unwrap().iter().find(|s| s["edge_id"] == edge).unwrap().clone();
+    let of = |edge: &str| {
+        status["sites"].as_array().unwrap().iter().find(|s| s["edge_id"] == edge).unwrap().clone()
+    };
     assert_eq!(of("paris")["freshness"], "fresh", "{status}");
     assert_eq!(of("berlin")["freshness"], "timed_out", "{status}");
     assert!(of("berlin")["age_ms"].is_u64(), "old figures carry their age: {status}");
@@ -67,10 +69,13 @@ fn a_command_runs_once() {
 fn a_command_to_an_absent_site_is_refused_at_once() {
     let fleet = Fleet::new();
     let plane = fleet.control_plane();
-    let mut edge = fleet.edge("berlin", Some(&plane), &EdgeOptions { no_key: true, ..EdgeOptions::default() });
+    let mut edge =
+        fleet.edge("berlin", Some(&plane), &EdgeOptions { no_key: true, ..EdgeOptions::default() });
     plane.wait_fresh("berlin");
     edge.daemon.kill();
-    wait::until("the control plane has noticed", SHORT, || plane.site("berlin")["freshness"] == "disconnected");
+    wait::until("the control plane has noticed", SHORT, || {
+        plane.site("berlin")["freshness"] == "disconnected"
+    });
     let refused = plane.command("berlin", &uuid::Uuid::new_v4().to_string(), "node.drain", "all", &json!({}));
     assert_eq!(refused.status, 503, "{}", refused.text());
     let ran = plane.ctl(&["--site", "berlin", "node", "drain", "x", "-m", "a test"]);

@@ -46,7 +46,8 @@ enum Command {
 fn quiet(path: &Path) {
     let text = std::fs::read_to_string(path).unwrap();
     let text = text.replace("level = \"debug\"", "level = \"warn\"");
-    let text = text.replace("\"1s\"\nstale = \"3s\"\noffline = \"10s\"", "\"10s\"\nstale = \"30s\"\noffline = \"90s\"");
+    let text = text
+        .replace("\"1s\"\nstale = \"3s\"\noffline = \"10s\"", "\"10s\"\nstale = \"30s\"\noffline = \"90s\"");
     std::fs::write(path, text).unwrap();
 }
 
@@ -100,7 +101,10 @@ fn settled_kb(pid: u32) -> u64 {
 fn figures(nodes: usize, json: Option<PathBuf>) {
     let fleet = Fleet::new();
     let mut edge = quiet_edge(&fleet);
-    let sim = NodeOptions { engines: vec![EngineDeclaration::sim("s", "sim-model", "tokens = 3")], ..NodeOptions::default() };
+    let sim = NodeOptions {
+        engines: vec![EngineDeclaration::sim("s", "sim-model", "tokens = 3")],
+        ..NodeOptions::default()
+    };
     let mut first = quiet_node(&fleet, &edge, "first", &sim);
     edge.wait_serving("first");
     let agent_kb = settled_kb(first.daemon.pid());
@@ -142,13 +146,19 @@ fn figures(nodes: usize, json: Option<PathBuf>) {
         ("edge, KiB a connected node", each_kb, 40.0),
     ];
     let mut out = std::io::stdout().lock();
-    writeln!(out, "\n# footprint (medians of 9 starts; {nodes} nodes for the last row)\n{:<32} {:>10} {:>8}", "figure", "measured", "limit").unwrap();
+    writeln!(
+        out,
+        "\n# footprint (medians of 9 starts; {nodes} nodes for the last row)\n{:<32} {:>10} {:>8}",
+        "figure", "measured", "limit"
+    )
+    .unwrap();
     for (name, value, limit) in rows {
         let mark = if value <= limit { "" } else { "  ABOVE" };
         writeln!(out, "{name:<32} {value:>10.1} {limit:>8.0}{mark}").unwrap();
     }
     if let Some(path) = json {
-        let map: serde_json::Map<_, _> = rows.iter().map(|(n, v, _)| ((*n).to_owned(), serde_json::json!(v))).collect();
+        let map: serde_json::Map<_, _> =
+            rows.iter().map(|(n, v, _)| ((*n).to_owned(), serde_json::json!(v))).collect();
         std::fs::write(path, serde_json::Value::Object(map).to_string()).unwrap();
     }
     for mut node in swarm {

@@ -129,7 +129,9 @@ fn side(state: &State, ask: &Ask) -> (u16, String) {
                 .collect();
             (200, serde_json::json!({"object": "list", "data": data}).to_string())
         }
-        _ => (404, "{\"error\":{\"message\":\"no such route\",\"type\":\"invalid_request_error\"}}".to_owned()),
+        _ => {
+            (404, "{\"error\":{\"message\":\"no such route\",\"type\":\"invalid_request_error\"}}".to_owned())
+        }
     }
 }
 
@@ -204,7 +206,12 @@ fn completion(stream: &TcpStream, number: u64, state: &State, ask: &Ask) -> io::
         Ok(script) => script.unwrap_or_default(),
         Err(e) => {
             state.finish(id, End::Complete);
-            write_plain(stream, 400, &[], format!("{{\"error\":{{\"message\":\"x_script: {e}\"}}}}").as_bytes())?;
+            write_plain(
+                stream,
+                400,
+                &[],
+                format!("{{\"error\":{{\"message\":\"x_script: {e}\"}}}}").as_bytes(),
+            )?;
             return Ok(true);
         }
     };
@@ -277,8 +284,16 @@ fn end_by(to: &Writing<'_>) -> End {
     }
 }
 
-fn write_plain(mut stream: &TcpStream, status: u16, headers: &[(String, String)], body: &[u8]) -> io::Result<()> {
-    let mut out = format!("HTTP/1.1 {status} Scripted\r\nContent-Type: application/json\r\nServer: scripted\r\nContent-Length: {}\r\n", body.len());
+fn write_plain(
+    mut stream: &TcpStream,
+    status: u16,
+    headers: &[(String, String)],
+    body: &[u8],
+) -> io::Result<()> {
+    let mut out = format!(
+        "HTTP/1.1 {status} Scripted\r\nContent-Type: application/json\r\nServer: scripted\r\nContent-Length: {}\r\n",
+        body.len()
+    );
     for (name, value) in headers {
         out.push_str(&format!("{name}: {value}\r\n"));
     }

@@ -38,8 +38,9 @@ impl Ran {
     #[must_use]
     #[allow(clippy::panic, reason = "a command that does not answer as documented fails its test")]
     pub fn json(&self) -> serde_json::Value {
-        serde_json::from_str(&self.out)
-            .unwrap_or_else(|e| panic!("umbel {}: not JSON ({e})\nstdout: {}\nstderr: {}", self.line, self.out, self.err))
+        serde_json::from_str(&self.out).unwrap_or_else(|e| {
+            panic!("umbel {}: not JSON ({e})\nstdout: {}\nstderr: {}", self.line, self.out, self.err)
+        })
     }
 }
 

@@ -27,7 +27,9 @@ pub(crate) fn cpu_us(pid: u32) -> f64 {
     tree(pid)
         .iter()
         .flat_map(|p| fs::read_dir(format!("/proc/{p}/task")).into_iter().flatten().flatten())
-        .filter_map(|task| fs::read_to_string(task.path().join("schedstat")).ok()?.split(' ').next()?.parse::<f64>().ok())
+        .filter_map(|task| {
+            fs::read_to_string(task.path().join("schedstat")).ok()?.split(' ').next()?.parse::<f64>().ok()
+        })
         .sum::<f64>()
         / 1e3
 }

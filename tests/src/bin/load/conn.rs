@@ -112,7 +112,9 @@ impl Conn {
             let Some(colon) = memchr::memchr(b':', line) else { continue };
             let value = line[colon + 1..].trim_ascii();
             match &line[..colon].to_ascii_lowercase()[..] {
-                b"content-length" => framing.length = std::str::from_utf8(value).ok().and_then(|v| v.parse().ok()),
+                b"content-length" => {
+                    framing.length = std::str::from_utf8(value).ok().and_then(|v| v.parse().ok())
+                }
                 b"transfer-encoding" => framing.chunked = value.eq_ignore_ascii_case(b"chunked"),
                 b"connection" => framing.close = value.eq_ignore_ascii_case(b"close"),
                 _ => {}
@@ -134,7 +136,12 @@ impl Conn {
     }
 
     /// One request. The times between arrivals of later events go to `gaps`.
-    pub(crate) async fn ask(&mut self, start: Instant, request: &[u8], gaps: &mut Vec<f64>) -> io::Result<Answer> {
+    pub(crate) async fn ask(
+        &mut self,
+        start: Instant,
+        request: &[u8],
+        gaps: &mut Vec<f64>,
+    ) -> io::Result<Answer> {
         self.socket.write_all(request).await?;
         let (status, mut framing) = self.head().await?;
         let mut body = Body {

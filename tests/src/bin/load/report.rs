@@ -8,7 +8,12 @@ fn percentile(sorted: &[f64], p: f64) -> f64 {
     if sorted.is_empty() {
         return f64::NAN;
     }
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "an index")]
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "an index"
+    )]
     let at = ((sorted.len() - 1) as f64 * p).round() as usize;
     sorted[at]
 }
@@ -21,7 +26,8 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 #[allow(clippy::cast_precision_loss, reason = "counts of a benchmark")]
 fn figures(target: &Target, mine: &[Sample], base: &[Sample]) -> Vec<(&'static str, f64)> {
-    let per = |f: &dyn Fn(&Sample, &Sample) -> f64| median(mine.iter().zip(base).map(|(s, d)| f(s, d)).collect());
+    let per =
+        |f: &dyn Fn(&Sample, &Sample) -> f64| median(mine.iter().zip(base).map(|(s, d)| f(s, d)).collect());
     let rate = |s: &Sample| s.done as f64 / s.wall;
     let tokens = |s: &Sample| s.events.max(s.done) as f64;
     vec![
