@@ -1,4 +1,7 @@
 //! What an edge does: sockets, tasks and the store around the cores.
 
 pub(crate) mod dispatch;
+pub(crate) mod events;
 pub(crate) mod keys;
+pub(crate) mod nodes;
+pub(crate) mod site;

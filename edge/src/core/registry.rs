@@ -10,7 +10,7 @@ mod judge;
 pub(crate) mod node;
 pub(crate) mod problems;
 mod readiness;
-mod reports;
+pub(crate) mod reports;
 pub(crate) mod snapshot;
 #[cfg(test)]
 mod tests;

@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use umbel_contracts::proto::control::ReadinessCheck;
+use umbel_contracts::proto::control::{CheckResult, ReadinessCheck};
 use umbel_contracts::proto::node::AgentHealth;
 use umbel_wire::liveness::State;
 
@@ -24,7 +24,8 @@ pub(crate) fn checks(node: &Node, now: Instant) -> Vec<ReadinessCheck> {
 
 fn check(name: &str, passed: bool, message: impl Into<String>, next_step: &str) -> ReadinessCheck {
     let next_step = if passed { String::new() } else { next_step.to_owned() };
-    ReadinessCheck { name: name.to_owned(), passed, message: message.into(), next_step }
+    let result = if passed { CheckResult::Passed } else { CheckResult::Failed };
+    ReadinessCheck { name: name.to_owned(), result: result.into(), message: message.into(), next_step }
 }
 
 fn connection(node: &Node) -> ReadinessCheck {
@@ -110,7 +111,12 @@ fn telemetry(node: &Node, now: Instant) -> ReadinessCheck {
             check(name, age <= TELEMETRY_AGE, message, "Restart the agent; look for telemetry errors in its log.")
         }
         // An agent that does not name the capability is not missing anything.
-        None if !node.capabilities.iter().any(|name| name == TELEMETRY) => check(name, true, "not_reported", ""),
+        None if !node.capabilities.iter().any(|name| name == TELEMETRY) => ReadinessCheck {
+            name: name.to_owned(),
+            result: CheckResult::NotReported.into(),
+            message: "this agent reports no telemetry".to_owned(),
+            next_step: String::new(),
+        },
         None => check(name, false, "none received yet", "Wait for one, at most ten seconds."),
     }
 }

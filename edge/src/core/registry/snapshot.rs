@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use umbel_contracts::proto::control::{
-    self, EdgeNodeSnapshot, GpuSummary, InventorySummary, NodeConfig, ProviderHealth, ProviderSnapshot,
+    self, CheckResult, EdgeNodeSnapshot, GpuSummary, InventorySummary, NodeConfig, ProviderHealth, ProviderSnapshot,
     ProviderStatus, TelemetrySummary,
 };
 use umbel_wire::liveness::State;
@@ -34,7 +34,7 @@ pub(crate) fn node(
     figures: &dyn Fn(&str) -> Option<Figures>,
 ) -> EdgeNodeSnapshot {
     let readiness = readiness::checks(node, now);
-    let ready = readiness.iter().all(|check| check.passed);
+    let ready = readiness.iter().all(|check| check.result() != CheckResult::Failed);
     EdgeNodeSnapshot {
         node_id: node.id.to_string(),
         name: node.row.name.clone(),

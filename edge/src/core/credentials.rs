@@ -1,0 +1,192 @@
+//! Whether a certificate opens the nodes' port now.
+//!
+//! Owns the judgement: TLS has only shown that the peer holds the key, so chain, time and status are judged here
+//! by the key's hash against the registry, and each refusal can say why. Invariant: whatever the registry does
+//! not know is refused.
+
+use std::time::Duration;
+
+use umbel_wire::clock::Wall;
+use umbel_wire::peer::{PeerCertificate, PeerName};
+use umbel_wire::{Code, EdgeId, Error, NodeId};
+
+use super::registry::node::{Lifecycle, NodeRow};
+
+/// A host that was off may come back with an expired certificate for so long, by proof of its key.
+pub(crate) const GRACE: Duration = Duration::from_secs(30 * 24 * 3600);
+/// Before this the clock is wrong: this program did not exist (2026-01-01).
+pub(crate) const CLOCK_FLOOR: Wall = Wall(1_767_225_600_000);
+
+/// A refusal that waits for people asks to be tried again after this.
+const MINUTES: Duration = Duration::from_secs(300);
+
+/// A good credential.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Good {
+    /// In its time.
+    Valid,
+    /// Over, within the grace time: the node shows a problem.
+    Expired,
+}
+
+/// Judges the certificate of a connection. `known` is the node that holds its key.
+pub(crate) fn judge(
+    certificate: Option<&PeerCertificate>,
+    known: Option<(NodeId, &NodeRow)>,
+    edge: &EdgeId,
+    now: Wall,
+) -> Result<Good, Error> {
+    let Some(certificate) = certificate else {
+        return Err(refuse(
+            Code::Unauthenticated,
+            "CERTIFICATE_MISSING",
+            "this port asks for a node's certificate; enroll this host with `umbel node enroll`",
+        ));
+    };
+    let Some((id, row)) = known else {
+        return Err(unknown(certificate, edge));
+    };
+    if certificate.name != Some(PeerName::Node(edge.clone(), id)) {
+        return Err(refuse(
+            Code::PermissionDenied,
+            "CERTIFICATE_NAME",
+            "the certificate names another peer than the one that holds its key; enroll this host anew",
+        ));
+    }
+    match row.lifecycle {
+        Lifecycle::Enrolled => {}
+        Lifecycle::Disabled => {
+            return Err(refuse(
+                Code::PermissionDenied,
+                "NODE_DISABLED",
+                "this node is disabled at its edge; an operator can enable it again",
+            ));
+        }
+        Lifecycle::Decommissioned => {
+            return Err(refuse(
+                Code::Gone,
+                "NODE_DECOMMISSIONED",
+                "this node was decommissioned for good; remove its state directory and enroll the host anew",
+            ));
+        }
+    }
+    if row.credential.revoked_at_unix_ms.is_some() {
+        return Err(refuse(
+            Code::Unauthenticated,
+            "CREDENTIAL_REVOKED",
+            "this node's credential was revoked; enroll the host anew with a token of its own",
+        ));
+    }
+    // A clock that is certainly wrong must not lock a site out.
+    let expired = now >= CLOCK_FLOOR && now > Wall(row.credential.not_after_unix_ms);
+    if !expired {
+        return Ok(Good::Valid);
+    }
+    if now > Wall(row.credential.not_after_unix_ms) + GRACE {
+        return Err(refuse(
+            Code::Unauthenticated,
+            "CERTIFICATE_EXPIRED",
+            "this node's certificate ended more than 30 days ago; enroll the host anew with a token of its own",
+        ));
+    }
+    Ok(Good::Expired)
+}
+
+fn unknown(certificate: &PeerCertificate, edge: &EdgeId) -> Error {
+    match &certificate.name {
+        Some(PeerName::Node(other, _)) if other != edge => refuse(
+            Code::Unauthenticated,
+            "CERTIFICATE_FOREIGN",
+            format!(
+                "this certificate is of site {other}, and this is site {edge}: dial the edge that enrolled this \
+                 host, or enroll it here with a state directory of its own"
+            ),
+        ),
+        Some(PeerName::Edge(_)) => refuse(
+            Code::Unauthenticated,
+            "CERTIFICATE_KIND",
+            "this is the nodes' port, and the certificate is an edge's; edges dial their control plane",
+        ),
+        _ => refuse(
+            Code::Unauthenticated,
+            "CERTIFICATE_UNKNOWN",
+            "this edge does not know this node's key; enroll the host with `umbel node enroll`",
+        ),
+    }
+}
+
+fn refuse(code: Code, reason: &'static str, message: impl Into<String>) -> Error {
+    Error::new(code, reason, message).with_retry_after(MINUTES)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use umbel_wire::KeyHash;
+
+    use super::super::registry::node::Credential;
+    use super::*;
+
+    fn row(lifecycle: Lifecycle, not_after: Wall, revoked: bool) -> NodeRow {
+        NodeRow {
+            name: "n".into(),
+            labels: Default::default(),
+            lifecycle,
+            eligible: true,
+            draining: false,
+            enrolled_at_unix_ms: 1,
+            token_id: "t".into(),
+            credential: Credential {
+                key_sha256: KeyHash([7; 32]).to_string(),
+                not_after_unix_ms: not_after.unix_ms(),
+                revoked_at_unix_ms: revoked.then_some(5),
+            },
+        }
+    }
+
+    fn certificate(name: Option<PeerName>) -> PeerCertificate {
+        PeerCertificate {
+            key_hash: KeyHash([7; 32]),
+            serial: "01".into(),
+            name,
+            not_before: Wall(0),
+            not_after: Wall(0),
+        }
+    }
+
+    #[test]
+    fn every_refusal_has_its_own_reason() {
+        let edge = EdgeId::parse("ber1").unwrap();
+        let other = EdgeId::parse("muc1").unwrap();
+        let id = NodeId::random();
+        let now = CLOCK_FLOOR + Duration::from_secs(1_000_000);
+        let later = now + Duration::from_secs(1);
+        let good = certificate(Some(PeerName::Node(edge.clone(), id)));
+        let ask = |certificate: Option<&PeerCertificate>, row: Option<&NodeRow>| {
+            judge(certificate, row.map(|row| (id, row)), &edge, now)
+        };
+        let reason = |result: Result<Good, Error>| result.unwrap_err().reason.into_owned();
+
+        let fine = row(Lifecycle::Enrolled, later, false);
+        assert_eq!(ask(Some(&good), Some(&fine)).unwrap(), Good::Valid);
+        assert_eq!(reason(ask(None, None)), "CERTIFICATE_MISSING");
+        assert_eq!(reason(ask(Some(&good), None)), "CERTIFICATE_UNKNOWN");
+        let foreign = certificate(Some(PeerName::Node(other, id)));
+        assert_eq!(reason(ask(Some(&foreign), None)), "CERTIFICATE_FOREIGN");
+        let edges = certificate(Some(PeerName::Edge(edge.clone())));
+        assert_eq!(reason(ask(Some(&edges), None)), "CERTIFICATE_KIND");
+        assert_eq!(reason(ask(Some(&certificate(None)), Some(&fine))), "CERTIFICATE_NAME");
+        let disabled = row(Lifecycle::Disabled, later, false);
+        assert_eq!(reason(ask(Some(&good), Some(&disabled))), "NODE_DISABLED");
+        let gone = row(Lifecycle::Decommissioned, later, false);
+        assert_eq!(ask(Some(&good), Some(&gone)).unwrap_err().code, Code::Gone);
+        let revoked = row(Lifecycle::Enrolled, later, true);
+        assert_eq!(reason(ask(Some(&good), Some(&revoked))), "CREDENTIAL_REVOKED");
+        let expired = row(Lifecycle::Enrolled, Wall(now.unix_ms() - 1), false);
+        assert_eq!(ask(Some(&good), Some(&expired)).unwrap(), Good::Expired);
+        let ended = row(Lifecycle::Enrolled, Wall(now.unix_ms() - 31 * 24 * 3_600_000), false);
+        assert_eq!(reason(ask(Some(&good), Some(&ended))), "CERTIFICATE_EXPIRED");
+        // Row 19: with a clock from before this program, nothing is called expired.
+        assert_eq!(judge(Some(&good), Some((id, &ended)), &edge, Wall(0)).unwrap(), Good::Valid);
+    }
+}

@@ -1,0 +1,105 @@
+//! What the site tells: to readers of the local socket and to every connected control plane.
+//!
+//! Owns the sequence of this process's events. Invariant: an event is told after the state it speaks of has
+//! changed; a reader that is slow loses events and sees the gap, and memory stays what it is.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use prost::Message;
+use umbel_contracts::event;
+use umbel_contracts::objects::EventObject;
+use umbel_contracts::proto::control::{EdgeCommandEvent, EdgeNodeEvent};
+use umbel_contracts::serve::EventRing;
+use umbel_wire::clock::Wall;
+use umbel_wire::{Connection, EdgeId};
+
+/// Events kept for readers of the local socket.
+const KEPT: usize = 2_000;
+
+/// A connected control plane, by the name of its directory.
+type Links = HashMap<String, Connection>;
+
+/// Where events go.
+pub(crate) struct Events {
+    edge: EdgeId,
+    sequence: AtomicU64,
+    ring: Arc<EventRing>,
+    links: Mutex<Links>,
+}
+
+/// What happened, without what every event has.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Happened {
+    pub(crate) kind: &'static str,
+    pub(crate) node_id: String,
+    pub(crate) provider_id: String,
+    pub(crate) generation: u64,
+    pub(crate) message: String,
+}
+
+impl Events {
+    pub(crate) fn new(edge: EdgeId, incarnation: String) -> Self {
+        Self {
+            edge,
+            sequence: AtomicU64::new(0),
+            ring: EventRing::new(incarnation, KEPT),
+            links: Mutex::default(),
+        }
+    }
+
+    fn links(&self) -> MutexGuard<'_, Links> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The latest events, for readers that come and go.
+    pub(crate) fn ring(&self) -> &Arc<EventRing> {
+        &self.ring
+    }
+
+    /// A control plane's connection is up.
+    pub(crate) fn link(&self, name: &str, connection: Connection) {
+        self.links().insert(name.to_owned(), connection);
+    }
+
+    /// That connection has ended; a newer one of the same name stays.
+    pub(crate) fn unlink(&self, name: &str, connection: &Connection) {
+        let mut links = self.links();
+        if links.get(name).is_some_and(|link| link.generation() == connection.generation()) {
+            links.remove(name);
+        }
+    }
+
+    /// Tells everyone.
+    pub(crate) fn tell(&self, happened: Happened) {
+        let sequence = self.sequence.fetch_add(1, Ordering::SeqCst) + 1;
+        let event = EdgeNodeEvent {
+            edge_id: self.edge.to_string(),
+            sequence,
+            at_unix_ms: Wall::now().unix_ms(),
+            kind: happened.kind.to_owned(),
+            node_id: happened.node_id,
+            provider_id: happened.provider_id,
+            generation: happened.generation,
+            message: happened.message,
+        };
+        tracing::info!(kind = %event.kind, node = %event.node_id, generation = event.generation, "{}", event.message);
+        let payload = event.encode_to_vec();
+        // Each event has a key of its own: none may stand for another.
+        let key = sequence.to_string();
+        for link in self.links().values() {
+            link.event(event::EDGE_NODE, &key, payload.clone());
+        }
+        self.ring.publish(EventObject::from_proto(event));
+    }
+
+    /// Tells one control plane how one of its commands goes on.
+    pub(crate) fn tell_command(&self, name: &str, event: &EdgeCommandEvent) {
+        let link = self.links().get(name).cloned();
+        if let Some(link) = link {
+            // Only the newest step of a command matters: its last one ends it.
+            link.event(event::EDGE_COMMAND, &event.command_id, event.encode_to_vec());
+        }
+    }
+}

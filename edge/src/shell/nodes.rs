@@ -1,0 +1,278 @@
+//! The nodes' port: who may come in, and which of two connections with one identity stays.
+//!
+//! Owns the order of an accepted hello: credential and slot as one step under the registry's lock, the report
+//! applied, WELCOME, then the naming of leases ([`session`]) before the node is ready. Leaves tokens to
+//! [`enrollment`]. Invariant: whatever comes in here is refused with a reason and the remedy, or owned by exactly
+//! one generation.
+
+mod enrollment;
+mod session;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use prost::Message;
+use umbel_contracts::NODE_PROTOCOL;
+use umbel_contracts::proto::node::NodeHelloRequest;
+use umbel_store::AuditRecord;
+use umbel_wire::slots::{Knock, Owner, Probe, Refusal};
+use umbel_wire::{
+    BoxFuture, CloseReason, Code, Connection, Door, Error, Generation, GoawayReason, InstanceId, Intervals, KeyHash, Newcomer,
+    NodeId, Purpose, Rejection, WelcomeOut, clock, limits, negotiate,
+};
+
+use crate::core::credentials::{self, Good};
+use crate::core::registry::problems::CERTIFICATE_EXPIRED;
+use crate::core::registry::{Registry, reports};
+use crate::shell::site::Site;
+
+use self::session::NodeSession;
+
+/// How long the old connection may take to answer a probe.
+const PROBE: Duration = Duration::from_secs(1);
+/// After WELCOME a node has to name its leases within this time.
+const NAMING: Duration = Duration::from_secs(10);
+/// Between telemetry events.
+const TELEMETRY: Duration = Duration::from_secs(5);
+/// Between inventory events when nothing changes.
+const INVENTORY: Duration = Duration::from_secs(600);
+
+/// The door of the nodes' port.
+pub(crate) struct NodeDoor {
+    pub(crate) site: Arc<Site>,
+    pub(crate) authority: Arc<umbel_wire::ca::Authority>,
+}
+
+impl Door for NodeDoor {
+    fn knows(&self, key: &KeyHash) -> bool {
+        self.site.read(|registry| registry.by_key(key).is_some())
+    }
+
+    fn knock(&self, newcomer: Newcomer) -> BoxFuture<'static, ()> {
+        let site = Arc::clone(&self.site);
+        let authority = Arc::clone(&self.authority);
+        Box::pin(async move {
+            match newcomer.hello().purpose {
+                Purpose::Hello => hello(&site, newcomer).await,
+                Purpose::Enroll => enrollment::enroll(&site, &authority, newcomer).await,
+            }
+        })
+    }
+}
+
+fn rejection(newcomer: &Newcomer, error: Error) -> Rejection {
+    Rejection { error, verdict: None, yours: newcomer.hello().versions, mine: NODE_PROTOCOL }
+}
+
+/// Refuses versions that do not meet; says both ranges and what to upgrade.
+fn protocol(newcomer: &Newcomer) -> Result<u32, Rejection> {
+    let yours = newcomer.hello().versions;
+    negotiate(NODE_PROTOCOL, yours).map_err(|verdict| {
+        let message = format!(
+            "this edge speaks version {NODE_PROTOCOL} of the node protocol and this agent {yours} ({}): upgrade \
+             control planes first, then edges, then nodes",
+            verdict.name()
+        );
+        let error = Error::new(Code::Conflict, "PROTOCOL_VERSION", message);
+        Rejection { error, verdict: Some(verdict), yours, mine: NODE_PROTOCOL }
+    })
+}
+
+async fn hello(site: &Arc<Site>, newcomer: Newcomer) {
+    match judge(site, &newcomer).await {
+        Ok(accepted) => accept(site, newcomer, accepted),
+        Err(rejection) => {
+            let error = &rejection.error;
+            tracing::info!(
+                address = %newcomer.address(), reason = %error.reason, code = %error.code, "a node was refused"
+            );
+            newcomer.reject(*rejection);
+        }
+    }
+}
+
+struct Judged {
+    id: NodeId,
+    protocol: u32,
+    generation: Generation,
+    superseded: Option<Owner<Connection>>,
+    hello: NodeHelloRequest,
+}
+
+async fn judge(site: &Arc<Site>, newcomer: &Newcomer) -> Result<Judged, Box<Rejection>> {
+    let refuse = |error: Error| Box::new(rejection(newcomer, error));
+    // Who it is comes first: a stranger learns nothing else.
+    site.read(|registry| credential(site, registry, newcomer)).map_err(refuse)?;
+    let protocol = protocol(newcomer).map_err(Box::new)?;
+    let hello = NodeHelloRequest::decode(newcomer.hello().payload.clone()).map_err(|_| {
+        refuse(Error::new(Code::InvalidArgument, "MALFORMED", "the hello does not decode; upgrade the agent"))
+    })?;
+    reports::check_hello(&hello).map_err(refuse)?;
+    let named = &hello.node_id;
+    let (id, knock) = site
+        .change(|registry| {
+            let (id, good) = credential(site, registry, newcomer)?;
+            if named.is_empty() {
+                let message = "the hello names no node_id; the agent's state directory is not complete";
+                return Err(Error::new(Code::InvalidArgument, "NODE_ID_EMPTY", message));
+            }
+            if *named != id.to_string() {
+                let message = "the hello names another node than its certificate does; enroll this host anew";
+                return Err(Error::new(Code::PermissionDenied, "NODE_ID_FOREIGN", message));
+            }
+            expiry_problem(site, registry, id, good);
+            let said = newcomer.hello();
+            let knock = registry.slots.knock(clock::now(), &id, said.instance, said.attempt, newcomer.connection());
+            if let Knock::Accept(accepted) = &knock {
+                registry.registered(id, accepted.generation);
+            }
+            Ok((id, knock))
+        })
+        .map_err(refuse)?;
+    let accepted = match knock {
+        Knock::Accept(accepted) => Ok(accepted),
+        Knock::Refuse(refusal) => Err(refusal),
+        Knock::Probe { probe, old } => {
+            let answer = probe_old(site, newcomer, id, probe, &old).await.map_err(refuse)?;
+            if matches!(answer, Err(Refusal::Duplicate)) {
+                duplicate(site, id);
+            }
+            answer
+        }
+    };
+    let accepted = accepted.map_err(|refusal| refuse(refusal.error()))?;
+    let (generation, superseded) = (accepted.generation, accepted.superseded);
+    Ok(Judged { id, protocol, generation, superseded, hello })
+}
+
+type Arbitrated = Result<umbel_wire::slots::Accepted<Connection>, Refusal>;
+
+/// Asks the owner for a sign of life, then repeats the credential's check and the registration as one step.
+async fn probe_old(
+    site: &Arc<Site>,
+    newcomer: &Newcomer,
+    id: NodeId,
+    probe: Probe,
+    old: &Owner<Connection>,
+) -> Result<Arbitrated, Error> {
+    let mut guard = ProbeGuard { site, id, probe: Some(probe) };
+    let answered = old.handle.probe(PROBE).await;
+    guard.probe = None;
+    site.change(|registry| {
+        if let Err(error) = credential(site, registry, newcomer) {
+            registry.slots.abandon(&id, probe);
+            return Err(error);
+        }
+        let said = newcomer.hello();
+        let connection = newcomer.connection();
+        let answer = registry.slots.probed(&id, probe, answered, said.instance, said.attempt, connection);
+        if let Ok(accepted) = &answer {
+            registry.registered(id, accepted.generation);
+        }
+        Ok(answer)
+    })
+}
+
+/// Frees the slot's probe if the newcomer goes away in between.
+struct ProbeGuard<'a> {
+    site: &'a Arc<Site>,
+    id: NodeId,
+    probe: Option<Probe>,
+}
+
+impl Drop for ProbeGuard<'_> {
+    fn drop(&mut self) {
+        if let Some(probe) = self.probe.take() {
+            self.site.change(|registry| registry.slots.abandon(&self.id, probe));
+        }
+    }
+}
+
+fn credential(
+    site: &Site,
+    registry: &Registry<Connection>,
+    newcomer: &Newcomer,
+) -> Result<(NodeId, Good), Error> {
+    let certificate = newcomer.certificate();
+    let known = certificate.and_then(|certificate| registry.by_key(&certificate.key_hash));
+    let row = known.map(|node| (node.id, &node.row));
+    let good = credentials::judge(certificate, row, &site.edge_id, site.wall())?;
+    // `judge` refuses every key that is not known.
+    let id = known.map(|node| node.id).ok_or_else(|| {
+        Error::new(Code::Unauthenticated, "CERTIFICATE_UNKNOWN", "this edge does not know this node's key")
+    })?;
+    Ok((id, good))
+}
+
+fn expiry_problem(site: &Site, registry: &mut Registry<Connection>, id: NodeId, good: Good) {
+    match good {
+        Good::Valid => registry.solved(id, CERTIFICATE_EXPIRED, &id.to_string()),
+        Good::Expired => {
+            let message = "its certificate has ended; it may still connect for 30 days: enroll the host anew";
+            let wall = site.wall().unix_ms();
+            registry.problem(id, CERTIFICATE_EXPIRED, id.to_string(), message.to_owned(), wall, None);
+        }
+    }
+}
+
+fn duplicate(site: &Site, id: NodeId) {
+    let wall = site.wall().unix_ms();
+    if site.change(|registry| registry.duplicate(id, clock::now(), wall)) {
+        let record = AuditRecord::new("node.duplicate_refused", id.to_string(), "refused");
+        site.audit_soon(vec![record.by("edge").because("another process shows this node's identity")]);
+    }
+}
+
+fn accept(site: &Arc<Site>, newcomer: Newcomer, judged: Judged) {
+    let Judged { id, protocol, generation, superseded, hello } = judged;
+    let address = newcomer.address();
+    let wall = site.wall().unix_ms();
+    let applied = site.change(|registry| registry.greet(id, generation, protocol, hello, clock::now(), wall));
+    let Ok(mut answer) = applied else {
+        // Superseded or revoked between its registration and here.
+        let error = reports::stale_error();
+        let rejection = rejection(&newcomer, error);
+        return newcomer.reject(rejection);
+    };
+    answer.edge_id = site.edge_id.to_string();
+    let welcome = WelcomeOut {
+        protocol,
+        generation,
+        intervals: Intervals { heartbeat: site.heartbeat, telemetry: TELEMETRY, inventory: INVENTORY },
+        reconnect_spread: site.reconnect_spread(),
+        max_streams: limits::STREAMS_NODE,
+        payload: answer.encode_to_vec(),
+    };
+    let instance = newcomer.hello().instance;
+    let session = Arc::new(NodeSession::new(Arc::clone(site), id, generation));
+    let connection = newcomer.accept(welcome, session.clone());
+    tracing::info!(node = %id, %generation, %address, "a node was accepted");
+    if let Some(old) = superseded {
+        retire(&connection, old, instance);
+    }
+    let site = Arc::clone(site);
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = connection.closed() => {}
+            () = tokio::time::sleep(NAMING) => session.naming_is_over(&site, &connection),
+        }
+    });
+}
+
+/// An old connection of the same process finishes its streams; one of another process is told and closed.
+fn retire(new: &Connection, old: Owner<Connection>, instance: InstanceId) {
+    if old.instance != instance {
+        return old.handle.close(CloseReason::Superseded);
+    }
+    let new = new.clone();
+    tokio::spawn(async move {
+        let connection = old.handle;
+        connection.goaway(GoawayReason::Reconnect, "a newer connection of this node has taken over", None);
+        tokio::select! {
+            () = connection.drained() => {}
+            _ = new.closed() => {}
+            () = tokio::time::sleep(limits::DRAIN_STREAMS) => {}
+        }
+        connection.close(CloseReason::Superseded);
+    });
+}

@@ -1,0 +1,146 @@
+//! One accepted connection of a node.
+//!
+//! Owns what its requests and events do. Leaves every decision to the registry and to admission. Invariant:
+//! everything it does carries its generation; once another has taken over, nothing it says counts and its close
+//! changes nothing (row 8).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use prost::Message;
+use umbel_contracts::proto::node::{
+    NodeEngines, NodeHeartbeat, NodeHeartbeatAck, NodeInventory, NodeLeases, NodeLeasesAck, NodeTelemetry,
+};
+use umbel_contracts::{event, method};
+use umbel_wire::{
+    CloseReason, Code, Connection, Error, Generation, Handler, IncomingRequest, NodeId, clock,
+};
+
+use crate::core::registry::{StaleGeneration, reports};
+use crate::shell::site::Site;
+
+/// Most leases that a node may say it carries: its streams, twice over.
+const LEASES_MAX: usize = 2_048;
+
+/// The handler of one generation.
+pub(super) struct NodeSession {
+    site: Arc<Site>,
+    id: NodeId,
+    generation: Generation,
+    named: AtomicBool,
+}
+
+impl NodeSession {
+    pub(super) fn new(site: Arc<Site>, id: NodeId, generation: Generation) -> Self {
+        Self { site, id, generation, named: AtomicBool::new(false) }
+    }
+
+    /// The time for naming leases has passed since WELCOME.
+    pub(super) fn naming_is_over(&self, site: &Site, connection: &Connection) {
+        if !self.named.load(Ordering::SeqCst) {
+            tracing::warn!(node = %self.id, generation = %self.generation, "it did not name its leases in time");
+            connection.close(CloseReason::Protocol("the leases were not named within 10 s of WELCOME".to_owned()));
+            return;
+        }
+        // It named leases that it has to end and did not come back: they have been reset long ago.
+        if site.change(|registry| registry.complete(self.id, self.generation)).is_err() {
+            connection.close(CloseReason::Superseded);
+        }
+    }
+
+    fn leases(&self, connection: &Connection, payload: &[u8]) -> Result<Vec<u8>, Error> {
+        let leases = NodeLeases::decode(payload).map_err(|_| malformed())?.lease_ids;
+        if leases.len() > LEASES_MAX {
+            let message = format!("a node carries at most {LEASES_MAX} leases");
+            return Err(Error::new(Code::InvalidArgument, "TOO_MANY_LEASES", message));
+        }
+        let current = self.site.read(|registry| registry.slots.is_current(&self.id, self.generation));
+        if !current {
+            return Err(self.stale(connection));
+        }
+        let cancel = self.site.dispatch.carried(self.id, self.generation, &leases);
+        self.named.store(true, Ordering::SeqCst);
+        // The slots of leases that it must end first are not free yet: it names them again when they are gone.
+        if cancel.is_empty() {
+            let complete = self.site.change(|registry| registry.complete(self.id, self.generation));
+            complete.map_err(|StaleGeneration| self.stale(connection))?;
+        }
+        Ok(NodeLeasesAck { cancel_lease_ids: cancel }.encode_to_vec())
+    }
+
+    fn heartbeat(&self, connection: &Connection, payload: &[u8]) -> Result<Vec<u8>, Error> {
+        let heartbeat = NodeHeartbeat::decode(payload).map_err(|_| malformed())?;
+        if heartbeat.engines.len() > reports::ENGINES_MAX {
+            return Err(Error::new(Code::InvalidArgument, "TOO_MANY_ENGINES", "a node has at most 64 engines"));
+        }
+        let wall = self.site.wall().unix_ms();
+        let taken = self.site.change(|registry| {
+            registry.heartbeat(self.id, self.generation, heartbeat, clock::now(), wall)
+        });
+        taken.map_err(|StaleGeneration| self.stale(connection))?;
+        let spread = u32::try_from(self.site.reconnect_spread().as_millis()).unwrap_or(u32::MAX);
+        let ack = NodeHeartbeatAck {
+            received_at_unix_ms: wall,
+            desired_settings_version: 0,
+            reconnect_spread_ms: spread,
+        };
+        Ok(ack.encode_to_vec())
+    }
+
+    // A heartbeat taken from a connection that owns nothing would keep a node visible nowhere (row 4).
+    fn stale(&self, connection: &Connection) -> Error {
+        let id = self.id;
+        tracing::info!(node = %id, generation = %self.generation, "an older connection spoke; it is closed");
+        connection.close(CloseReason::Superseded);
+        reports::stale_error()
+    }
+}
+
+fn malformed() -> Error {
+    Error::new(Code::InvalidArgument, "MALFORMED", "the message does not decode; upgrade the agent")
+}
+
+impl Handler for NodeSession {
+    fn on_request(&self, connection: &Connection, request: IncomingRequest) {
+        let answer = match request.method {
+            method::NODE_HEARTBEAT => self.heartbeat(connection, &request.payload),
+            method::NODE_LEASES => self.leases(connection, &request.payload),
+            _ => Err(Error::new(
+                Code::Unimplemented,
+                "UNKNOWN_METHOD",
+                "this edge does not know the method; it may be older than the agent",
+            )),
+        };
+        request.respond(answer);
+    }
+
+    fn on_event(&self, connection: &Connection, event: u32, _key: &str, payload: &[u8]) -> Result<(), Error> {
+        let now = clock::now();
+        let wall = self.site.wall().unix_ms();
+        let (id, generation) = (self.id, self.generation);
+        match event {
+            event::NODE_INVENTORY => {
+                let report = NodeInventory::decode(payload).map_err(|_| malformed())?;
+                self.site.change(|registry| registry.inventory(id, generation, report, now, wall))
+            }
+            event::NODE_TELEMETRY => {
+                let report = NodeTelemetry::decode(payload).map_err(|_| malformed())?;
+                self.site.change(|registry| registry.telemetry(id, generation, report, now, wall))
+            }
+            event::NODE_ENGINES => {
+                let report = NodeEngines::decode(payload).map_err(|_| malformed())?;
+                let taken = self.site.change(|registry| registry.engines(id, generation, report));
+                taken.map_err(|StaleGeneration| self.stale(connection))
+            }
+            _ => Err(Error::new(Code::Unimplemented, "UNKNOWN_EVENT", "this edge does not know the event")),
+        }
+    }
+
+    fn on_closed(&self, _connection: &Connection, reason: &CloseReason) {
+        let why = reason.name();
+        let owner = self.site.change(|registry| registry.closed(self.id, self.generation, why));
+        tracing::info!(
+            node = %self.id, generation = %self.generation, owned = owner.is_some(), "a node's connection ended: {reason}"
+        );
+    }
+}

@@ -1,0 +1,346 @@
+//! The site's state in one place: the registry under its lock, the store behind it, and who has to be told.
+//!
+//! Owns the order: a change is proposed, committed, applied under the lock, told to admission still under the
+//! lock (so that admission sees changes in the order in which they happened), and only then to people.
+//! Invariant: the lock is never held across an await.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use umbel_store::{AuditRecord, Commit, CommitError, HighWater, Health, Store};
+use umbel_wire::clock::{self, Wall};
+use umbel_wire::liveness::Times;
+use umbel_wire::{Code, Connection, EdgeId, Error, Generation, NodeId};
+
+use crate::core::admission;
+use crate::core::enrollment::{EnrollmentRow, Guesses, Tokens};
+use crate::core::registry::node::{Declared, Node, NodeRow, ProviderState, ReportRow};
+use crate::core::registry::{Call, Notice, Registry};
+use crate::shell::dispatch::{Category, Dispatch, ProviderSpec, ProviderUp};
+use crate::shell::events::{Events, Happened};
+
+/// Table of the nodes' stored identities.
+pub(crate) const NODES: &str = "nodes";
+/// Table of what nodes last reported.
+pub(crate) const REPORTS: &str = "reports";
+/// Table of enrollment tokens.
+pub(crate) const ENROLLMENTS: &str = "enrollments";
+/// Table of what this process has to remember of itself.
+const SELF: &str = "self";
+const WALL: &str = "wall";
+
+/// Generations reserved at a time: at one reconnect a second for each of 10,000 nodes still a rare write.
+const GENERATIONS: u64 = 65_536;
+/// Revisions reserved at a time.
+const REVISIONS: u64 = 1_048_576;
+/// Reports written in one commit.
+const REPORTS_A_COMMIT: usize = 500;
+/// How often what nodes reported is written; a crash loses no more than this of it, and a node says it again.
+pub(crate) const FLUSH_EVERY: Duration = Duration::from_secs(60);
+
+/// What every part of the running edge shares.
+pub(crate) struct Site {
+    pub(crate) edge_id: EdgeId,
+    pub(crate) name: String,
+    pub(crate) advertise: Vec<String>,
+    pub(crate) store: Store,
+    pub(crate) dispatch: Arc<Dispatch>,
+    pub(crate) events: Events,
+    pub(crate) times: Times,
+    pub(crate) heartbeat: Duration,
+    pub(crate) started: Instant,
+    registry: Mutex<Registry<Connection>>,
+    pub(crate) tokens: Mutex<Tokens>,
+    pub(crate) guesses: Mutex<Guesses>,
+    generations: HighWater,
+    revisions: HighWater,
+    wall_floor: Mutex<Wall>,
+}
+
+/// What a site is opened with.
+pub(crate) struct Opening {
+    pub(crate) edge_id: EdgeId,
+    pub(crate) name: String,
+    pub(crate) advertise: Vec<String>,
+    pub(crate) store: Store,
+    pub(crate) dispatch: Arc<Dispatch>,
+    pub(crate) times: Times,
+    pub(crate) heartbeat: Duration,
+}
+
+/// How often liveness is judged: a third of the heartbeat, so that `stale` is right to a fraction of one.
+fn sweep_period(heartbeat: Duration) -> Duration {
+    (heartbeat / 3).clamp(Duration::from_millis(100), Duration::from_secs(5))
+}
+
+/// Why the stored site could not be taken up.
+fn unreadable(error: impl std::fmt::Display) -> Error {
+    Error::new(Code::Internal, "STORE_UNREADABLE", format!("{error}; restore the last backup"))
+}
+
+impl Site {
+    /// Takes up what is stored. Fails if the store cannot be read.
+    pub(crate) async fn open(opening: Opening) -> Result<Arc<Self>, Error> {
+        let Opening { edge_id, name, advertise, store, dispatch, times, heartbeat } = opening;
+        let generations = mark(&store, "generation", GENERATIONS).await?;
+        let revisions = mark(&store, "revision", REVISIONS).await?;
+        let now = clock::now();
+        let above = Generation(generations.last());
+        let mut registry = Registry::new(times, sweep_period(heartbeat), above, now);
+        let mut reports = std::collections::HashMap::new();
+        for row in store.load(REPORTS).await.map_err(unreadable)? {
+            reports.insert(row.key.clone(), row.json::<ReportRow>().map_err(unreadable)?);
+        }
+        for row in store.load(NODES).await.map_err(unreadable)? {
+            let id = NodeId::parse(&row.key).map_err(unreadable)?;
+            let report = reports.remove(&row.key).unwrap_or_default();
+            registry.insert(id, row.json::<NodeRow>().map_err(unreadable)?, row.position, report);
+        }
+        let mut tokens = Tokens::default();
+        for row in store.load(ENROLLMENTS).await.map_err(unreadable)? {
+            tokens.apply(row.json::<EnrollmentRow>().map_err(unreadable)?, row.position);
+        }
+        let floor = store.get(SELF, WALL).await.map_err(unreadable)?;
+        let floor = floor.and_then(|row| row.json::<i64>().ok()).unwrap_or(0);
+        let events = Events::new(edge_id.clone(), uuid::Uuid::new_v4().simple().to_string());
+        let site = Arc::new(Self {
+            edge_id,
+            name,
+            advertise,
+            store,
+            dispatch,
+            events,
+            times,
+            heartbeat,
+            started: now,
+            registry: Mutex::new(registry),
+            tokens: Mutex::new(tokens),
+            guesses: Mutex::default(),
+            generations,
+            revisions,
+            wall_floor: Mutex::new(Wall(floor)),
+        });
+        site.change(|_| ());
+        Ok(site)
+    }
+
+    /// The wall clock, never below what was persisted.
+    pub(crate) fn wall(&self) -> Wall {
+        let mut floor = self.wall_floor.lock().unwrap_or_else(PoisonError::into_inner);
+        *floor = (*floor).max(Wall::now());
+        *floor
+    }
+
+    /// Changes the registry; admission and people learn what follows from it, in this order.
+    pub(crate) fn change<T>(&self, work: impl FnOnce(&mut Registry<Connection>) -> T) -> T {
+        let (result, notices) = {
+            let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+            let result = work(&mut registry);
+            for call in registry.take_calls() {
+                self.call(&registry, call);
+            }
+            // Generations come from the slots; the mark only has to stay above them.
+            while self.generations.last() < registry.slots.highest().0 {
+                self.generations.take();
+            }
+            if registry.take_changed() {
+                let revision = self.revisions.take();
+                registry.set_revision(revision);
+            }
+            (result, registry.take_notices())
+        };
+        self.notify(notices);
+        result
+    }
+
+    /// Reads the registry without changing it.
+    pub(crate) fn read<T>(&self, look: impl FnOnce(&Registry<Connection>) -> T) -> T {
+        look(&self.registry.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// All nodes and the revision at which they are so.
+    pub(crate) fn nodes(&self) -> (u64, Vec<Arc<Node>>) {
+        self.read(|registry| (registry.revision(), registry.all()))
+    }
+
+    /// Stores the new rows of nodes that were read before, then applies them. Nothing is applied if one of them
+    /// changed meanwhile (then `None`: read again) or if the store refuses.
+    pub(crate) async fn store_nodes(
+        &self,
+        changes: Vec<(Arc<Node>, NodeRow)>,
+        also: Commit,
+    ) -> Result<Option<()>, CommitError> {
+        let mut commit = Commit::new();
+        for (node, row) in &changes {
+            let key = node.id.to_string();
+            commit = commit.require_at(NODES, key.clone(), node.position).put_json(NODES, key, row);
+        }
+        let own = changes.len();
+        match self.store.commit(commit.and(also)).await {
+            Ok(position) => {
+                self.change(|registry| {
+                    for (node, row) in changes {
+                        registry.apply(node.id, row, position);
+                    }
+                });
+                Ok(Some(()))
+            }
+            Err(CommitError::Conflict(index)) if index < own => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Appends audit entries without waiting; a store that cannot be written loses them, and says so in its log.
+    pub(crate) fn audit_soon(&self, records: Vec<AuditRecord>) {
+        if records.is_empty() {
+            return;
+        }
+        let store = self.store.clone();
+        tokio::spawn(async move {
+            let commit = records.into_iter().fold(Commit::new(), Commit::audit);
+            if let Err(error) = store.commit(commit).await {
+                tracing::error!(%error, "an audit entry could not be written");
+            }
+        });
+    }
+
+    fn notify(&self, notices: Vec<Notice>) {
+        let mut records = Vec::new();
+        for notice in notices {
+            if notice.audited {
+                let record = AuditRecord::new(notice.kind, notice.node.to_string(), "observed");
+                records.push(record.by("edge").because(notice.message.clone()));
+            }
+            self.events.tell(Happened {
+                kind: notice.kind,
+                node_id: notice.node.to_string(),
+                provider_id: notice.provider.unwrap_or_default(),
+                generation: notice.generation.0,
+                message: notice.message,
+            });
+        }
+        self.audit_soon(records);
+    }
+
+    // Under the registry's lock. Dispatch takes its own lock inside and calls nobody back.
+    fn call(&self, registry: &Registry<Connection>, call: Call) {
+        let dispatch = &self.dispatch;
+        match call {
+            Call::Declare { node, engine } => {
+                if let Err(conflict) = dispatch.declare(spec(node, &engine)) {
+                    tracing::warn!(%node, engine = %engine.name, ?conflict, "a declared provider is not served");
+                }
+            }
+            Call::Up { node, generation, engine, state, cause } => {
+                let owner = registry.slots.owner(&node).filter(|owner| owner.generation == generation);
+                let Some(owner) = owner else { return };
+                let connection = owner.handle.clone();
+                let up = ProviderUp { spec: spec(node, &engine), generation, connection, state: map(state) };
+                match dispatch.provider_up(up) {
+                    Ok(()) if cause.is_empty() => {}
+                    Ok(()) => {
+                        dispatch.provider_state(&format!("{node}/{}", engine.name), generation, map(state), &cause);
+                    }
+                    Err(conflict) => {
+                        tracing::warn!(%node, engine = %engine.name, ?conflict, "a provider is not served");
+                    }
+                }
+            }
+            Call::State { node, generation, engine, state, cause } => {
+                dispatch.provider_state(&format!("{node}/{engine}"), generation, map(state), &cause);
+            }
+            Call::Down { node, engine } => dispatch.undeclare(&format!("{node}/{engine}")),
+            Call::Ready { node, generation, ready } => dispatch.node_ready(node, generation, ready),
+            Call::Draining { node, draining } => dispatch.node_draining(node, draining),
+            Call::Eligible { node, eligible } => dispatch.node_eligible(node, eligible),
+            Call::Lost { node, generation } => dispatch.node_lost(node, generation),
+        }
+    }
+
+    /// Judges liveness for ever, and writes now and then what nodes reported.
+    pub(crate) async fn keep(self: Arc<Self>) {
+        let mut flushed = clock::now();
+        loop {
+            let deadline = self.read(Registry::next_deadline);
+            tokio::time::sleep_until(deadline.into()).await;
+            let now = clock::now();
+            self.change(|registry| registry.sweep(now));
+            if now.saturating_duration_since(flushed) >= FLUSH_EVERY {
+                flushed = now;
+                self.flush().await;
+            }
+            if matches!(self.store.health(), Health::ReadOnly(_)) {
+                self.store.check().await;
+            }
+        }
+    }
+
+    /// Writes what nodes reported since the last time, and the wall clock.
+    pub(crate) async fn flush(&self) {
+        let wall = self.wall().unix_ms();
+        let mut commit = Commit::new().put_json(SELF, WALL, &wall);
+        loop {
+            let unsaved = {
+                let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+                registry.take_unsaved(REPORTS_A_COMMIT)
+            };
+            let count = unsaved.len();
+            for (id, report) in &unsaved {
+                commit = commit.put_json(REPORTS, id.to_string(), report);
+            }
+            if let Err(error) = self.store.commit(commit).await {
+                tracing::warn!(%error, "what nodes reported could not be written; it stays in memory");
+                self.read_mut(|registry| registry.keep_unsaved(unsaved.into_iter().map(|(id, _)| id)));
+                return;
+            }
+            if count < REPORTS_A_COMMIT {
+                return;
+            }
+            commit = Commit::new();
+        }
+    }
+
+    fn read_mut<T>(&self, work: impl FnOnce(&mut Registry<Connection>) -> T) -> T {
+        work(&mut self.registry.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// What a dialer may spread its first redial over: 5 ms for each node.
+    pub(crate) fn reconnect_spread(&self) -> Duration {
+        let nodes = u32::try_from(self.read(Registry::len)).unwrap_or(u32::MAX);
+        (Duration::from_millis(5) * nodes).max(Duration::from_millis(200))
+    }
+}
+
+async fn mark(store: &Store, name: &'static str, block: u64) -> Result<HighWater, Error> {
+    HighWater::open(store, name, block).await.map_err(|error| {
+        Error::new(Code::Unavailable, "STORE_READ_ONLY", format!("the store cannot be written at the start: {error}"))
+    })
+}
+
+fn spec(node: NodeId, engine: &Declared) -> ProviderSpec {
+    ProviderSpec {
+        provider_id: format!("{node}/{}", engine.name).into(),
+        node_id: node,
+        model: engine.model.clone(),
+        aliases: engine.aliases.clone(),
+        category: match engine.category.as_str() {
+            "api" => Category::Api,
+            "cli" => Category::Cli,
+            _ => Category::LocalInference,
+        },
+        capacity: engine.capacity,
+        max_context_tokens: engine.max_context_tokens,
+        long_context_threshold_tokens: engine.long_context_threshold_tokens,
+        long_context_capacity: engine.long_context_capacity,
+    }
+}
+
+fn map(state: ProviderState) -> admission::ProviderState {
+    match state {
+        ProviderState::Available => admission::ProviderState::Available,
+        ProviderState::Loading => admission::ProviderState::Loading,
+        ProviderState::Draining => admission::ProviderState::Draining,
+        ProviderState::Unavailable => admission::ProviderState::Unavailable,
+        ProviderState::Failed => admission::ProviderState::Failed,
+    }
+}
