@@ -1,0 +1,230 @@
+//! `umbel ctl`: the operator's client.
+//!
+//! Owns which server is asked, which sites are meant, and what every noun has in common. Leaves the words of each
+//! noun to its own file. Invariant: what a write is about is one thing, named in full or confirmed.
+
+mod audit;
+mod command;
+mod edge;
+mod events;
+mod gather;
+mod key;
+mod node;
+mod operator;
+mod pick;
+mod queue;
+mod status;
+mod token;
+
+use std::{
+    io::{BufRead as _, IsTerminal as _, Write as _},
+    time::Duration,
+};
+
+use serde_json::value::RawValue;
+use umbel_contracts::objects::EdgeObject;
+
+use crate::{
+    args::{CtlArgs, Global, Noun},
+    client::{Client, find_server, interactive},
+    exit::{Exit, Failure, Outcome},
+    mint::Manner,
+    output::{Format, Style, Table, indent, line, put, say},
+};
+
+/// What every command of `ctl` works with.
+#[derive(Debug)]
+pub(crate) struct Ctl {
+    pub(crate) client: Client,
+    pub(crate) global: Global,
+    pub(crate) style: Style,
+}
+
+/// Runs one command of `ctl`.
+pub(crate) async fn run(args: CtlArgs) -> Outcome {
+    let server = find_server(&args.global)?;
+    let style = Style::stdout(args.global.color);
+    let ctl = Ctl { client: Client::new(server, args.global.timeout), global: args.global, style };
+    let Some(every) = ctl.global.watch else { return ctl.once(&args.noun).await };
+    if !is_list(&args.noun) {
+        return Err(Failure::usage("--watch repeats lists and details; this command changes something or follows by itself"));
+    }
+    loop {
+        if interactive() {
+            // Home, then clear what is below: the screen does not flicker.
+            put("\u{1b}[H\u{1b}[2J");
+        }
+        match ctl.once(&args.noun).await {
+            Ok(()) => {}
+            // A server that restarts is part of what one watches.
+            Err(failure) if matches!(failure.exit(), Exit::Unreachable | Exit::TimedOut) => say(&failure.to_string()),
+            Err(failure) => return Err(failure),
+        }
+        tokio::time::sleep(every.max(Duration::from_millis(200))).await;
+    }
+}
+
+/// Whether the command only reads and ends by itself.
+fn is_list(noun: &Noun) -> bool {
+    use crate::args::{CommandVerb, EdgeTokenVerb, EdgeVerb, KeyVerb, NodeVerb, OperatorVerb, TokenVerb};
+    match noun {
+        Noun::Status { .. } | Noun::Queue { .. } | Noun::Audit { .. } => true,
+        Noun::Events(_) => false,
+        Noun::Edge { verb, .. } => matches!(
+            verb,
+            None | Some(EdgeVerb::List | EdgeVerb::Show { .. } | EdgeVerb::Token { verb: EdgeTokenVerb::List })
+        ),
+        Noun::Node { verb, .. } => {
+            matches!(verb, None | Some(NodeVerb::List | NodeVerb::Show { .. } | NodeVerb::Why { .. }))
+        }
+        Noun::Command { verb, .. } => matches!(verb, None | Some(CommandVerb::Show { .. })),
+        Noun::Token { verb, .. } => matches!(verb, None | Some(TokenVerb::List)),
+        Noun::Key { verb, .. } => matches!(verb, None | Some(KeyVerb::List)),
+        Noun::Operator { verb, .. } => matches!(verb, None | Some(OperatorVerb::List)),
+    }
+}
+
+impl Ctl {
+    async fn once(&self, noun: &Noun) -> Outcome {
+        match noun {
+            Noun::Status { check } => status::run(self, *check).await,
+            Noun::Edge { name, verb } => edge::run(self, name.as_deref(), verb.as_ref()).await,
+            Noun::Node { name, verb } => node::run(self, name.as_deref(), verb.as_ref()).await,
+            Noun::Command { id, verb } => command::run(self, id.as_deref(), verb.as_ref()).await,
+            Noun::Events(args) => events::run(self, args).await,
+            Noun::Token { id, verb } => token::run(self, id.as_deref(), verb.as_ref()).await,
+            Noun::Key { id, verb } => key::run(self, id.as_deref(), verb.as_ref()).await,
+            Noun::Operator { id, verb } => operator::run(self, id.as_deref(), verb.as_ref()).await,
+            Noun::Queue { model } => queue::run(self, model.as_deref()).await,
+            Noun::Audit { limit } => audit::run(self, *limit).await,
+        }
+    }
+
+    /// The sites that `--site` means; all of them without it.
+    pub(crate) async fn sites(&self) -> Outcome<Vec<EdgeObject>> {
+        let edges = self.client.edges().await?;
+        let Some(wanted) = self.global.site.as_deref() else { return Ok(edges) };
+        let names: Vec<String> = edges.iter().map(|edge| edge.edge_id.clone()).collect();
+        let meant = pick::sites(&names, wanted)?;
+        Ok(edges.into_iter().filter(|edge| meant.contains(&edge.edge_id)).collect())
+    }
+
+    /// The one site that a write goes to: `--site`, or the only one there is.
+    pub(crate) async fn one_site(&self) -> Outcome<String> {
+        let mut names: Vec<String> = self.sites().await?.into_iter().map(|edge| edge.edge_id).collect();
+        match names.len() {
+            0 => Err(Failure::new(Exit::NotFound, "there is no site yet")
+                .remedy("umbel ctl edge token create SITE, then on its host: umbel edge enroll")),
+            1 => Ok(names.remove(0)),
+            _ => Err(Failure::usage("which site? name one with --site").candidates(names)),
+        }
+    }
+
+    /// How a write is sent.
+    pub(crate) fn manner(&self) -> Manner {
+        Manner {
+            reason: self.global.reason.clone(),
+            dry_run: self.global.dry_run,
+            command_id: self.global.command_id.map(|id| id.to_string()),
+        }
+    }
+
+    /// The reason, where one is required.
+    pub(crate) fn reason_for(&self, act: &str) -> Outcome<&str> {
+        let reason = self.global.reason.as_deref().map(str::trim).filter(|reason| !reason.is_empty());
+        reason.ok_or_else(|| {
+            Failure::usage(format!("{act} needs a reason: it is kept in the audit and shown to others"))
+                .remedy("-m 'why'")
+        })
+    }
+
+    /// Asks before something that was not named in full; on no terminal the flag must say it.
+    pub(crate) fn confirm(&self, question: &str) -> Outcome {
+        if self.global.yes || self.global.dry_run {
+            return Ok(());
+        }
+        if !std::io::stdin().is_terminal() {
+            return Err(Failure::usage(format!("{question} Nobody is here to answer"))
+                .remedy("name it in full, or add --yes"));
+        }
+        let mut err = std::io::stderr().lock();
+        write!(err, "{question} [y/N] ")?;
+        err.flush()?;
+        let mut answer = String::new();
+        std::io::stdin().lock().read_line(&mut answer)?;
+        if matches!(answer.trim(), "y" | "Y" | "yes") { Ok(()) } else { Err(Failure::failed("not done")) }
+    }
+
+    /// Prints one object as JSON, if that is the format.
+    pub(crate) fn put_object(&self, raw: &str) -> bool {
+        match self.global.output {
+            Format::Json => put(&indent(raw)),
+            Format::Jsonl => put(&line(raw)),
+            _ => return false,
+        }
+        true
+    }
+
+    /// Prints a list as JSON, if that is the format: one array, or one object a line.
+    pub(crate) fn put_list(&self, items: &[Box<RawValue>]) -> bool {
+        match self.global.output {
+            Format::Json => {
+                let all: Vec<&str> = items.iter().map(|item| item.get()).collect();
+                put(&indent(&format!("[{}]", all.join(","))));
+            }
+            Format::Jsonl => items.iter().for_each(|item| put(&line(item.get()))),
+            _ => return false,
+        }
+        true
+    }
+
+    /// Prints a table, or what to do when it is empty.
+    pub(crate) fn put_table(&self, table: &Table, empty: &str) {
+        if table.is_empty() {
+            say(empty);
+            return;
+        }
+        put(&table.render(self.global.output == Format::Wide, width(), self.style));
+    }
+
+    /// Prints names, one a line.
+    pub(crate) fn put_names<'a>(&self, names: impl Iterator<Item = &'a str>) {
+        for name in names {
+            put(&crate::output::printable(name));
+        }
+    }
+}
+
+/// An object with the site it came from in front: lists of several sites hold both.
+pub(crate) fn with_site(site: &str, raw: &RawValue) -> Outcome<Box<RawValue>> {
+    let text = raw.get().trim();
+    let has = serde_json::from_str::<std::collections::BTreeMap<&str, &RawValue>>(text);
+    let has = has.is_ok_and(|members| members.is_empty() || members.contains_key("edge_id"));
+    let joined = match text.strip_prefix('{') {
+        Some(_) if has => text.to_owned(),
+        Some(rest) => format!("{{\"edge_id\":{},{rest}", serde_json::Value::from(site)),
+        None => text.to_owned(),
+    };
+    RawValue::from_string(joined).map_err(|error| Failure::failed(error.to_string()))
+}
+
+/// Lines of `Key  value`, aligned. Values may hold colour, so they are cleaned by whoever made them.
+pub(crate) fn details(lines: &[(&str, String)]) -> String {
+    let width = lines.iter().map(|(key, _)| key.chars().count()).max().unwrap_or(0);
+    let mut text = String::new();
+    for (key, value) in lines {
+        let value = if value.starts_with('\u{1b}') { value.clone() } else { crate::output::printable(value).into_owned() };
+        text.push_str(&format!("{key:<width$}  {value}\n"));
+    }
+    text
+}
+
+/// The width of the terminal; none when standard output is no terminal.
+pub(crate) fn width() -> Option<usize> {
+    let stdout = std::io::stdout();
+    if !stdout.is_terminal() {
+        return None;
+    }
+    let size = rustix::termios::tcgetwinsize(&stdout).ok()?;
+    (size.ws_col > 0).then_some(usize::from(size.ws_col))
+}

@@ -1,0 +1,166 @@
+//! `ctl token`: single-use tokens with which a node joins a site.
+
+use std::collections::BTreeMap;
+
+use umbel_contracts::{objects::EnrollmentState, operations::EnrollmentObject};
+
+use super::{Ctl, command, details, gather::gather, pick};
+use crate::{
+    args::TokenVerb,
+    calls::Call,
+    client::parse,
+    exit::{Failure, Outcome},
+    mint::{self, NodeTokenWish},
+    output::{Column, Format, Table, ago, put, say, utc},
+    secrets::Handover,
+};
+
+const LIST: &str = "umbel ctl token";
+
+pub(crate) async fn run(ctl: &Ctl, id: Option<&str>, verb: Option<&TokenVerb>) -> Outcome {
+    match (verb, id) {
+        (None | Some(TokenVerb::List), None) => list(ctl).await,
+        (None | Some(TokenVerb::List), Some(id)) => show(ctl, id).await,
+        (Some(TokenVerb::Revoke { id }), _) => revoke(ctl, id).await,
+        (Some(TokenVerb::Create { name, label, expires, eligible, out }), _) => {
+            let wish = NodeTokenWish {
+                name: name.clone(),
+                labels: labels(label)?,
+                expires: *expires,
+                eligible: *eligible,
+            };
+            let site = ctl.one_site().await?;
+            let handover = Handover::open(out.as_deref(), ctl.global.dry_run)?;
+            let Some(made) = mint::node_token(&ctl.client, &site, &wish, &ctl.manner()).await? else {
+                say(&format!("Would make a token with which {name} joins {site}."));
+                return Ok(());
+            };
+            if ctl.global.output.is_json() && out.is_none() {
+                ctl.put_object(&made.with_secret("token")?);
+                return Ok(());
+            }
+            handover.give(made.text.expose(), "enrollment token")?;
+            let traffic = if *eligible {
+                "It gets requests as soon as it is ready.".to_owned()
+            } else {
+                format!("It gets requests after: umbel ctl node eligible {name}")
+            };
+            say(&format!(
+                "For the node {name} at {site}, once, until {}. Id {}.\nOn its host: umbel node enroll, and paste it. \
+                 {traffic}\nUndo: umbel ctl token revoke {} -m 'why'",
+                utc(made.expires_at),
+                made.id,
+                made.id,
+            ));
+            Ok(())
+        }
+    }
+}
+
+fn labels(words: &[String]) -> Outcome<BTreeMap<String, String>> {
+    let pairs = words.iter().map(|word| {
+        let pair = word.split_once('=').filter(|(key, _)| !key.is_empty());
+        let wrong = || Failure::usage(format!("--label {word}: write it as KEY=VALUE"));
+        pair.map(|(key, value)| (key.to_owned(), value.to_owned())).ok_or_else(wrong)
+    });
+    pairs.collect()
+}
+
+fn state(token: &EnrollmentObject) -> &'static str {
+    match token.state {
+        EnrollmentState::Open => "open",
+        EnrollmentState::Used => "used",
+        EnrollmentState::Revoked => "revoked",
+        EnrollmentState::Expired => "expired",
+    }
+}
+
+async fn list(ctl: &Ctl) -> Outcome {
+    let gathered = gather(ctl, "enrollment.list", "enrollments").await?;
+    if ctl.put_list(&gathered.raws()?) {
+        return gathered.complete("tokens");
+    }
+    let mut table = Table::new(vec![
+        Column::left("ID"),
+        Column::left("SITE"),
+        Column::left("NODE"),
+        Column::state("STATE"),
+        Column::left("EXPIRES"),
+        Column::number("AGE"),
+        Column::left("BY"),
+        Column::state("ELIGIBLE"),
+        Column::left("LABELS").wide(),
+        Column::left("NODE ID").wide(),
+    ]);
+    let mut names = Vec::new();
+    for (site, raw) in &gathered.items {
+        let token: EnrollmentObject = parse(raw.get())?;
+        names.push(token.token_id.clone());
+        table.row(vec![
+            token.token_id.clone(),
+            site.clone(),
+            token.name.clone(),
+            state(&token).to_owned(),
+            utc(Some(token.expires_at)),
+            ago(Some(token.created_at)),
+            token.created_by.clone(),
+            if token.eligible { "yes" } else { "no" }.to_owned(),
+            super::node::labels(&token.labels),
+            token.node_id.clone().unwrap_or_default(),
+        ]);
+    }
+    if ctl.global.output == Format::Name {
+        ctl.put_names(names.iter().map(String::as_str));
+    } else {
+        ctl.put_table(&table, "No token. Make one: umbel ctl token create NODE");
+    }
+    gathered.complete("tokens")
+}
+
+async fn find(ctl: &Ctl, id: &str) -> Outcome<pick::Picked<(String, EnrollmentObject, String)>> {
+    let gathered = gather(ctl, "enrollment.list", "enrollments").await?;
+    let mut tokens = Vec::new();
+    for (site, raw) in &gathered.items {
+        tokens.push((site.clone(), parse::<EnrollmentObject>(raw.get())?, super::with_site(site, raw)?.get().to_owned()));
+    }
+    pick::one(tokens, id, "token", |(_, token, _)| vec![token.token_id.clone()], LIST)
+}
+
+async fn show(ctl: &Ctl, id: &str) -> Outcome {
+    let (site, token, raw) = find(ctl, id).await?.item;
+    if ctl.put_object(&raw) {
+        return Ok(());
+    }
+    if ctl.global.output == Format::Name {
+        put(&token.token_id);
+        return Ok(());
+    }
+    put(&details(&[
+        ("Id", token.token_id.clone()),
+        ("Site", site),
+        ("Node", token.name.clone()),
+        ("State", state(&token).to_owned()),
+        ("Expires", utc(Some(token.expires_at))),
+        ("Made", format!("{} by {}", utc(Some(token.created_at)), token.created_by)),
+        ("Eligible", if token.eligible { "yes" } else { "no" }.to_owned()),
+        ("Labels", super::node::labels(&token.labels)),
+        ("Used", token.used_at.map_or("no".to_owned(), |at| utc(Some(at)))),
+        ("Node id", token.node_id.unwrap_or_else(|| "-".to_owned())),
+    ]));
+    Ok(())
+}
+
+async fn revoke(ctl: &Ctl, id: &str) -> Outcome {
+    let reason = ctl.reason_for("revoking a token")?;
+    let picked = find(ctl, id).await?;
+    let (site, token, _) = picked.item;
+    if !picked.exact {
+        ctl.confirm(&format!("Revoke the token {} for {} at {site}?", token.token_id, token.name))?;
+    }
+    let call = Call::new("enrollment.revoke")
+        .args(&serde_json::json!({ "token_id": token.token_id }))?
+        .reason(Some(reason))
+        .dry_run(ctl.global.dry_run);
+    let done = if ctl.global.dry_run { "would be" } else { "is" };
+    command::send(ctl, &site, &call, &format!("The token {} for {} {done} revoked.", token.token_id, token.name)).await
+}

@@ -1,0 +1,274 @@
+//! The daemons and their set-up commands: files are loaded, logging starts, and the tier takes over.
+//!
+//! Owns exit codes and printing; leaves everything else to the tiers' crates. Invariant: this process never
+//! outlives a parent that asked for it with `--parent-pipe`.
+
+use std::{
+    io::Read as _,
+    path::{Path, PathBuf},
+};
+
+use rustix::process::{Signal, getpid, kill_process};
+use serde::Serialize;
+
+use crate::{
+    args::{
+        ControlPlaneArgs, ControlPlaneVerb, DaemonFlags, DoctorFlags, EdgeArgs, EdgeDaemonVerb, NodeArgs,
+        NodeDaemonVerb,
+    },
+    exit::{Exit, Failure, Outcome},
+    logging::{self, LogFormat},
+    output::{ColorChoice, Format, Style, Tone, indent, line, put, say},
+    secrets,
+};
+
+/// The file of a tier when no other is named.
+pub(crate) fn default_file(tier: &str) -> PathBuf {
+    Path::new("/etc/umbel").join(format!("{tier}.toml"))
+}
+
+fn file_of(flags: &DaemonFlags, tier: &str) -> PathBuf {
+    flags.config.clone().unwrap_or_else(|| default_file(tier))
+}
+
+/// A tier's error as an ending.
+macro_rules! ending {
+    ($error:expr) => {{
+        let error = $error;
+        let exit = match error.exit_code() {
+            78 => Exit::BadConfig,
+            3 => Exit::Condition,
+            _ => Exit::Failed,
+        };
+        Failure::new(exit, error.to_string())
+    }};
+}
+
+/// `umbel control-plane ...`
+pub(crate) fn control_plane(args: ControlPlaneArgs) -> Outcome {
+    use umbel_control_plane as tier;
+    let file = file_of(&args.flags, "control-plane");
+    let config = tier::Config::load(&file).map_err(|error| ending!(error))?;
+    match args.verb {
+        None => {
+            let format = match config.log_format {
+                tier::LogFormat::Auto => LogFormat::Auto,
+                tier::LogFormat::Text => LogFormat::Text,
+                tier::LogFormat::Json => LogFormat::Json,
+            };
+            logging::start(&config.log_level, format)?;
+            watch_parent(&args.flags)?;
+            tier::run(config).map_err(|error| ending!(error))
+        }
+        Some(ControlPlaneVerb::Init) => {
+            let made = tier::init(&config).map_err(|error| ending!(error))?;
+            say(&format!(
+                "The control plane {} is set up.\n  CA      {}\n          sha256:{}\n  token   {} (admin; mode 0600)\n\
+                 Next: umbel control-plane --config {}\n      umbel ctl --socket {} edge token create SITE",
+                config.name,
+                made.ca_file.display(),
+                made.ca_sha256,
+                made.token_file.display(),
+                file.display(),
+                config.socket.display(),
+            ));
+            Ok(())
+        }
+        Some(ControlPlaneVerb::Doctor(flags)) => checks(&flags, tier::doctor(&config).iter().map(|check| Check {
+            name: &check.name,
+            passed: check.passed,
+            message: &check.message,
+            next_step: &check.next_step,
+        })),
+    }
+}
+
+/// `umbel edge ...`
+pub(crate) fn edge(args: EdgeArgs) -> Outcome {
+    use umbel_edge as tier;
+    let file = file_of(&args.flags, "edge");
+    let config = tier::Config::load(&file).map_err(|error| ending!(error))?;
+    match args.verb {
+        None => {
+            let format = match config.log.format {
+                tier::LogFormat::Auto => LogFormat::Auto,
+                tier::LogFormat::Text => LogFormat::Text,
+                tier::LogFormat::Json => LogFormat::Json,
+            };
+            logging::start(&config.log.level, format)?;
+            watch_parent(&args.flags)?;
+            tier::run(config).map_err(|error| ending!(error))
+        }
+        Some(EdgeDaemonVerb::Init { site }) => {
+            let named = site.as_deref().unwrap_or(config.site.as_str());
+            if named != config.site.as_str() {
+                return Err(Failure::usage(format!("--site says {named}, and {} says {}", file.display(), config.site))
+                    .remedy("make them the same; a site's name stands in every certificate"));
+            }
+            let made = tier::init(&config).map_err(|error| ending!(error))?;
+            say(&format!(
+                "The site {} is set up.\n  CA      {}\n          sha256:{}\n\
+                 Next: umbel edge --config {}\n      umbel ctl --socket {} token create NODE\n\
+                 To join a control plane: umbel edge enroll --config {}",
+                made.edge_id,
+                made.ca_file.display(),
+                made.ca_sha256,
+                file.display(),
+                config.listen.socket.display(),
+                file.display(),
+            ));
+            Ok(())
+        }
+        Some(EdgeDaemonVerb::Enroll(source)) => {
+            let token = secrets::read_enrollment_token(&source)?;
+            let enrolled = tier::enroll(&config, &token).map_err(|error| ending!(error))?;
+            if source.output.is_json() {
+                let object = serde_json::json!({
+                    "control_plane_id": enrolled.control_plane_id,
+                    "edge_id": enrolled.edge_id,
+                    "already": enrolled.already,
+                });
+                return print_object(&object, source.output);
+            }
+            let how = if enrolled.already { "was enrolled already" } else { "enrolled" };
+            say(&format!(
+                "{} {how} at the control plane {}. A running edge connects within seconds.",
+                enrolled.edge_id, enrolled.control_plane_id
+            ));
+            Ok(())
+        }
+        Some(EdgeDaemonVerb::Doctor(flags)) => checks(&flags, tier::doctor(&config).iter().map(|check| Check {
+            name: &check.name,
+            passed: check.passed,
+            message: &check.message,
+            next_step: &check.next_step,
+        })),
+    }
+}
+
+/// `umbel node ...`
+pub(crate) fn node(args: NodeArgs) -> Outcome {
+    use umbel_node as tier;
+    let file = file_of(&args.flags, "node");
+    let config = tier::Config::load(&file).map_err(|error| ending!(error))?;
+    match args.verb {
+        None if args.preflight => {
+            let found = tier::preflight(&config).map_err(|error| ending!(error))?;
+            let gpus = if found.gpus.is_empty() { "none".to_owned() } else { found.gpus.join(", ") };
+            let driver = found.driver_version.as_deref().unwrap_or("none");
+            put(&format!("accelerator  {}\ngpus         {gpus}\ndriver       {driver}\n", found.accelerator));
+            Ok(())
+        }
+        None => {
+            let format = match config.log_format {
+                tier::LogFormat::Auto => LogFormat::Auto,
+                tier::LogFormat::Text => LogFormat::Text,
+                tier::LogFormat::Json => LogFormat::Json,
+            };
+            logging::start(&config.log_level, format)?;
+            watch_parent(&args.flags)?;
+            tier::run(config).map_err(|error| ending!(error))
+        }
+        Some(NodeDaemonVerb::Enroll(source)) => {
+            let token = secrets::read_enrollment_token(&source)?;
+            let enrolled = tier::enroll(&config, &token).map_err(|error| ending!(error))?;
+            if source.output.is_json() {
+                return print_object(&enrolled, source.output);
+            }
+            say(&format!(
+                "Enrolled at {} as {} ({}).\nNext: umbel node --config {}",
+                enrolled.edge_id,
+                enrolled.name,
+                enrolled.node_id,
+                file.display()
+            ));
+            Ok(())
+        }
+        Some(NodeDaemonVerb::Doctor(flags)) => checks(&flags, tier::doctor(&config).iter().map(|check| Check {
+            name: &check.name,
+            passed: check.passed,
+            message: &check.message,
+            next_step: &check.next_step,
+        })),
+        Some(NodeDaemonVerb::Status(flags)) => {
+            let status = tier::status(&config.socket).map_err(|error| {
+                let unreachable = matches!(error, tier::StartError::Unreachable(_));
+                if unreachable { Failure::new(Exit::Unreachable, error.to_string()) } else { ending!(error) }
+            })?;
+            if flags.output.is_json() { print_object(&status, flags.output) } else { Ok(put(&plain(&status))) }
+        }
+    }
+}
+
+/// One step of a doctor, whatever tier it is of.
+#[derive(Debug, Serialize)]
+struct Check<'a> {
+    name: &'a str,
+    passed: bool,
+    message: &'a str,
+    next_step: &'a str,
+}
+
+/// Prints the steps of a doctor; a failed one is exit code 3.
+fn checks<'a>(flags: &DoctorFlags, checks: impl Iterator<Item = Check<'a>>) -> Outcome {
+    let checks: Vec<Check<'a>> = checks.collect();
+    if flags.output.is_json() {
+        print_object(&checks, flags.output)?;
+    } else {
+        let style = Style::stdout(ColorChoice::Auto);
+        let width = checks.iter().map(|check| check.name.chars().count()).max().unwrap_or(0);
+        let mut text = String::new();
+        for check in &checks {
+            let mark = if check.passed { style.paint(Tone::Good, "ok  ") } else { style.paint(Tone::Bad, "fail") };
+            text.push_str(&format!("{mark}  {:<width$}  {}\n", check.name, crate::output::printable(check.message)));
+            if !check.passed && !check.next_step.is_empty() {
+                text.push_str(&format!("      {:<width$}  try: {}\n", "", crate::output::printable(check.next_step)));
+            }
+        }
+        put(&text);
+    }
+    let failed = checks.iter().filter(|check| !check.passed).count();
+    if failed == 0 {
+        return Ok(());
+    }
+    Err(Failure::new(Exit::Condition, format!("{failed} of {} checks failed", checks.len())))
+}
+
+fn print_object<T: Serialize>(object: &T, format: Format) -> Outcome {
+    let raw = serde_json::to_string(object).map_err(|error| Failure::failed(error.to_string()))?;
+    put(&if format == Format::Jsonl { line(&raw) } else { indent(&raw) });
+    Ok(())
+}
+
+/// An object of a daemon as lines of `key  value`, for people.
+fn plain(object: &serde_json::Value) -> String {
+    let Some(members) = object.as_object() else { return object.to_string() };
+    let width = members.keys().map(|key| key.chars().count()).max().unwrap_or(0);
+    let mut text = String::new();
+    for (key, value) in members {
+        let value = match value {
+            serde_json::Value::String(value) => value.clone(),
+            serde_json::Value::Null => "-".to_owned(),
+            other => other.to_string(),
+        };
+        text.push_str(&format!("{key:<width$}  {}\n", crate::output::printable(&value)));
+    }
+    text
+}
+
+/// Ends this process in good order when the other end of standard input is gone.
+fn watch_parent(flags: &DaemonFlags) -> Outcome {
+    if !flags.parent_pipe {
+        return Ok(());
+    }
+    let watch = || {
+        let mut input = std::io::stdin().lock();
+        let mut ignored = [0u8; 256];
+        while matches!(input.read(&mut ignored), Ok(count) if count > 0) {}
+        tracing::info!("the parent process is gone: ending");
+        // A signal to oneself cannot fail; the daemon's own handler drains.
+        let _ = kill_process(getpid(), Signal::TERM);
+    };
+    std::thread::Builder::new().name("parent".to_owned()).spawn(watch)?;
+    Ok(())
+}

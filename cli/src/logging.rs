@@ -1,0 +1,61 @@
+//! Log lines of the daemons: text on a terminal, JSON otherwise, level from the file.
+//!
+//! Owns the process's one subscriber and its panic hook. Invariant: a panic's formatted message is never
+//! written, since it may hold what a request or a file held.
+
+use std::io::IsTerminal as _;
+
+use tracing_subscriber::EnvFilter;
+
+use crate::exit::{Exit, Failure, Outcome};
+
+/// How log lines are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LogFormat {
+    /// Text on a terminal, JSON otherwise.
+    Auto,
+    /// Lines for people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Starts logging to standard error. `level` is a `tracing` filter: `info`, `info,umbel_edge=debug`.
+pub(crate) fn start(level: &str, format: LogFormat) -> Outcome {
+    let filter = EnvFilter::try_new(level).map_err(|error| {
+        Failure::new(Exit::BadConfig, format!("log.level: `{level}` is not a filter: {error}"))
+            .remedy("use error, warn, info, debug or trace, or `info,umbel_edge=debug`")
+    })?;
+    let terminal = std::io::stderr().is_terminal();
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let text = format == LogFormat::Text || (format == LogFormat::Auto && terminal);
+    let started = if text {
+        builder.with_ansi(terminal && std::env::var_os("NO_COLOR").is_none()).with_target(false).try_init()
+    } else {
+        builder.json().flatten_event(true).try_init()
+    };
+    started.map_err(|error| Failure::failed(format!("cannot start logging: {error}")))?;
+    std::panic::set_hook(Box::new(|panic| {
+        tracing::error!(place = place(panic), "{}", said(panic));
+    }));
+    Ok(())
+}
+
+/// For commands that keep no log: the same rule, on standard error.
+pub(crate) fn guard_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        crate::output::say(&format!("bug: {} at {}; please report it", said(panic), place(panic)));
+    }));
+}
+
+fn place(panic: &std::panic::PanicHookInfo<'_>) -> String {
+    panic.location().map_or_else(|| "an unknown place".to_owned(), ToString::to_string)
+}
+
+/// The message when it is a literal of the source; a formatted one may hold a secret.
+fn said(panic: &std::panic::PanicHookInfo<'_>) -> String {
+    match panic.payload().downcast_ref::<&'static str>() {
+        Some(text) => format!("panicked: {text}"),
+        None => "panicked (message withheld: it may hold private data)".to_owned(),
+    }
+}

@@ -1,0 +1,74 @@
+//! What a command prints: tables that fit the terminal, JSON as the API gave it, and words for times.
+//!
+//! Data goes to standard output and everything else to standard error. Invariant: nothing that came from
+//! another host reaches a terminal with a control character in it.
+
+mod json;
+mod style;
+mod table;
+mod words;
+
+pub(crate) use json::{indent, line, members};
+pub(crate) use style::{ColorChoice, Style, state_tone, Tone};
+pub(crate) use table::{Column, Table};
+pub(crate) use words::{age_ms, ago, bytes, clock, count, duration_ms, utc};
+
+use std::borrow::Cow;
+use std::io::Write as _;
+
+/// How data is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Format {
+    /// A table that fits the terminal.
+    Table,
+    /// A table with every column.
+    Wide,
+    /// The API's object.
+    Json,
+    /// One object a line.
+    Jsonl,
+    /// Names or ids only, one a line.
+    Name,
+}
+
+impl Format {
+    /// Whether programs read it.
+    pub(crate) fn is_json(self) -> bool {
+        matches!(self, Format::Json | Format::Jsonl)
+    }
+}
+
+/// `text` without control characters, so that a name cannot move the cursor or colour the screen.
+pub(crate) fn printable(text: &str) -> Cow<'_, str> {
+    if text.chars().any(char::is_control) {
+        Cow::Owned(text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect())
+    } else {
+        Cow::Borrowed(text)
+    }
+}
+
+/// As [`printable`], but line breaks stay and following lines are indented.
+pub(crate) fn printable_lines(text: &str) -> String {
+    text.lines().map(|line| printable(line).into_owned()).collect::<Vec<_>>().join("\n       ")
+}
+
+/// Writes data to standard output. A reader that went away (`| head`) is not an error.
+pub(crate) fn put(text: &str) {
+    let mut out = std::io::stdout().lock();
+    let written = out.write_all(text.as_bytes()).and_then(|()| {
+        if text.ends_with('\n') { Ok(()) } else { out.write_all(b"\n") }
+    });
+    if written.and_then(|()| out.flush()).is_err() {
+        std::process::exit(crate::exit::Exit::Done as i32);
+    }
+}
+
+/// Writes a message for people to standard error.
+pub(crate) fn say(text: &str) {
+    let mut err = std::io::stderr().lock();
+    // Nobody is left to tell when standard error is gone.
+    let _ = writeln!(err, "{text}");
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,65 @@
+//! Times, ages and sizes as people read them: `4m12s`, `1.2 GiB`, `09:41:07Z`.
+//!
+//! Invariant: ages are rounded down, absolute times are UTC and say so with a Z.
+
+use jiff::Timestamp;
+
+/// A span as `2s`, `4m12s`, `3h05m`, `12d`.
+pub(crate) fn duration_ms(ms: u64) -> String {
+    let seconds = ms / 1000;
+    match seconds {
+        0 if ms == 0 => "0s".to_owned(),
+        0 => format!("{ms}ms"),
+        1..60 => format!("{seconds}s"),
+        60..3600 => {
+            let (m, s) = (seconds / 60, seconds % 60);
+            if s == 0 { format!("{m}m") } else { format!("{m}m{s:02}s") }
+        }
+        3600..172_800 => {
+            let (h, m) = (seconds / 3600, seconds / 60 % 60);
+            if m == 0 { format!("{h}h") } else { format!("{h}h{m:02}m") }
+        }
+        _ => format!("{}d", seconds / 86_400),
+    }
+}
+
+/// An age that is already measured.
+pub(crate) fn age_ms(ms: Option<u64>) -> String {
+    ms.map_or_else(String::new, |ms| duration_ms(if ms < 1000 { 0 } else { ms }))
+}
+
+/// How long ago `at` was, by this host's clock.
+pub(crate) fn ago(at: Option<Timestamp>) -> String {
+    at.map_or_else(String::new, |at| {
+        let ms = Timestamp::now().as_millisecond().saturating_sub(at.as_millisecond());
+        age_ms(Some(u64::try_from(ms).unwrap_or(0)))
+    })
+}
+
+/// An absolute time to the second, with date.
+pub(crate) fn utc(at: Option<Timestamp>) -> String {
+    at.map_or_else(String::new, |at| at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string())
+}
+
+/// The time of day.
+pub(crate) fn clock(at: Timestamp) -> String {
+    at.strftime("%H:%M:%SZ").to_string()
+}
+
+/// A size with one decimal in powers of 1024.
+pub(crate) fn bytes(count: u64) -> String {
+    const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+    for (unit, size) in UNITS {
+        if count >= size {
+            let tenths = u128::from(count) * 10 / u128::from(size);
+            return format!("{}.{} {unit}", tenths / 10, tenths % 10);
+        }
+    }
+    format!("{count} B")
+}
+
+/// `1 node`, `3 nodes`.
+pub(crate) fn count(n: usize, thing: &str) -> String {
+    let plural = if n == 1 { "" } else { "s" };
+    format!("{n} {thing}{plural}")
+}
