@@ -11,6 +11,7 @@
 mod cancel;
 mod journey;
 mod links;
+mod netns;
 mod peers;
 mod relay;
 mod restarts;
