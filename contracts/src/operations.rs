@@ -34,7 +34,9 @@ pub const METADATA_KEYS: [&str; 4] = ["actor", "role", "correlation_id", "client
 pub const LARGEST_METADATA: usize = 1024;
 
 /// What an operation changes, and so who may ask for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, serde::Deserialize, JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, serde::Deserialize, JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Class {
     /// Nothing. Neither stored nor audited.
@@ -92,7 +94,10 @@ impl FromStr for Class {
     type Err = UnknownClass;
 
     fn from_str(text: &str) -> Result<Self, UnknownClass> {
-        [Self::Read, Self::Operate, Self::Admin].into_iter().find(|class| class.as_str() == text).ok_or(UnknownClass)
+        [Self::Read, Self::Operate, Self::Admin]
+            .into_iter()
+            .find(|class| class.as_str() == text)
+            .ok_or(UnknownClass)
     }
 }
 
@@ -165,7 +170,8 @@ impl fmt::Debug for Spec {
 }
 
 fn inlined(schema: fn(&mut SchemaGenerator) -> Schema) -> Schema {
-    let settings = schemars::generate::SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
+    let settings =
+        schemars::generate::SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
     schema(&mut settings.into_generator())
 }
 

@@ -3,11 +3,7 @@
 //! (`UMBEL_REGENERATE=1 cargo test -p umbel-contracts --lib proto` writes them anew).
 //!
 //! Invariant: nothing below `proto/` is edited by hand.
-#![allow(
-    missing_docs,
-    clippy::all,
-    reason = "generated from the .proto files, whose comments it carries"
-)]
+#![allow(missing_docs, clippy::all, reason = "generated from the .proto files, whose comments it carries")]
 
 /// `umbel.control.v1`: what an edge and a control plane say to each other.
 pub mod control {

@@ -116,7 +116,9 @@ impl Term {
         let (kind, value) = match text.split_once(':') {
             Some((kind, value)) if !value.is_empty() => (kind, value),
             Some((kind, _)) => return Err(format!("nothing follows \"{kind}:\"")),
-            None if text.is_empty() => return Err("a term is missing; write \"all\" for every node".to_owned()),
+            None if text.is_empty() => {
+                return Err("a term is missing; write \"all\" for every node".to_owned());
+            }
             None => return Err(format!("\"{text}\" is no term; a node is selected with node:{text}")),
         };
         let owned = value.to_owned();

@@ -60,10 +60,14 @@ fn other_mistakes_have_a_place_too() {
 
 #[test]
 fn a_rule_between_keys_can_point_at_one() {
-    let text = "site = \"a\"\n[queue]\nmax_requests = 0\n[[engine]]\nmodel = \"m\"\n[[engine]]\nmodel = \"m\"\n";
+    let text =
+        "site = \"a\"\n[queue]\nmax_requests = 0\n[[engine]]\nmodel = \"m\"\n[[engine]]\nmodel = \"m\"\n";
     let file = ConfigFile::from_text(Path::new("edge.toml"), text);
     let at = |key: &str| file.error(key, "is wrong").place;
-    assert_eq!(file.error("queue.max_requests", "is wrong").to_string(), "edge.toml:3:1: queue.max_requests: is wrong");
+    assert_eq!(
+        file.error("queue.max_requests", "is wrong").to_string(),
+        "edge.toml:3:1: queue.max_requests: is wrong"
+    );
     assert_eq!(at("engine[1].model"), Some((7, 1)));
     assert_eq!(at("queue.absent"), Some((2, 2)));
     assert_eq!(at("absent.key"), None);
@@ -77,7 +81,9 @@ fn a_file_that_is_none_is_told_so() {
 
 #[test]
 fn units_are_written_out() {
-    for (text, milliseconds) in [("250ms", 250), ("30s", 30_000), ("15m", 900_000), ("2d", 172_800_000), ("0", 0)] {
+    for (text, milliseconds) in
+        [("250ms", 250), ("30s", 30_000), ("15m", 900_000), ("2d", 172_800_000), ("0", 0)]
+    {
         assert_eq!(text.parse(), Ok(HumanDuration(Duration::from_millis(milliseconds))), "{text}");
     }
     for bad in ["", "30", "s", "1.5s", "-1s", " 1s", "1 s", "99999999999999999999s", "9999999999999999999d"] {

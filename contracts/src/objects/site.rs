@@ -94,9 +94,10 @@ impl SummaryObject {
     pub fn from_proto(summary: control::EdgeSummary) -> Self {
         let facts = summary.facts.unwrap_or_default();
         Self {
-            revision: summary
-                .revision
-                .map(|revision| RevisionObject { incarnation: revision.incarnation, number: revision.number }),
+            revision: summary.revision.map(|revision| RevisionObject {
+                incarnation: revision.incarnation,
+                number: revision.number,
+            }),
             software_version: facts.software_version,
             uptime_ms: facts.uptime_ms,
             store: StoreState::from_number(facts.store),

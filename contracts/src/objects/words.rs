@@ -158,13 +158,21 @@ mod tests {
 
     #[test]
     fn spelling_and_serde_agree_and_the_unknown_is_taken() {
-        for (number, text) in [(1, "available"), (4, "unavailable"), (0, "unrecognized"), (99, "unrecognized")] {
+        for (number, text) in
+            [(1, "available"), (4, "unavailable"), (0, "unrecognized"), (99, "unrecognized")]
+        {
             let word = ProviderState::from_number(number);
             assert_eq!(word.as_str(), text);
             assert_eq!(serde_json::to_value(word).unwrap(), text);
         }
-        assert_eq!(serde_json::from_str::<CheckResult>("\"of_tomorrow\"").unwrap(), CheckResult::Unrecognized);
-        assert_eq!(serde_json::to_value(CheckResult::NotReported).unwrap(), CheckResult::NotReported.as_str());
+        assert_eq!(
+            serde_json::from_str::<CheckResult>("\"of_tomorrow\"").unwrap(),
+            CheckResult::Unrecognized
+        );
+        assert_eq!(
+            serde_json::to_value(CheckResult::NotReported).unwrap(),
+            CheckResult::NotReported.as_str()
+        );
         assert_eq!(serde_json::to_value(StoreState::ReadOnly).unwrap(), StoreState::ReadOnly.as_str());
     }
 }

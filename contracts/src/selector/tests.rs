@@ -32,7 +32,9 @@ fn every_term_must_hold() {
     ] {
         assert!(matches(yes), "{yes}");
     }
-    for no in ["node:gpu", "node:GPU-04", "label:rack=r8", "model:qwen3", "gpu:h200", "gpu:?", "all,node:other"] {
+    for no in
+        ["node:gpu", "node:GPU-04", "label:rack=r8", "model:qwen3", "gpu:h200", "gpu:?", "all,node:other"]
+    {
         assert!(!matches(no), "{no}");
     }
 }

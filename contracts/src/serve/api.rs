@@ -90,7 +90,11 @@ struct StatusQuery {
     deadline: Option<String>,
 }
 
-async fn status<F: Fleet>(State(api): State<Api<F>>, caller: Caller, request: Request) -> Result<Response, Failure> {
+async fn status<F: Fleet>(
+    State(api): State<Api<F>>,
+    caller: Caller,
+    request: Request,
+) -> Result<Response, Failure> {
     caller.need(Role::Viewer)?;
     let query: StatusQuery = query(&request)?;
     Ok(Json(api.fleet.status(deadline(query.deadline.as_deref())?).await?).into_response())
@@ -101,7 +105,11 @@ async fn edges<F: Fleet>(State(api): State<Api<F>>, caller: Caller) -> Result<Re
     Ok(Json(Page::whole(api.fleet.edges().await?)).into_response())
 }
 
-async fn edge<F: Fleet>(State(api): State<Api<F>>, caller: Caller, Path(edge): Path<String>) -> Result<Response, Failure> {
+async fn edge<F: Fleet>(
+    State(api): State<Api<F>>,
+    caller: Caller,
+    Path(edge): Path<String>,
+) -> Result<Response, Failure> {
     caller.need(Role::Viewer)?;
     Ok(Json(api.fleet.edge(&edge).await?).into_response())
 }
@@ -116,12 +124,17 @@ struct DetailQuery {
 
 impl DetailQuery {
     fn question(self) -> Result<StatusQuestion, Failure> {
-        let mut sections: Vec<String> =
-            self.sections.iter().flat_map(|list| list.split(',')).map(|name| name.trim().to_owned()).collect();
+        let mut sections: Vec<String> = self
+            .sections
+            .iter()
+            .flat_map(|list| list.split(','))
+            .map(|name| name.trim().to_owned())
+            .collect();
         sections.retain(|name| !name.is_empty());
         sections.sort();
         sections.dedup();
-        if let Some(odd) = sections.iter().find(|name| !["facts", "nodes", "queues"].contains(&name.as_str())) {
+        if let Some(odd) = sections.iter().find(|name| !["facts", "nodes", "queues"].contains(&name.as_str()))
+        {
             return Err(refuse(
                 Code::InvalidArgument,
                 "SECTION_UNKNOWN",
@@ -130,7 +143,11 @@ impl DetailQuery {
         }
         let nodes = self.nodes.unwrap_or_default();
         if nodes.len() > SELECTOR_MAX {
-            return Err(refuse(Code::InvalidArgument, "SELECTOR_TOO_LONG", "A selector has at most 1,024 bytes."));
+            return Err(refuse(
+                Code::InvalidArgument,
+                "SELECTOR_TOO_LONG",
+                "A selector has at most 1,024 bytes.",
+            ));
         }
         Ok(StatusQuestion { nodes, sections, deadline: deadline(self.deadline.as_deref())? })
     }
@@ -150,7 +167,11 @@ async fn edge_status<F: Fleet>(
     Ok(Json(api.fleet.edge_status(&edge, question).await?).into_response())
 }
 
-async fn nodes<F: Fleet>(State(api): State<Api<F>>, caller: Caller, request: Request) -> Result<Response, Failure> {
+async fn nodes<F: Fleet>(
+    State(api): State<Api<F>>,
+    caller: Caller,
+    request: Request,
+) -> Result<Response, Failure> {
     caller.need(Role::Viewer)?;
     let mut question = query::<DetailQuery>(&request)?.question()?;
     question.sections = vec!["nodes".into()];
@@ -230,7 +251,11 @@ fn check_command(body: &CommandRequestBody) -> Result<(), Failure> {
         ));
     }
     if body.operation.is_empty() {
-        return Err(refuse(Code::InvalidArgument, "OPERATION_MISSING", "`operation` is empty; `node.list` is one."));
+        return Err(refuse(
+            Code::InvalidArgument,
+            "OPERATION_MISSING",
+            "`operation` is empty; `node.list` is one.",
+        ));
     }
     Ok(())
 }
@@ -239,9 +264,17 @@ fn idempotency_key(headers: &HeaderMap) -> Result<String, Failure> {
     let Some(value) = headers.get("idempotency-key") else {
         return Ok(uuid::Uuid::new_v4().to_string());
     };
-    let id = value.to_str().ok().map(|text| text.trim().trim_matches('"')).and_then(|text| uuid::Uuid::parse_str(text).ok());
+    let id = value
+        .to_str()
+        .ok()
+        .map(|text| text.trim().trim_matches('"'))
+        .and_then(|text| uuid::Uuid::parse_str(text).ok());
     id.filter(|id| !id.is_nil()).map(|id| id.to_string()).ok_or_else(|| {
-        refuse(Code::InvalidArgument, "COMMAND_ID_MALFORMED", "`Idempotency-Key` is the command's id and must be a UUID.")
+        refuse(
+            Code::InvalidArgument,
+            "COMMAND_ID_MALFORMED",
+            "`Idempotency-Key` is the command's id and must be a UUID.",
+        )
     })
 }
 
@@ -280,10 +313,15 @@ struct EventsQuery {
     follow: Option<bool>,
 }
 
-async fn events<F: Fleet>(State(api): State<Api<F>>, caller: Caller, request: Request) -> Result<Response, Failure> {
+async fn events<F: Fleet>(
+    State(api): State<Api<F>>,
+    caller: Caller,
+    request: Request,
+) -> Result<Response, Failure> {
     caller.need(Role::Viewer)?;
     let query: EventsQuery = query(&request)?;
-    let after = request.headers().get("last-event-id").and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let after =
+        request.headers().get("last-event-id").and_then(|value| value.to_str().ok()).map(str::to_owned);
     let permit = stream::admit(&api.streams)?;
     let follow = Follow {
         after: after.filter(|id| !id.is_empty()),
@@ -301,7 +339,11 @@ struct AuditQuery {
     edge: Option<String>,
 }
 
-async fn audit<F: Fleet>(State(api): State<Api<F>>, caller: Caller, request: Request) -> Result<Response, Failure> {
+async fn audit<F: Fleet>(
+    State(api): State<Api<F>>,
+    caller: Caller,
+    request: Request,
+) -> Result<Response, Failure> {
     caller.need(Role::Viewer)?;
     let query: AuditQuery = query(&request)?;
     let limit = query.limit.unwrap_or(AUDIT_PAGE.0).clamp(1, AUDIT_PAGE.1);
@@ -355,7 +397,11 @@ async fn credential_revoke<F: Fleet>(
     caller.need(Role::Admin)?;
     let reason = reason(request.into_body()).await?;
     if reason.trim().is_empty() {
-        return Err(refuse(Code::InvalidArgument, "REASON_MISSING", "Revoking a credential needs a `reason`."));
+        return Err(refuse(
+            Code::InvalidArgument,
+            "REASON_MISSING",
+            "Revoking a credential needs a `reason`.",
+        ));
     }
     Ok(Json(api.fleet.credential_revoke(&caller, &edge, &reason).await?).into_response())
 }
@@ -401,7 +447,11 @@ fn query<Q: DeserializeOwned>(request: &Request) -> Result<Q, Failure> {
 async fn bytes(body: Body) -> Result<bytes::Bytes, Failure> {
     to_bytes(body, BODY_MAX).await.map_err(|error| {
         if std::error::Error::source(&error).is_some_and(|cause| cause.to_string().contains("length limit")) {
-            return refuse(Code::TooLarge, "BODY_TOO_LARGE", format!("A request body has at most {BODY_MAX} bytes."));
+            return refuse(
+                Code::TooLarge,
+                "BODY_TOO_LARGE",
+                format!("A request body has at most {BODY_MAX} bytes."),
+            );
         }
         refuse(Code::InvalidArgument, "BODY_INCOMPLETE", "The request body ended too early.")
     })

@@ -10,9 +10,9 @@ use axum::http::header::AUTHORIZATION;
 use axum::http::request::Parts;
 use umbel_wire::error::{Code, Error};
 
+use super::Fleet;
 use super::api::Api;
 use super::problem::Failure;
-use super::Fleet;
 use crate::objects::Role;
 
 /// How a request reached the router.

@@ -79,7 +79,11 @@ pub trait Fleet: Send + Sync + 'static {
     /// token that opens nothing, without saying why.
     fn authenticate(&self, token: &str) -> impl Future<Output = Result<(String, Role), Error>> + Send {
         let _ = token;
-        ready(Err(Error::new(Code::Unauthenticated, "TOKEN_UNKNOWN", "This server takes no operator tokens.")))
+        ready(Err(Error::new(
+            Code::Unauthenticated,
+            "TOKEN_UNKNOWN",
+            "This server takes no operator tokens.",
+        )))
     }
 
     /// The status of every site by the deadline, without nodes and queues.
@@ -109,7 +113,8 @@ pub trait Fleet: Send + Sync + 'static {
         edge_id: Option<&str>,
     ) -> impl Future<Output = Result<SiteNode, Error>> + Send {
         async move {
-            let found = self.nodes(StatusQuestion { sections: vec!["nodes".into()], ..Default::default() }).await?;
+            let found =
+                self.nodes(StatusQuestion { sections: vec!["nodes".into()], ..Default::default() }).await?;
             pick_node(found, name_or_id, edge_id)
         }
     }
@@ -151,10 +156,8 @@ pub trait Fleet: Send + Sync + 'static {
     fn events(&self, follow: Follow) -> impl Future<Output = Result<Feed<Told>, Error>> + Send;
 
     /// Entries of the audit, newest first.
-    fn audit(
-        &self,
-        question: AuditQuestion,
-    ) -> impl Future<Output = Result<Page<AuditObject>, Error>> + Send;
+    fn audit(&self, question: AuditQuestion)
+    -> impl Future<Output = Result<Page<AuditObject>, Error>> + Send;
 
     /// Mints an edge's enrollment token.
     fn edge_enrollment_create(
@@ -247,8 +250,11 @@ fn pick_node(found: FleetNodes, name_or_id: &str, edge_id: Option<&str>) -> Resu
     }
     let mut candidates = if exact.is_empty() { begin } else { exact };
     if candidates.len() > 1 {
-        let mut names: Vec<String> =
-            candidates.iter().take(10).map(|node| format!("{} at {}", node.node.name, node.edge_id)).collect();
+        let mut names: Vec<String> = candidates
+            .iter()
+            .take(10)
+            .map(|node| format!("{} at {}", node.node.name, node.edge_id))
+            .collect();
         if candidates.len() > names.len() {
             names.push(format!("{} more", candidates.len() - names.len()));
         }
@@ -264,7 +270,11 @@ fn pick_node(found: FleetNodes, name_or_id: &str, edge_id: Option<&str>) -> Resu
         } else {
             format!("It may be at a site that did not answer: {}.", missing.join(", "))
         };
-        Error::new(Code::NotFound, "NODE_UNKNOWN", format!("No node is called `{}`. {note}", clip(name_or_id)))
+        Error::new(
+            Code::NotFound,
+            "NODE_UNKNOWN",
+            format!("No node is called `{}`. {note}", clip(name_or_id)),
+        )
     })
 }
 

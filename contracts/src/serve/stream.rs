@@ -36,7 +36,9 @@ pub(super) fn events(feed: Feed<Told>, edge_id: Option<String>, permit: OwnedSem
     let lines = feed.filter_map(move |told| {
         let _ = &permit;
         let line = match told {
-            Told::Event { event, .. } if edge_id.as_ref().is_some_and(|wanted| *wanted != event.edge_id) => None,
+            Told::Event { event, .. } if edge_id.as_ref().is_some_and(|wanted| *wanted != event.edge_id) => {
+                None
+            }
             Told::Event { id, event } => json("event", &*event).map(|line| line.id(id)),
             Told::Gap { id, gap } => json("gap", &gap).map(|line| line.id(id)),
         };

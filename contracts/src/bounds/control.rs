@@ -1,0 +1,98 @@
+//! Bounds of `umbel.control.v1`.
+
+use super::length::{CERTIFICATE, DIGEST, ID, MODEL, NAME, PROVIDER, SENTENCE};
+use super::{Bounded, Field, IN_FRAME, IN_STREAM, MOST_FIELDS, Shape, declare, many, one, text, texts};
+use crate::operations;
+
+/// A map's entry: key and value.
+static LABEL: Shape =
+    Shape { name: "label", largest: 520, fields: &[text(1, "key", 128), text(2, "value", 256)] };
+static METADATA: Shape = Shape {
+    name: "metadata",
+    largest: operations::LARGEST_METADATA + 16,
+    fields: &[text(1, "key", 64), text(2, "value", operations::LARGEST_METADATA as u32)],
+};
+
+const fn labels(number: u32, name: &'static str) -> Field {
+    many(number, name, 64, &LABEL)
+}
+
+declare! { crate::proto::control;
+    EDGE_ENROLL_REQUEST EdgeEnrollRequest 16 * 1024 => [
+        text(1, "token_id", ID), text(2, "token_secret", 32), text(3, "edge_id", ID),
+        text(4, "signing_request", CERTIFICATE), text(5, "display_name", NAME), text(6, "software_version", NAME),
+    ];
+    EDGE_ENROLL_RESPONSE EdgeEnrollResponse IN_FRAME => [
+        text(1, "edge_id", ID), text(2, "control_plane_id", NAME), texts(3, "certificate_chain", 8, CERTIFICATE),
+        text(4, "ca_certificate", CERTIFICATE),
+    ];
+    OPERATION Operation 256 => [text(1, "name", NAME)];
+    EDGE_HELLO_REQUEST EdgeHelloRequest IN_FRAME => [
+        text(1, "edge_id", ID), text(2, "display_name", NAME), text(3, "software_version", NAME),
+        many(4, "operations", 512, &OPERATION), texts(5, "features", 256, NAME),
+    ];
+    EDGE_HELLO_RESPONSE EdgeHelloResponse IN_FRAME => [text(1, "control_plane_id", NAME), text(2, "fleet_name", NAME)];
+    EDGE_HEARTBEAT EdgeHeartbeat IN_FRAME => [one(3, "summary", &EDGE_SUMMARY)];
+    EDGE_HEARTBEAT_ACK EdgeHeartbeatAck 256 => [];
+    REVISION Revision 256 => [text(1, "incarnation", ID)];
+    EDGE_SUMMARY EdgeSummary 16 * 1024 => [
+        one(1, "revision", &REVISION), one(2, "facts", &EDGE_FACTS), many(11, "problems", 32, &PROBLEM),
+        text(14, "audit_hash", 32),
+    ];
+    EDGE_FACTS EdgeFacts 1024 => [text(1, "software_version", NAME)];
+    PROBLEM Problem 5 * 1024 => [
+        text(1, "code", NAME), text(2, "message", SENTENCE), text(4, "subject", PROVIDER),
+    ];
+    EDGE_STATUS_REQUEST EdgeStatusRequest IN_FRAME => [
+        text(1, "request_id", ID), text(2, "node_selector", operations::LONGEST_TEXT as u32),
+        texts(3, "sections", 16, NAME), one(5, "known_revision", &REVISION),
+    ];
+    EDGE_STATUS_RESPONSE EdgeStatusResponse IN_STREAM => [
+        text(1, "request_id", ID), text(2, "edge_id", ID), one(3, "revision", &REVISION),
+        one(6, "summary", &EDGE_SUMMARY), many(7, "nodes", 1024, &EDGE_NODE_SNAPSHOT),
+        many(8, "queues", 4096, &QUEUE_SNAPSHOT),
+    ];
+    EDGE_NODE_SNAPSHOT EdgeNodeSnapshot 256 * 1024 => [
+        text(1, "node_id", ID), text(2, "name", NAME), labels(3, "labels"), text(11, "agent_version", NAME),
+        text(13, "protocol_verdict", NAME), one(14, "config", &NODE_CONFIG), one(15, "inventory", &INVENTORY_SUMMARY),
+        one(16, "telemetry", &TELEMETRY_SUMMARY), many(17, "providers", 256, &PROVIDER_SNAPSHOT),
+        texts(18, "capabilities", 256, NAME), many(19, "problems", 64, &PROBLEM),
+        many(20, "readiness", 16, &READINESS_CHECK),
+    ];
+    NODE_CONFIG NodeConfig 5 * 1024 => [text(3, "digest", DIGEST), text(4, "refusal", SENTENCE)];
+    INVENTORY_SUMMARY InventorySummary 32 * 1024 => [
+        text(1, "hostname", MODEL), text(2, "os", NAME), text(3, "kernel", NAME), text(4, "cpu_model", NAME),
+        many(7, "gpus", 64, &GPU_SUMMARY), text(9, "incomplete_reason", SENTENCE),
+    ];
+    GPU_SUMMARY GpuSummary 512 => [text(1, "uuid", NAME), text(2, "name", NAME)];
+    TELEMETRY_SUMMARY TelemetrySummary 256 => [];
+    READINESS_CHECK ReadinessCheck 10 * 1024 => [
+        text(1, "name", NAME), text(3, "message", SENTENCE), text(4, "next_step", SENTENCE),
+    ];
+    PROVIDER_SNAPSHOT ProviderSnapshot 24 * 1024 => [
+        text(1, "provider_id", PROVIDER), text(2, "model", MODEL), texts(3, "aliases", 64, MODEL),
+        text(4, "category", NAME), text(5, "engine_kind", NAME), text(15, "cause", SENTENCE),
+    ];
+    QUEUE_SNAPSHOT QueueSnapshot 1024 => [text(1, "model", MODEL)];
+    EDGE_COMMAND_REQUEST EdgeCommandRequest IN_FRAME => [
+        text(1, "command_id", ID), text(2, "operation", NAME),
+        text(3, "target_selector", operations::LONGEST_TEXT as u32),
+        text(4, "args_json", operations::LARGEST_ARGS as u32), text(5, "reason", operations::LONGEST_TEXT as u32),
+        text(7, "confirm", operations::LONGEST_TEXT as u32),
+        many(8, "metadata", operations::METADATA_KEYS.len() as u32, &METADATA),
+    ];
+    EDGE_COMMAND_RESPONSE EdgeCommandResponse IN_STREAM => [
+        text(1, "command_id", ID), one(3, "error", &COMMAND_ERROR),
+        text(4, "result_json", operations::LARGEST_RESULT as u32),
+    ];
+    COMMAND_ERROR CommandError 5 * 1024 => [text(1, "code", NAME), text(2, "reason", NAME), text(3, "message", SENTENCE)];
+    EDGE_COMMAND_EVENT EdgeCommandEvent IN_FRAME => [
+        text(1, "command_id", ID), text(4, "message", SENTENCE), one(5, "progress", &COMMAND_PROGRESS),
+        one(6, "error", &COMMAND_ERROR), text(7, "result_json", operations::LARGEST_STORED_RESULT as u32),
+    ];
+    COMMAND_PROGRESS CommandProgress 256 => [text(3, "unit", NAME)];
+    EDGE_NODE_EVENT EdgeNodeEvent 8 * 1024 => [
+        text(1, "edge_id", ID), text(4, "kind", NAME), text(5, "node_id", ID), text(6, "provider_id", PROVIDER),
+        text(8, "message", SENTENCE),
+    ];
+}
