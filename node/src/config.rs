@@ -5,12 +5,15 @@
 
 use std::{
     collections::BTreeMap,
-    net::SocketAddr,
     path::{Path, PathBuf},
     time::Duration,
 };
 
+use umbel_contracts::config::ConfigFile;
+
 use crate::StartError;
+
+mod file;
 
 /// Which accelerators the host must have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,6 +121,18 @@ pub enum EngineSource {
     },
 }
 
+impl Accelerator {
+    /// The word in the file.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Nvidia => "nvidia",
+            Self::Cpu => "cpu",
+        }
+    }
+}
+
 impl EngineSource {
     /// `sim`, `external` or `llama-server`.
     #[must_use]
@@ -134,9 +149,19 @@ impl Config {
     /// Reads and checks a file.
     ///
     /// # Errors
-    /// [`StartError::Config`] with file, line and field.
+    /// [`StartError::Config`] with file, line and column, and what would be right.
     pub fn load(path: &Path) -> Result<Self, StartError> {
-        let _ = (path, SocketAddr::from(([127, 0, 0, 1], 0)));
-        unimplemented!()
+        ConfigFile::read(path).and_then(|file| file::check(&file)).map_err(|error| StartError::Config(error.to_string()))
+    }
+
+    /// Checks the text of a file; `path` is only named in errors.
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn parse(text: &str, path: &Path) -> Result<Self, StartError> {
+        file::check(&ConfigFile::from_text(path, text)).map_err(|error| StartError::Config(error.to_string()))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,5 +1,10 @@
 //! What the agent does: sockets, processes, files, the connection to the edge.
 
 pub(crate) mod engine_http;
+pub(crate) mod engines;
+pub(crate) mod gpu;
+pub(crate) mod host;
 pub(crate) mod output;
 pub(crate) mod process;
+pub(crate) mod relay;
+pub(crate) mod state;

@@ -15,6 +15,7 @@ use std::{
     time::Duration,
 };
 
+use rustix::net::RecvFlags;
 use tokio::{
     io::{AsyncRead, ReadBuf},
     net::TcpStream,
@@ -75,10 +76,12 @@ impl Pool {
         let now = Instant::now();
         loop {
             let (stream, since) = self.lock().pop()?;
-            // Any readiness means it was closed, or that something came that nobody asked for.
-            let quiet = matches!(stream.try_read(&mut [0; 1]), Err(error) if error.kind() == io::ErrorKind::WouldBlock);
+            // The kernel is asked, not the runtime, which hears of a close only in its next turn. Anything there means
+            // that it was closed, or that something came that nobody asked for.
+            let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+            let quiet = matches!(rustix::net::recv(&stream, &mut [0; 1], flags), Err(rustix::io::Errno::AGAIN));
             if quiet && now.duration_since(since) < KEEP_ALIVE {
-                return Some(Link { stream, reused: true });
+                return Some(Link { stream, reused: true, last: false });
             }
         }
     }
@@ -96,13 +99,13 @@ impl Pool {
             .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no connection within 5 s"))??;
         // Heads and bodies go out whole; waiting for more would only add delay.
         stream.set_nodelay(true)?;
-        Ok(Link { stream, reused: false })
+        Ok(Link { stream, reused: false, last: false })
     }
 
     /// Takes a connection back for the next request.
     pub(crate) fn keep(&self, link: Link) {
         let mut idle = self.lock();
-        if idle.len() < IDLE_MAX {
+        if idle.len() < IDLE_MAX && !link.last {
             idle.push((link.stream, Instant::now()));
         }
     }
@@ -123,6 +126,8 @@ impl Pool {
 pub(crate) struct Link {
     stream: TcpStream,
     reused: bool,
+    /// The request did not go out whole: what the engine thinks of the rest is not known.
+    last: bool,
 }
 
 /// How a write of a request ended.
@@ -138,6 +143,11 @@ impl Link {
     /// It carried a request before.
     pub(crate) fn is_reused(&self) -> bool {
         self.reused
+    }
+
+    /// It cannot carry another request.
+    pub(crate) fn not_again(&mut self) {
+        self.last = true;
     }
 
     /// Writes bytes while watching for an early answer.

@@ -1,0 +1,102 @@
+//! Good files, and everything that a file can have wrong.
+
+use super::*;
+
+const NODE: &str = "[node]\nstate_dir = \"/var/lib/umbel-node\"\nallow_sim = true\n";
+
+fn parse(text: &str) -> Result<Config, String> {
+    Config::parse(text, Path::new("/etc/umbel/node.toml")).map_err(|error| {
+        assert_eq!(error.exit_code(), 78);
+        error.to_string()
+    })
+}
+
+fn engine(lines: &str) -> Result<EngineConfig, String> {
+    parse(&format!("{NODE}[[engine]]\nname = \"chat\"\nmodel = \"m\"\n{lines}\n")).map(|config| config.engines[0].clone())
+}
+
+#[test]
+fn a_small_file_is_enough() {
+    let config = parse("[node]\nstate_dir = \"state\"\n").unwrap();
+    assert_eq!(config.state_dir, Path::new("/etc/umbel/state"));
+    assert_eq!(config.socket, Path::new("/etc/umbel/state/node.sock"));
+    assert_eq!((config.accelerator, config.drain), (Accelerator::Auto, Duration::from_secs(30)));
+    assert_eq!((config.log_level.as_str(), config.log_format), ("info", LogFormat::Auto));
+    assert!(config.engines.is_empty());
+}
+
+#[test]
+fn engines_of_each_kind() {
+    let sim = engine("kind = \"sim\"\ntoken_delay = \"20ms\"").unwrap();
+    assert_eq!(
+        sim.source,
+        EngineSource::Sim { first_token_delay: Duration::ZERO, token_delay: Duration::from_millis(20), tokens: 16 }
+    );
+    assert_eq!((sim.capacity, sim.category.as_str()), (4, "local_inference"));
+    let here = engine("kind = \"external\"\nurl = \"http://[::1]:8000/v1/\"").unwrap();
+    assert_eq!(here.source, EngineSource::External { authority: "[::1]:8000".into(), base_path: String::new() });
+    assert_eq!(here.category, "local_inference");
+    let there = engine("kind = \"external\"\nurl = \"http://gateway.lan/openai/v1\"").unwrap();
+    assert_eq!(there.source, EngineSource::External { authority: "gateway.lan:80".into(), base_path: "/openai".into() });
+    assert_eq!(there.category, "api");
+    let llama = engine("kind = \"llama-server\"\nmodel_file = \"m.gguf\"").unwrap();
+    let EngineSource::LlamaServer { model_file, port, start_timeout, .. } = llama.source else { panic!() };
+    assert_eq!((model_file.as_path(), port), (Path::new("/etc/umbel/m.gguf"), 0));
+    assert_eq!(start_timeout, Duration::from_secs(600));
+}
+
+/// Each error names the field by its path.
+#[test]
+fn errors_name_the_field() {
+    for (lines, wanted) in [
+        ("kind = \"external\"", "engine[0].url"),
+        ("kind = \"external\"\nurl = \"https://x:1\"", "engine[0].url: https"),
+        ("kind = \"external\"\nurl = \"http://u:p@x:1\"", "engine[0].url"),
+        ("kind = \"external\"\nurl = \"http://x:99999\"", "engine[0].url"),
+        ("kind = \"external\"\nurl = \"http://x:1/a b\"", "engine[0].url"),
+        ("kind = \"external\"\nurl = \"http://x:1/../v1\"", "engine[0].url"),
+        ("kind = \"llama-server\"", "engine[0].model_file"),
+        ("kind = \"llama-server\"\nmodel_file = \"m\"\nstart_timeout = \"0s\"", "engine[0].start_timeout"),
+        ("kind = \"sim\"\nport = 1", "engine[0].port: is only for engines of kind \"llama-server\""),
+        ("kind = \"sim\"\ncapacity = 0", "engine[0].capacity"),
+        ("kind = \"sim\"\naliases = [\"m\"]", "engine[0].aliases"),
+        ("kind = \"sim\"\ncategory = \"cli\"", "engine[0].category"),
+        ("kind = \"sim\"\nlong_context_capacity = 9", "engine[0].long_context_capacity"),
+        ("kind = \"sim\"\nlong_context_threshold_tokens = 9", "engine[0].long_context_threshold_tokens"),
+        ("kind = \"sim\"\ncapacityy = 1", "did you mean \"capacity\"?"),
+        ("kind = \"vllm\"", "unknown variant"),
+        ("kind = \"sim\"\ntoken_delay = \"fast\"", ":8:15: write \"30s\""),
+    ] {
+        let said = engine(lines).unwrap_err();
+        assert!(said.starts_with("/etc/umbel/node.toml:") && said.contains(wanted), "{lines}: {said}");
+    }
+}
+
+/// Row 95: what an operator may be tempted to slip in is no key here.
+#[test]
+fn row_95_no_arguments_and_no_environment() {
+    for line in ["args = [\"--host\", \"0.0.0.0\"]", "env = { LD_PRELOAD = \"x\" }", "host = \"0.0.0.0\""] {
+        let said = engine(&format!("kind = \"llama-server\"\nmodel_file = \"m\"\n{line}")).unwrap_err();
+        assert!(said.contains("unknown key"), "{said}");
+    }
+}
+
+#[test]
+fn what_is_wrong_outside_engines() {
+    for (text, wanted) in [
+        ("[node]\n", "state_dir"),
+        ("[node]\nstate_dir = \"\"\n", "node.state_dir"),
+        ("[node]\nstate_dir = \"s\"\naccelerator = \"tpu\"\n", ":3:15: unknown variant"),
+        ("[node]\nstate_dir = \"s\"\n[node.labels]\n\"a b\" = \"c\"\n", "node.labels"),
+        ("[node]\nstate_dir = \"s\"\n[[engine]]\nname=\"a\"\nkind=\"sim\"\nmodel=\"m\"\n", "allow_sim"),
+        ("[node]\nstate_dir = \"s\"\nallow_sim = true\n[[engine]]\nname=\"../a\"\nkind=\"sim\"\nmodel=\"m\"\n", "engine[0].name"),
+        ("[nodes]\n", "unknown key \"nodes\""),
+    ] {
+        let said = parse(text).unwrap_err();
+        assert!(said.contains(wanted), "{text}: {said}");
+    }
+    let twice = "[[engine]]\nname = \"a\"\nkind = \"sim\"\nmodel = \"m\"\n".repeat(2);
+    assert!(parse(&format!("{NODE}{twice}")).unwrap_err().contains("engine[1].name"));
+    let long = format!("[node]\nstate_dir = \"/{}\"\n", "x".repeat(120));
+    assert!(parse(&long).unwrap_err().contains("listen.socket"));
+}

@@ -1,0 +1,340 @@
+//! Carries out what one engine's supervisor decides, and tells it what came of it.
+//!
+//! Owns the engine's process, probes and record; leaves every decision to `core/supervisor`. Invariant: the record
+//! stands on the disk before the process exists, and goes only when nothing of it is left.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use rustix::process::Signal;
+use tokio::{
+    sync::{mpsc, watch},
+    task::spawn_blocking,
+    time::{Instant, sleep, sleep_until, timeout},
+};
+use umbel_wire::{clock::Wall, secret};
+
+use super::{Engine, Host, HttpRoute, Route, View};
+use crate::{
+    config::EngineSource,
+    core::{
+        process_tree::{Family, ProcessFacts, ProcessId, StartTime},
+        supervisor::{Exit, Input, Output, State, Supervisor, Traits},
+    },
+    engines::{llama_server, ready, sim::Sim},
+    shell::{
+        engine_http::{Place, Pool},
+        process::{self, Launch, Process},
+        state::EngineRecord,
+    },
+};
+
+/// Results of probes and checks on their way back: one of each can be out.
+const RESULTS: usize = 4;
+/// After the last process of an engine is gone its output is there at once, unless a stranger holds the pipe.
+const OUTPUT_WAIT: Duration = Duration::from_secs(1);
+
+/// One start of an engine's process.
+struct Run {
+    process: Process,
+    nonce: String,
+    /// Not here while a look at `/proc` is under way.
+    family: Option<Family>,
+    exit: Option<Exit>,
+    gone: watch::Sender<bool>,
+    /// Its end was asked for: it is looked for until nothing is left.
+    ending: bool,
+}
+
+struct Driver {
+    engine: Arc<Engine>,
+    host: Arc<Host>,
+    changed: Arc<watch::Sender<u64>>,
+    supervisor: Supervisor,
+    run: Option<Run>,
+    route: Option<Arc<Route>>,
+    /// Counts starts: results of an earlier one are late.
+    start: u64,
+    results: mpsc::Sender<(u64, Input)>,
+}
+
+/// Runs one engine until it was asked to stop and nothing of it is left.
+pub(super) async fn drive(
+    engine: Arc<Engine>,
+    host: Arc<Host>,
+    mut stops: mpsc::Receiver<Duration>,
+    changed: Arc<watch::Sender<u64>>,
+) {
+    let traits = match &engine.config.source {
+        EngineSource::LlamaServer { start_timeout, .. } => Traits { supervised: true, start_timeout: *start_timeout },
+        EngineSource::Sim { .. } | EngineSource::External { .. } => {
+            Traits { supervised: false, start_timeout: Duration::ZERO }
+        }
+    };
+    let (results, mut inputs) = mpsc::channel(RESULTS);
+    let (supervisor, outputs) = Supervisor::new(std::time::Instant::now(), traits);
+    let mut driver = Driver { engine, host, changed, supervisor, run: None, route: None, start: 0, results };
+    driver.carry_out(outputs).await;
+    while !driver.supervisor.is_over() {
+        let deadline = driver.supervisor.next_deadline().map(Instant::from_std);
+        let draining = driver.supervisor.state() == State::Draining;
+        let input = tokio::select! {
+            Some((start, input)) = inputs.recv() => {
+                if start != driver.start {
+                    continue;
+                }
+                input
+            }
+            Some(grace) = stops.recv() => Input::Stop { drain: Duration::ZERO, grace },
+            exit = exited(driver.run.as_ref()) => driver.note_exit(exit),
+            () = sleep(process::LOOK), if driver.run.as_ref().is_some_and(|run| run.ending) => {
+                match driver.look_for_the_end().await {
+                    Some(input) => input,
+                    None => continue,
+                }
+            }
+            () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => Input::Tick,
+            () = driver.engine.idle.notified(), if draining => {
+                if driver.engine.in_flight() > 0 {
+                    continue;
+                }
+                Input::Drained
+            }
+        };
+        let outputs = driver.supervisor.handle(std::time::Instant::now(), input);
+        driver.carry_out(outputs).await;
+    }
+}
+
+async fn exited(run: Option<&Run>) -> Exit {
+    match run {
+        Some(run) if run.exit.is_none() => run.process.exited().await,
+        _ => std::future::pending().await,
+    }
+}
+
+impl Driver {
+    async fn carry_out(&mut self, outputs: Vec<Output>) {
+        for output in outputs {
+            match output {
+                Output::Validate => self.validate(),
+                Output::Start => {
+                    let started = self.start_process().await;
+                    let outputs = self.supervisor.handle(std::time::Instant::now(), Input::Started(started));
+                    // `Started` asks for a probe or for the end, never for another start.
+                    Box::pin(self.carry_out(outputs)).await;
+                }
+                Output::Probe => self.probe().await,
+                Output::Terminate => self.signal(Signal::TERM).await,
+                Output::Kill => self.signal(Signal::KILL).await,
+                Output::Report => self.report(),
+            }
+        }
+    }
+
+    fn report(&self) {
+        let supervisor = &self.supervisor;
+        let (name, state, cause) = (&self.engine.config.name, supervisor.state(), supervisor.cause());
+        let mut shared = self.engine.lock();
+        if shared.view.state != state {
+            tracing::info!(engine = %name, ?state, cause, "engine state");
+            shared.view.since = Wall::now();
+        }
+        shared.view = View {
+            state,
+            cause: cause.to_owned(),
+            tail: supervisor.tail().to_owned(),
+            since: shared.view.since,
+            restarts: supervisor.restarts(),
+        };
+        shared.route = match state {
+            State::Ready | State::Draining => self.route.clone(),
+            _ => None,
+        };
+        drop(shared);
+        self.changed.send_modify(|version| *version += 1);
+    }
+
+    fn answer_later(&self, work: impl Future<Output = Input> + Send + 'static) {
+        let (start, results) = (self.start, self.results.clone());
+        tokio::spawn(async move {
+            let input = work.await;
+            // Nobody listens once the engine is over.
+            let _ = results.send((start, input)).await;
+        });
+    }
+
+    fn validate(&mut self) {
+        self.start += 1;
+        match &self.engine.config.source {
+            EngineSource::Sim { first_token_delay, token_delay, tokens } => {
+                self.route = Some(Arc::new(Route::Sim(Sim {
+                    model: self.engine.config.model.clone(),
+                    first_token_delay: *first_token_delay,
+                    token_delay: *token_delay,
+                    tokens: *tokens,
+                })));
+            }
+            EngineSource::External { authority, base_path } => {
+                self.route = Some(Arc::new(Route::Http(HttpRoute {
+                    pool: Pool::new(Place::Named(authority.clone())),
+                    base: base_path.clone(),
+                    key: None,
+                    gone: None,
+                })));
+            }
+            EngineSource::LlamaServer { .. } => {
+                let (engine, host) = (Arc::clone(&self.engine), Arc::clone(&self.host));
+                return self.answer_later(async move {
+                    // The files may lie on a network: not on the runtime's thread.
+                    let checked = spawn_blocking(move || match profile(&engine, &host) {
+                        Some(profile) => llama_server::validate(&profile),
+                        None => Ok(()),
+                    });
+                    Input::Validated(checked.await.unwrap_or_else(|_| Err("the check of its profile failed".into())))
+                });
+            }
+        }
+        self.answer_later(async { Input::Validated(Ok(())) });
+    }
+
+    async fn start_process(&mut self) -> Result<(), String> {
+        self.start += 1;
+        let (engine, host) = (Arc::clone(&self.engine), Arc::clone(&self.host));
+        let started = spawn_blocking(move || start(&engine, &host)).await;
+        let (process, nonce, address, key) = started.unwrap_or_else(|_| Err("the start failed".into()))?;
+        let (gone, is_gone) = watch::channel(false);
+        self.route = Some(Arc::new(Route::Http(HttpRoute {
+            pool: Pool::new(Place::Local(address)),
+            base: String::new(),
+            key: Some(key),
+            gone: Some(is_gone),
+        })));
+        let family = Some(process.family());
+        tracing::info!(engine = %self.engine.config.name, pid = process.id().0, "engine started");
+        self.run = Some(Run { process, nonce, family, exit: None, gone, ending: false });
+        Ok(())
+    }
+
+    async fn probe(&mut self) {
+        if let Some(Route::Http(http)) = self.route.as_deref() {
+            http.pool.prune();
+        }
+        // What has left the group while the engine lives is still known as its own when the parents are gone.
+        self.members().await;
+        let Some(route) = self.route.clone() else { return };
+        let model = self.engine.config.model.clone();
+        self.answer_later(async move {
+            Input::Probed(match route.as_ref() {
+                Route::Sim(_) => Ok(()),
+                Route::Http(http) => ready::probe(&http.pool, &http.base, &model, http.key.as_deref()).await,
+            })
+        });
+    }
+
+    fn note_exit(&mut self, exit: Exit) -> Input {
+        if let Some(run) = &mut self.run {
+            run.exit = Some(exit);
+            // Streams on it learn at once that the process is gone.
+            run.gone.send_replace(true);
+        }
+        Input::Exited(exit)
+    }
+
+    async fn signal(&mut self, signal: Signal) {
+        let members = self.members().await;
+        if let Some(run) = &mut self.run {
+            run.ending = true;
+        }
+        // The look above and the signals take no longer than a few milliseconds.
+        process::signal(&members, signal);
+    }
+
+    /// The living processes of the engine.
+    async fn members(&mut self) -> Vec<ProcessFacts> {
+        let Some(run) = &mut self.run else { return Vec::new() };
+        let Some(mut family) = run.family.take() else { return Vec::new() };
+        let nonce = run.nonce.clone();
+        let (family, members) = spawn_blocking(move || {
+            let members = process::members(&mut family, &nonce, false);
+            (family, members)
+        })
+        .await
+        .unwrap_or_else(|_| (Family::new(run.process.id(), run.process.start_time(), true), Vec::new()));
+        run.family = Some(family);
+        members
+    }
+
+    /// Whether nothing is left of a process that is being ended.
+    async fn look_for_the_end(&mut self) -> Option<Input> {
+        let left = !self.members().await.is_empty();
+        if left || self.run.as_ref().is_none_or(|run| run.exit.is_none()) {
+            return None;
+        }
+        let mut run = self.run.take()?;
+        if let Some(all_read) = run.process.all_read.take() {
+            // After that time whoever holds the pipe is no part of the engine.
+            let _ = timeout(OUTPUT_WAIT, all_read).await;
+        }
+        let (host, name) = (Arc::clone(&self.host), self.engine.config.name.clone());
+        // The disk's word is not waited for longer than it takes.
+        let _ = spawn_blocking(move || host.state.forget_engine(&name)).await;
+        Some(Input::Gone { tail: run.process.output.report() })
+    }
+}
+
+/// The profile of an engine that is started here.
+fn profile<'a>(engine: &'a Engine, host: &'a Host) -> Option<llama_server::Profile<'a>> {
+    let EngineSource::LlamaServer { model_file, port, context_tokens, threads, .. } = &engine.config.source else {
+        return None;
+    };
+    Some(llama_server::Profile {
+        program: host.llama_server.as_deref(),
+        model: &engine.config.model,
+        model_file,
+        port: *port,
+        context_tokens: *context_tokens,
+        threads: *threads,
+        capacity: engine.config.capacity,
+        accelerator: host.accelerator,
+    })
+}
+
+/// Writes the intent, starts the process, writes its identity. Blocks.
+fn start(engine: &Engine, host: &Host) -> Result<(Process, String, SocketAddr, String), String> {
+    let profile = profile(engine, host).ok_or("this kind of engine has no process")?;
+    let program = profile.program.ok_or("programs.llama_server is not set")?.to_owned();
+    let address = llama_server::address(profile.port).map_err(|error| format!("no free port: {error}"))?;
+    let (nonce, key) = (random_hex(), random_hex());
+    let mut record = EngineRecord {
+        name: engine.config.name.clone(),
+        pid: ProcessId(0),
+        start_time: StartTime(0),
+        boot_id: process::boot_id(),
+        port: address.port(),
+        nonce: nonce.clone(),
+        program: program.clone(),
+    };
+    let unwritable = |error| format!("its record cannot be written to the state directory: {error}");
+    host.state.set_engine(&record).map_err(unwritable)?;
+    let launch = Launch {
+        program,
+        arguments: llama_server::arguments(&profile, address),
+        environment: llama_server::environment(&key),
+        folder: host.state.engines(),
+        log: host.state.engines().join(format!("{}.log", record.name)),
+        nonce: nonce.clone(),
+    };
+    let process = Process::start(&launch).map_err(|error| format!("cannot be started: {error}"))?;
+    (record.pid, record.start_time) = (process.id(), process.start_time());
+    if let Err(error) = host.state.set_engine(&record) {
+        // Its nonce is on the disk, so it would be found; but the pid is what people look for.
+        tracing::warn!(engine = %record.name, %error, "the engine's record could not be completed");
+    }
+    Ok((process, nonce, address, key))
+}
+
+fn random_hex() -> String {
+    let mut bytes = [0; 16];
+    secret::random_bytes(&mut bytes);
+    data_encoding::HEXLOWER.encode(&bytes)
+}

@@ -1,0 +1,441 @@
+//! The relay: one stream from the edge, one request to an engine, bytes passed as they come.
+//!
+//! Owns what goes to the engine and what comes back, and how each stream ends; leaves HTTP to `engine_http` and
+//! whether the engine is ready to `engines`. Invariant: each stream gets exactly one END, `COMPLETE` only if the
+//! engine's answer was complete; the engine's connection is closed when the stream is not wanted any more.
+//!
+//! One task a stream, one buffer, no queue: while the edge gives no credit, the engine is not read.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use prost::Message;
+use umbel_contracts::proto::node::{Header, InferenceEnd, InferenceHead, InferenceOpen, InferenceOutcome};
+use umbel_wire::{Code, Error, Generation, IncomingStream, Reset, limits};
+
+use crate::{
+    core::{identity::Identity, supervisor::State, usage::UsageTail},
+    engines::sim::Reply,
+    shell::{
+        engine_http::{Answer, Bad, Head, Link, Patience, READ, Written, says},
+        engines::{Engines, HttpRoute, Route, Visit},
+    },
+};
+
+mod open;
+#[cfg(test)]
+mod tests;
+
+/// Where no time to the first byte was said: a long prompt on a busy engine.
+const FIRST_BYTE: Duration = Duration::from_secs(600);
+/// Where no time between bytes was said.
+const BETWEEN: Duration = Duration::from_secs(300);
+/// After a broken connection: time to learn that the engine's process has ended.
+const GONE_WAIT: Duration = Duration::from_millis(200);
+/// A body that the built-in engine takes.
+const SIM_BODY: u64 = 32 * 1024 * 1024;
+
+/// Relays the streams of every connection to the edge.
+#[derive(Debug)]
+pub(crate) struct Relay {
+    identity: Arc<Identity>,
+    engines: Arc<Engines>,
+    /// Leases of the streams that are not over.
+    leases: Mutex<BTreeMap<(Generation, u64), u64>>,
+}
+
+/// The end of a stream, as it is told.
+#[derive(Debug)]
+struct Ended {
+    outcome: InferenceOutcome,
+    error: Option<Error>,
+    not_processed: bool,
+}
+
+/// What the stream brought so far; survives the work that is dropped when it is cancelled.
+#[derive(Debug, Default)]
+struct Progress {
+    answer_bytes: u64,
+    usage: UsageTail,
+}
+
+impl Ended {
+    fn complete() -> Self {
+        Self { outcome: InferenceOutcome::Complete, error: None, not_processed: false }
+    }
+
+    fn failed(outcome: InferenceOutcome, code: Code, reason: &'static str, message: impl Into<String>) -> Self {
+        Self { outcome, error: Some(Error::new(code, reason, message)), not_processed: false }
+    }
+
+    /// Nothing was done for it: another provider may be tried.
+    fn refused(code: Code, reason: &'static str, message: impl Into<String>) -> Self {
+        let outcome = InferenceOutcome::EngineRefused;
+        Self { outcome, error: Some(Error::new(code, reason, message)), not_processed: true }
+    }
+
+    fn cancelled(reset: Reset) -> Self {
+        let outcome = if reset.error.code == Code::DeadlineExceeded {
+            InferenceOutcome::TimedOut
+        } else {
+            InferenceOutcome::Cancelled
+        };
+        Self { outcome, error: Some(reset.error), not_processed: false }
+    }
+}
+
+impl Relay {
+    pub(crate) fn new(identity: Arc<Identity>, engines: Arc<Engines>) -> Self {
+        Self { identity, engines, leases: Mutex::new(BTreeMap::new()) }
+    }
+
+    /// Leases that are still carried, of every connection.
+    pub(crate) fn leases(&self) -> Vec<u64> {
+        self.lock().values().copied().collect()
+    }
+
+    /// Streams that are not over.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.lock().len()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<(Generation, u64), u64>> {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a stream of the connection with that generation; `current` is the newest connection's.
+    pub(crate) fn take(self: &Arc<Self>, stream: IncomingStream, own: Generation, current: Generation) {
+        let open = match self.admit(&stream, own, current) {
+            Ok(admitted) => admitted,
+            Err(ended) => return end(stream, ended, &Progress::default()),
+        };
+        let relay = Arc::clone(self);
+        tokio::spawn(async move { relay.carry(stream, own, open).await });
+    }
+
+    /// Checks an opening; everything refused here was not processed.
+    fn admit(
+        &self,
+        stream: &IncomingStream,
+        own: Generation,
+        current: Generation,
+    ) -> Result<(InferenceOpen, Visit), Ended> {
+        let open = open::parse(stream.message())?;
+        if own != current || open.generation != own.0 {
+            return Err(Ended::refused(
+                Code::Conflict,
+                "STALE_GENERATION",
+                "the lease belongs to another connection of this node",
+            ));
+        }
+        let engine = open
+            .provider_id
+            .split_once('/')
+            .filter(|(node, _)| *node == self.identity.node_id.to_string())
+            .and_then(|(_, name)| self.engines.by_name(name))
+            .ok_or_else(|| Ended::refused(Code::NotFound, "UNKNOWN_PROVIDER", "this node has no such provider"))?;
+        let visit = engine.visit().map_err(|view| {
+            let reason = match view.state {
+                State::Draining | State::Stopping => "ENGINE_DRAINING",
+                _ => "ENGINE_NOT_READY",
+            };
+            let state = format!("{:?}", view.state).to_lowercase();
+            Ended::refused(Code::Unavailable, reason, format!("the engine is {state}"))
+        })?;
+        Ok((open, visit))
+    }
+
+    async fn carry(&self, stream: IncomingStream, own: Generation, (open, visit): (InferenceOpen, Visit)) {
+        let key = (own, stream.id());
+        self.lock().insert(key, open.lease_id);
+        let mut progress = Progress::default();
+        let ended = tokio::select! {
+            biased;
+            // Dropping the exchange closes the engine's connection, in whatever phase it is.
+            reset = stream.reset() => Ended::cancelled(reset),
+            ended = exchange(&stream, &open, &visit.route, &mut progress) => ended,
+        };
+        if let Some(error) = &ended.error {
+            tracing::debug!(request_id = %open.request_id, outcome = ?ended.outcome, %error, "stream ended");
+        }
+        // Over here before it is over at the edge: a lease that was given back must find its slot free.
+        drop(visit);
+        self.lock().remove(&key);
+        end(stream, ended, &progress);
+    }
+}
+
+/// The one END.
+fn end(stream: IncomingStream, ended: Ended, progress: &Progress) {
+    let usage = progress.usage.usage();
+    let told = InferenceEnd {
+        outcome: ended.outcome.into(),
+        prompt_tokens: usage.prompt_tokens,
+        completion_tokens: usage.completion_tokens,
+        answer_bytes: progress.answer_bytes,
+    }
+    .encode_to_vec();
+    match ended.error {
+        None => stream.finish(&told),
+        Some(error) => stream.fail(error, ended.not_processed, &told),
+    }
+}
+
+async fn exchange(stream: &IncomingStream, open: &InferenceOpen, route: &Route, progress: &mut Progress) -> Ended {
+    let carried = match route {
+        Route::Http(http) => over_http(stream, open, http, progress).await,
+        Route::Sim(sim) => match whole_body(stream, open).await {
+            Ok(body) => answer_by_rule(stream, sim.reply(&open.method, &open.path, &body), progress).await,
+            Err(ended) => Err(ended),
+        },
+    };
+    carried.err().unwrap_or_else(Ended::complete)
+}
+
+/// The request and its answer. `Ok`: the answer was complete.
+async fn over_http(
+    stream: &IncomingStream,
+    open: &InferenceOpen,
+    http: &HttpRoute,
+    progress: &mut Progress,
+) -> Result<(), Ended> {
+    let mut patience = Patience::new(open::limit(open.first_byte_timeout_ms, FIRST_BYTE));
+    let mut link = send_request(stream, open, http).await?;
+    let mut answer = Answer::new();
+    let mut buffer = vec![0; READ];
+    let (head, rest) = loop {
+        let count = read(&mut link, &mut buffer, &mut patience, &mut answer, http).await?;
+        let part = buffer.get(..count).unwrap_or_default();
+        if let Some(found) = answer.head(part).map_err(bad)? {
+            break found;
+        }
+    };
+    patience.set(open::limit(open.idle_timeout_ms, BETWEEN));
+    let mut rest = rest;
+    let count = answer.body(&mut rest).map_err(bad)?;
+    rest.truncate(count);
+    send_head(stream, &head, &rest, progress).await?;
+    while !answer.is_complete() {
+        let count = match read(&mut link, &mut buffer, &mut patience, &mut answer, http).await {
+            // An answer without a length ended with its connection.
+            Ok(0) => break,
+            other => other?,
+        };
+        let part = buffer.get_mut(..count).unwrap_or_default();
+        let count = answer.body(part).map_err(bad)?;
+        let payload = buffer.get(..count).unwrap_or_default();
+        pass_on(stream, payload, progress).await?;
+    }
+    if answer.is_reusable() {
+        http.pool.keep(link);
+    }
+    Ok(())
+}
+
+/// One read of the answer; 0 only if the engine may end its answer so.
+async fn read(
+    link: &mut Link,
+    buffer: &mut [u8],
+    patience: &mut Patience,
+    answer: &mut Answer,
+    http: &HttpRoute,
+) -> Result<usize, Ended> {
+    let why = match link.read(buffer, patience).await {
+        Ok(0) => match answer.end() {
+            // Its process may have died: then nobody knows whether that was the end.
+            Ok(()) if http.gone.is_some() && is_gone(http).await => "its process ended".to_owned(),
+            Ok(()) => return Ok(0),
+            Err(bad) => bad.to_string(),
+        },
+        Ok(count) => return Ok(count),
+        Err(error) if error.kind() == std::io::ErrorKind::TimedOut => {
+            let (code, reason) = (Code::DeadlineExceeded, "ENGINE_TIMED_OUT");
+            let message = "the engine sent nothing within the time allowed";
+            return Err(Ended::failed(InferenceOutcome::TimedOut, code, reason, message));
+        }
+        Err(error) => says(&error),
+    };
+    Err(broke(http, &why).await)
+}
+
+/// Sends head and body. A kept connection that turns out dead before the engine has a byte is replaced once.
+async fn send_request(stream: &IncomingStream, open: &InferenceOpen, http: &HttpRoute) -> Result<Link, Ended> {
+    let mut left = open.body_bytes;
+    let mut first = if left > 0 { body_part(stream, &mut left).await? } else { None };
+    let mut request = open::request_head(open, http);
+    // Head and first part in one segment where they fit.
+    if let Some(part) = first.take() {
+        request.extend_from_slice(&part);
+    }
+    let mut link = match http.pool.kept() {
+        Some(link) => link,
+        None => connect(http).await?,
+    };
+    let written = match link.write(&request).await {
+        Err((_, 0)) if link.is_reused() => {
+            link = connect(http).await?;
+            link.write(&request).await
+        }
+        other => other,
+    };
+    let mut early = match written {
+        Ok(written) => matches!(written, Written::Early),
+        // Nothing arrived at the engine, but this connection was made for it: it does not want any.
+        Err((error, _)) => return Err(broke(http, &says(&error)).await),
+    };
+    while left > 0 && !early {
+        let part = tokio::select! {
+            biased;
+            part = body_part(stream, &mut left) => part?,
+            // An engine that answers before it has the body does not want it.
+            () = link.answers() => break,
+        };
+        let Some(part) = part else { break };
+        match link.write(&part).await {
+            Ok(written) => early = matches!(written, Written::Early),
+            // It may have said why before it closed.
+            Err(_) => early = true,
+        }
+    }
+    if left > 0 || early {
+        stream.refuse_body();
+        link.not_again();
+    }
+    Ok(link)
+}
+
+async fn connect(http: &HttpRoute) -> Result<Link, Ended> {
+    match http.pool.connect().await {
+        Ok(link) => Ok(link),
+        Err(_) if http.gone.is_some() && is_gone(http).await => {
+            let mut ended = gone();
+            ended.not_processed = true;
+            Err(ended)
+        }
+        Err(error) => Err(Ended::refused(
+            Code::Unavailable,
+            "ENGINE_REFUSED",
+            format!("the engine takes no connection: {}", says(&error)),
+        )),
+    }
+}
+
+/// The next part of the body; nothing if it ended. Counts `left` down.
+async fn body_part(stream: &IncomingStream, left: &mut u64) -> Result<Option<bytes::Bytes>, Ended> {
+    let wrong = || {
+        Ended::refused(Code::InvalidArgument, "BODY_LENGTH", "the body is not as long as the opening says")
+    };
+    match stream.body().await {
+        Ok(Some(part)) => {
+            *left = left.checked_sub(part.len() as u64).ok_or_else(wrong)?;
+            Ok(Some(part))
+        }
+        Ok(None) if *left > 0 => Err(wrong()),
+        Ok(None) => Ok(None),
+        Err(reset) => Err(Ended::cancelled(reset)),
+    }
+}
+
+async fn whole_body(stream: &IncomingStream, open: &InferenceOpen) -> Result<Vec<u8>, Ended> {
+    let mut left = open.body_bytes;
+    if left > SIM_BODY {
+        return Err(Ended::refused(Code::TooLarge, "BODY_TOO_LARGE", "the built-in engine takes at most 32 MiB"));
+    }
+    let mut body = Vec::new();
+    while left > 0 {
+        match body_part(stream, &mut left).await? {
+            Some(part) => body.extend_from_slice(&part),
+            None => break,
+        }
+    }
+    Ok(body)
+}
+
+async fn send_head(stream: &IncomingStream, head: &Head, body: &[u8], progress: &mut Progress) -> Result<(), Ended> {
+    let headers = head
+        .headers
+        .iter()
+        .map(|(name, value)| Header { name: (*name).to_owned(), value: value.clone() })
+        .collect();
+    let message = InferenceHead { status: u32::from(head.status), headers }.encode_to_vec();
+    let (inline, rest) = body.split_at(body.len().min(limits::INLINE_MAX));
+    stream
+        .send_head(&message, inline)
+        .map_err(|error| Ended::failed(InferenceOutcome::BadAnswer, Code::BadGateway, "BAD_ANSWER", error.message))?;
+    note(progress, inline);
+    pass_on(stream, rest, progress).await
+}
+
+async fn pass_on(stream: &IncomingStream, payload: &[u8], progress: &mut Progress) -> Result<(), Ended> {
+    if payload.is_empty() {
+        return Ok(());
+    }
+    note(progress, payload);
+    // Waits for credit; the engine is not read meanwhile, and its kernel tells it so.
+    stream.send(payload).await.map_err(Ended::cancelled)
+}
+
+fn note(progress: &mut Progress, payload: &[u8]) {
+    progress.answer_bytes += payload.len() as u64;
+    progress.usage.push(payload);
+}
+
+/// The built-in engine's answer, at its own pace.
+async fn answer_by_rule(stream: &IncomingStream, reply: Reply, progress: &mut Progress) -> Result<(), Ended> {
+    let (status, kind) = match &reply {
+        Reply::Whole { status, .. } => (*status, "application/json"),
+        Reply::Stream(_) => (200, "text/event-stream"),
+    };
+    let head = Head { status, headers: vec![("content-type", kind.into())] };
+    match reply {
+        Reply::Whole { body, delay, .. } => {
+            pause(delay).await;
+            send_head(stream, &head, &body, progress).await
+        }
+        Reply::Stream(mut events) => {
+            send_head(stream, &head, &[], progress).await?;
+            while let Some((delay, event)) = events.next() {
+                pause(delay).await;
+                pass_on(stream, &event, progress).await?;
+            }
+            Ok(())
+        }
+    }
+}
+
+async fn pause(delay: Duration) {
+    if delay.is_zero() {
+        // Other streams share this thread.
+        tokio::task::consume_budget().await;
+    } else {
+        tokio::time::sleep(delay).await;
+    }
+}
+
+fn bad(bad: Bad) -> Ended {
+    let outcome = if bad == Bad::Short { InferenceOutcome::EngineBroke } else { InferenceOutcome::BadAnswer };
+    Ended::failed(outcome, Code::BadGateway, "BAD_ANSWER", format!("the engine's answer cannot be used: {bad}"))
+}
+
+fn gone() -> Ended {
+    let message = "the engine's process ended; it is started again";
+    Ended::failed(InferenceOutcome::EngineGone, Code::Unavailable, "ENGINE_GONE", message)
+}
+
+/// The connection broke: is the process gone, or did it only close?
+async fn broke(http: &HttpRoute, why: &str) -> Ended {
+    if is_gone(http).await {
+        return gone();
+    }
+    let message = format!("the engine broke its answer off: {why}");
+    Ended::failed(InferenceOutcome::EngineBroke, Code::BadGateway, "ENGINE_BROKE", message)
+}
+
+/// Whether the engine's process has ended. Its sockets close a little before that is known.
+async fn is_gone(http: &HttpRoute) -> bool {
+    let Some(mut gone) = http.gone.clone() else { return false };
+    tokio::time::timeout(GONE_WAIT, gone.wait_for(|gone| *gone)).await.is_ok()
+}

@@ -1,0 +1,314 @@
+//! The state directory: identity, key, sequences, engine records; and the lock that says who owns it.
+//!
+//! Owns file names and their shapes; leaves how a file is replaced without loss to `umbel_wire::files`.
+//! Invariant: two agents never share a state directory, and every file is the old one or the new one, whole.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Read, Seek, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+    sync::Mutex,
+};
+
+use data_encoding::BASE64;
+use rustix::fs::FlockOperation;
+use serde::{Deserialize, Serialize};
+use umbel_wire::{
+    files,
+    tls::{ClientIdentity, KeyPair},
+};
+
+use crate::{
+    StartError,
+    core::{
+        identity::Identity,
+        process_tree::{ProcessId, StartTime},
+    },
+};
+
+const IDENTITY: &str = "identity.json";
+const SEQUENCES: &str = "sequences.json";
+const LOCK: &str = "agent.lock";
+/// The key's file name; a rotation will bring others.
+pub(crate) const KEY: &str = "node.key";
+
+/// An opened state directory.
+#[derive(Debug)]
+pub(crate) struct State {
+    folder: PathBuf,
+    /// Held as long as the agent runs; the kernel lets go of it when the process ends.
+    _lock: Option<File>,
+    sequences: Mutex<Sequences>,
+}
+
+/// The reserves of the report streams, as they stand on the disk.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Sequences {
+    pub(crate) inventory: u64,
+    pub(crate) telemetry: u64,
+    pub(crate) heartbeat: u64,
+}
+
+/// What is known of an engine's process, for whoever comes after this agent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct EngineRecord {
+    pub(crate) name: String,
+    /// 0: about to be started.
+    pub(crate) pid: ProcessId,
+    pub(crate) start_time: StartTime,
+    pub(crate) boot_id: String,
+    pub(crate) port: u16,
+    /// Stands in the environment of the engine and of all it starts.
+    pub(crate) nonce: String,
+    pub(crate) program: PathBuf,
+}
+
+impl State {
+    /// Opens the directory and takes its lock.
+    ///
+    /// # Errors
+    /// If it cannot be used, or another agent runs on it.
+    pub(crate) fn open(folder: &Path) -> Result<Self, StartError> {
+        let failed = |what: &str, error: io::Error| {
+            StartError::Failed(format!("state_dir {}: {what}: {error}", folder.display()))
+        };
+        files::private_dir(folder).map_err(|error| failed("cannot be used", error))?;
+        files::private_dir(&folder.join("engines")).map_err(|error| failed("cannot be used", error))?;
+        let mut lock = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .read(true)
+            .write(true)
+            .mode(0o600)
+            .open(folder.join(LOCK))
+            .map_err(|error| failed("is not writable", error))?;
+        if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+            let mut owner = String::new();
+            // Only for the sentence.
+            let _ = (&mut lock).take(32).read_to_string(&mut owner);
+            return Err(StartError::Failed(format!(
+                "state_dir {} is in use by another agent (pid {}): stop that one, or give this node a state_dir of its own",
+                folder.display(),
+                owner.trim()
+            )));
+        }
+        let owner = format!("{}\n", std::process::id());
+        lock.set_len(0)
+            .and_then(|()| lock.rewind())
+            .and_then(|()| lock.write_all(owner.as_bytes()))
+            .map_err(|error| failed("is not writable", error))?;
+        let sequences = read_sequences(folder)?;
+        Ok(Self { folder: folder.to_owned(), _lock: Some(lock), sequences: Mutex::new(sequences) })
+    }
+
+    /// Opens it for a look only: no lock, nothing is written.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub(crate) fn look(folder: &Path) -> Result<Self, StartError> {
+        let sequences = read_sequences(folder)?;
+        Ok(Self { folder: folder.to_owned(), _lock: None, sequences: Mutex::new(sequences) })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// The identity, if the node has one.
+    ///
+    /// # Errors
+    /// If the file is there and cannot be used: then nothing may go on as if there were none.
+    pub(crate) fn identity(&self) -> Result<Option<Identity>, StartError> {
+        let path = self.path(IDENTITY);
+        let unusable = |why: String| {
+            StartError::Failed(format!(
+                "{}: {why}. Restore it from a backup, or enroll again with a token made by `umbel ctl token create --replace`",
+                path.display()
+            ))
+        };
+        let content = match files::read_private(&path) {
+            Ok(content) => content,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(unusable(error.to_string())),
+        };
+        let identity: Identity = serde_json::from_slice(&content).map_err(|error| unusable(error.to_string()))?;
+        identity.validated().map(Some).map_err(unusable)
+    }
+
+    /// Replaces the identity: from this moment on the node is that one.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub(crate) fn set_identity(&self, identity: &Identity) -> Result<(), StartError> {
+        let content = serde_json::to_vec_pretty(identity).map_err(|error| StartError::Failed(error.to_string()))?;
+        let path = self.path(IDENTITY);
+        files::write_private(&path, &content)
+            .map_err(|error| StartError::Failed(format!("cannot write {}: {error}", path.display())))
+    }
+
+    /// The node's key; made, and safely on the disk, if there is none.
+    ///
+    /// # Errors
+    /// If the file cannot be read or written.
+    pub(crate) fn key(&self, name: &str, make: bool) -> Result<KeyPair, StartError> {
+        let path = self.path(name);
+        let failed = |why: String| StartError::Failed(format!("key {}: {why}", path.display()));
+        match files::read_private(&path) {
+            Ok(content) => KeyPair::from_pem(&content).map_err(|error| failed(error.to_string())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound && make => {
+                let key = KeyPair::generate().map_err(|error| failed(error.to_string()))?;
+                files::write_private(&path, key.to_pem().as_bytes()).map_err(|error| failed(error.to_string()))?;
+                Ok(key)
+            }
+            Err(error) => Err(failed(error.to_string())),
+        }
+    }
+
+    /// Reserves sequence numbers: they stand on the disk when this returns. Blocks on the disk.
+    ///
+    /// # Errors
+    /// If the file cannot be written; then nothing is reserved.
+    pub(crate) fn reserve(&self, change: impl FnOnce(&mut Sequences)) -> io::Result<()> {
+        let mut sequences = self.sequences.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut wanted = *sequences;
+        change(&mut wanted);
+        let content = serde_json::to_vec(&wanted).map_err(io::Error::other)?;
+        files::write_private(&self.path(SEQUENCES), &content)?;
+        *sequences = wanted;
+        Ok(())
+    }
+
+    /// The reserves.
+    pub(crate) fn sequences(&self) -> Sequences {
+        *self.sequences.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// The folder of the engines' records and logs.
+    pub(crate) fn engines(&self) -> PathBuf {
+        self.path("engines")
+    }
+
+    /// Writes an engine's record.
+    ///
+    /// # Errors
+    /// If it cannot be written: then the engine must not be started.
+    pub(crate) fn set_engine(&self, record: &EngineRecord) -> io::Result<()> {
+        let content = serde_json::to_vec_pretty(record).map_err(io::Error::other)?;
+        files::write_private(&self.engines().join(format!("{}.json", record.name)), &content)
+    }
+
+    /// Forgets an engine: nothing of it is left.
+    pub(crate) fn forget_engine(&self, name: &str) {
+        if let Err(error) = files::remove(&self.engines().join(format!("{name}.json"))) {
+            tracing::warn!(engine = name, %error, "cannot remove the engine's record");
+        }
+    }
+
+    /// The records that are there. One that cannot be read is told and left alone.
+    pub(crate) fn engine_records(&self) -> Vec<EngineRecord> {
+        let Ok(entries) = fs::read_dir(self.engines()) else { return Vec::new() };
+        let mut records = Vec::new();
+        for path in entries.flatten().map(|entry| entry.path()) {
+            if path.extension().is_none_or(|extension| extension != "json") {
+                continue;
+            }
+            match files::read_private(&path).map_err(|error| error.to_string()).and_then(|content| {
+                serde_json::from_slice::<EngineRecord>(&content).map_err(|error| error.to_string())
+            }) {
+                Ok(record) => records.push(record),
+                Err(error) => tracing::warn!(path = %path.display(), error, "an engine's record cannot be read"),
+            }
+        }
+        records
+    }
+}
+
+/// The identity as TLS needs it.
+///
+/// # Errors
+/// If the files do not hold what they should.
+pub(crate) fn client_identity(state: &State, identity: &Identity) -> Result<ClientIdentity, StartError> {
+    let unusable = |why: String| StartError::Failed(format!("the identity in the state directory cannot be used: {why}"));
+    let key = state.key(&identity.key_file, false)?;
+    let chain = identity
+        .certificate_chain
+        .iter()
+        .map(|text| BASE64.decode(text.as_bytes()).map(Into::into))
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|error| unusable(error.to_string()))?;
+    Ok(ClientIdentity::new(chain, key.private_key()))
+}
+
+fn read_sequences(folder: &Path) -> Result<Sequences, StartError> {
+    let path = folder.join(SEQUENCES);
+    let unusable = |why: String| {
+        StartError::Failed(format!("{}: {why}. Remove it: the edge's answer to hello brings the numbers back", path.display()))
+    };
+    match files::read_private(&path) {
+        Ok(content) => serde_json::from_slice(&content).map_err(|error| unusable(error.to_string())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Sequences::default()),
+        Err(error) => Err(unusable(error.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn one_owner_at_a_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = State::open(folder.path()).unwrap();
+        let refused = State::open(folder.path()).unwrap_err().to_string();
+        assert!(refused.contains("in use by another agent") && refused.contains(&std::process::id().to_string()));
+        drop(first);
+        State::open(folder.path()).unwrap();
+    }
+
+    /// Row 80: what is half written is never seen, and files stay private.
+    #[test]
+    fn row_80_files_are_whole_and_private() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = State::open(folder.path()).unwrap();
+        assert_eq!(state.identity().unwrap(), None);
+        let made = state.key(KEY, true).unwrap();
+        assert_eq!(state.key(KEY, false).unwrap().key_hash(), made.key_hash());
+        state.reserve(|sequences| sequences.inventory = 7).unwrap();
+        drop(state);
+        let state = State::open(folder.path()).unwrap();
+        assert_eq!(state.sequences().inventory, 7);
+        for name in [KEY, SEQUENCES, LOCK] {
+            let mode = fs::metadata(folder.path().join(name)).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600, "{name}");
+        }
+        // What a crash in the middle of a write leaves is not read as anything.
+        fs::write(folder.path().join("identity.json.tmp"), b"{").unwrap();
+        assert_eq!(state.identity().unwrap(), None);
+        fs::write(folder.path().join(IDENTITY), b"{").unwrap();
+        fs::set_permissions(folder.path().join(IDENTITY), fs::Permissions::from_mode(0o600)).unwrap();
+        assert!(state.identity().unwrap_err().to_string().contains("identity.json"));
+    }
+
+    #[test]
+    fn engine_records_come_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = State::open(folder.path()).unwrap();
+        let record = EngineRecord {
+            name: "chat".into(),
+            pid: ProcessId(7),
+            start_time: StartTime(9),
+            boot_id: "b".into(),
+            port: 1,
+            nonce: "n".into(),
+            program: "/bin/true".into(),
+        };
+        state.set_engine(&record).unwrap();
+        fs::write(state.engines().join("broken.json"), b"{").unwrap();
+        assert_eq!(state.engine_records(), [record]);
+        state.forget_engine("chat");
+        assert!(state.engine_records().is_empty());
+    }
+}
