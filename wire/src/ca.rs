@@ -125,7 +125,8 @@ impl Authority {
         let unusable = |why: String| AuthorityError::Unusable { path: dir.to_owned(), why };
         let chain = parse_chain(certificate_pem).map_err(|error| unusable(error.to_string()))?;
         let key = KeyPair::from_pem(key_pem).map_err(|error| unusable(error.to_string()))?;
-        let certificate = chain.into_iter().next().ok_or_else(|| unusable("no certificate in the PEM".to_owned()))?;
+        let certificate =
+            chain.into_iter().next().ok_or_else(|| unusable("no certificate in the PEM".to_owned()))?;
         check_pair(&certificate, &key).map_err(unusable)?;
         Self::install(dir, certificate, key)
     }
@@ -142,7 +143,8 @@ impl Authority {
         let key = files::read_private(&key_path).map_err(|error| file(&key_path, error))?;
         let key = KeyPair::from_pem(&key).map_err(|error| unusable(error.to_string()))?;
         let chain = parse_chain(&pem).map_err(|error| unusable(error.to_string()))?;
-        let certificate = chain.into_iter().next().ok_or_else(|| unusable("no certificate in it".to_owned()))?;
+        let certificate =
+            chain.into_iter().next().ok_or_else(|| unusable("no certificate in it".to_owned()))?;
         check_pair(&certificate, &key).map_err(unusable)?;
         Self::assemble(certificate, key)
     }
@@ -197,7 +199,11 @@ impl Authority {
         }
         let not_after = Wall(params.not_after.unix_timestamp() * 1000);
         let certificate = params.signed_by(&key, &self.issuer)?;
-        Ok(ServerCredential { chain: vec![certificate.der().clone(), self.certificate.clone()], key, not_after })
+        Ok(ServerCredential {
+            chain: vec![certificate.der().clone(), self.certificate.clone()],
+            key,
+            not_after,
+        })
     }
 
     /// The CA's certificate, DER.
@@ -236,7 +242,11 @@ impl Authority {
         })
     }
 
-    fn install(dir: &Path, certificate: CertificateDer<'static>, key: KeyPair) -> Result<Self, AuthorityError> {
+    fn install(
+        dir: &Path,
+        certificate: CertificateDer<'static>,
+        key: KeyPair,
+    ) -> Result<Self, AuthorityError> {
         let certificate_path = dir.join(CERTIFICATE_FILE);
         let key_path = dir.join(KEY_FILE);
         files::private_dir(dir).map_err(|error| file(dir, error))?;
@@ -246,7 +256,8 @@ impl Authority {
         // The key first: a certificate without its key would pass for a CA. A key alone is left of a crash here.
         files::write_private(&key_path, key.to_pem().as_bytes()).map_err(|error| file(&key_path, error))?;
         let pem = to_pem(std::slice::from_ref(&certificate));
-        files::write_public(&certificate_path, pem.as_bytes()).map_err(|error| file(&certificate_path, error))?;
+        files::write_public(&certificate_path, pem.as_bytes())
+            .map_err(|error| file(&certificate_path, error))?;
         Self::assemble(certificate, key)
     }
 

@@ -111,7 +111,8 @@ pub fn claim(now: Wall, row: Option<&TokenRow>, secret: &Secret, key: &KeyHash) 
         None if expired => Claim::Refused(Refusal::Expired),
         None => Claim::Fresh,
         Some(earlier) if earlier.key_hash == key.to_string() => {
-            let replayable = (Wall(earlier.claimed_at_unix_ms) + REPLAY_WINDOW).max(Wall(row.expires_at_unix_ms));
+            let replayable =
+                (Wall(earlier.claimed_at_unix_ms) + REPLAY_WINDOW).max(Wall(row.expires_at_unix_ms));
             if earlier.void {
                 Claim::Refused(Refusal::CredentialVoid)
             } else if now < replayable {

@@ -21,10 +21,16 @@ pub fn private_dir(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)?;
     let about = std::fs::metadata(path)?;
     if !about.is_dir() {
-        return Err(io::Error::new(io::ErrorKind::NotADirectory, format!("{} is not a directory", path.display())));
+        return Err(io::Error::new(
+            io::ErrorKind::NotADirectory,
+            format!("{} is not a directory", path.display()),
+        ));
     }
     if about.uid() != rustix::process::geteuid().as_raw() {
-        return Err(denied(format!("{} belongs to another user; run as its owner or chown it", path.display())));
+        return Err(denied(format!(
+            "{} belongs to another user; run as its owner or chown it",
+            path.display()
+        )));
     }
     if about.mode() & 0o077 != 0 {
         std::fs::set_permissions(path, Permissions::from_mode(0o700))?;
@@ -68,7 +74,10 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut content = Vec::new();
     File::open(path)?.take(LARGEST + 1).read_to_end(&mut content)?;
     if content.len() as u64 > LARGEST {
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("{} is above 1 MiB", path.display())));
+        return Err(io::Error::new(
+            io::ErrorKind::FileTooLarge,
+            format!("{} is above 1 MiB", path.display()),
+        ));
     }
     Ok(content)
 }
@@ -81,7 +90,9 @@ pub fn read_private(path: &Path) -> io::Result<Vec<u8>> {
     let mode = std::fs::metadata(path)?.mode() & 0o777;
     if mode & 0o077 != 0 {
         let path = path.display();
-        return Err(denied(format!("{path} can be read by other users (mode {mode:o}); run: chmod 600 {path}")));
+        return Err(denied(format!(
+            "{path} can be read by other users (mode {mode:o}); run: chmod 600 {path}"
+        )));
     }
     read(path)
 }
@@ -115,9 +126,9 @@ fn sync_parent(path: &Path) -> io::Result<()> {
 }
 
 fn temporary_name(path: &Path) -> io::Result<PathBuf> {
-    let name = path
-        .file_name()
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, format!("{} names no file", path.display())))?;
+    let name = path.file_name().ok_or_else(|| {
+        io::Error::new(io::ErrorKind::InvalidInput, format!("{} names no file", path.display()))
+    })?;
     let mut hidden = std::ffi::OsString::from(".");
     hidden.push(name);
     hidden.push(".new");

@@ -76,7 +76,8 @@ impl PeerCertificate {
         if der.len() > LARGEST_CERTIFICATE {
             return Err(MalformedCertificate("it is above 8 KiB"));
         }
-        let (rest, certificate) = X509Certificate::from_der(der).map_err(|_| MalformedCertificate("not X.509"))?;
+        let (rest, certificate) =
+            X509Certificate::from_der(der).map_err(|_| MalformedCertificate("not X.509"))?;
         if !rest.is_empty() {
             return Err(MalformedCertificate("bytes follow its end"));
         }

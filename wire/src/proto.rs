@@ -3,11 +3,7 @@
 //!
 //! Invariant: nothing here is edited by hand. A message whose fields have rules is turned into a type of this
 //! crate before anyone relies on it.
-#![allow(
-    missing_docs,
-    clippy::all,
-    reason = "generated from the .proto file, whose comments it carries"
-)]
+#![allow(missing_docs, clippy::all, reason = "generated from the .proto file, whose comments it carries")]
 
 include!("proto/umbel.wire.v1.rs");
 

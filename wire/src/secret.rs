@@ -149,7 +149,10 @@ mod tests {
         let secret = Secret::from_slice(&[0xab; 32]).unwrap();
         let text = SecretText::new("canary-text".to_owned());
         let printed = format!("{secret:?} {:?} {text:?}", secret.hash());
-        assert!(!printed.contains("ab") && !printed.contains("171") && !printed.contains("canary"), "{printed}");
+        assert!(
+            !printed.contains("ab") && !printed.contains("171") && !printed.contains("canary"),
+            "{printed}"
+        );
     }
 
     #[test]

@@ -145,7 +145,14 @@ impl<K: Clone + Eq + Hash, H: Clone> Slots<K, H> {
     }
 
     /// A newcomer whose credential was found good under the same lock.
-    pub fn knock(&mut self, now: Instant, id: &K, instance: InstanceId, attempt: Attempt, handle: H) -> Knock<H> {
+    pub fn knock(
+        &mut self,
+        now: Instant,
+        id: &K,
+        instance: InstanceId,
+        attempt: Attempt,
+        handle: H,
+    ) -> Knock<H> {
         let probing = self.slots.get(id).and_then(|slot| slot.probing);
         if probing.is_some_and(|probing| now.saturating_duration_since(probing.since) < PROBE_HOLDS) {
             return Knock::Refuse(Refusal::Busy);

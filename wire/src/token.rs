@@ -75,7 +75,9 @@ pub enum TokenError {
         expected: &'static str,
     },
     /// Its layout is of another version.
-    #[error("this token was made for another version of Umbel; upgrade this host, or mint the token with its version")]
+    #[error(
+        "this token was made for another version of Umbel; upgrade this host, or mint the token with its version"
+    )]
     OtherVersion,
     /// Characters are missing at its end.
     #[error("the token is truncated: {have} of its {want} characters are there; copy the whole line")]
@@ -86,7 +88,9 @@ pub enum TokenError {
         want: usize,
     },
     /// Characters follow its end.
-    #[error("the token goes on after its end: it has {want} characters and {have} were given; copy only the token")]
+    #[error(
+        "the token goes on after its end: it has {want} characters and {have} were given; copy only the token"
+    )]
     TooLong {
         /// Characters given.
         have: usize,
@@ -94,7 +98,9 @@ pub enum TokenError {
         want: usize,
     },
     /// A character that no token has.
-    #[error("the token has a character that no token has, at position {position}; it may hold a space or a line break")]
+    #[error(
+        "the token has a character that no token has, at position {position}; it may hold a space or a line break"
+    )]
     Character {
         /// Counted from 1.
         position: usize,
@@ -131,7 +137,8 @@ impl EnrollmentToken {
             put_long(&mut bytes, address.as_bytes());
         }
         bytes.extend_from_slice(self.secret.expose());
-        let whole = u16::try_from(bytes.len() + CHECKSUM_BYTES).map_err(|_| TokenError::Field { field: "length" })?;
+        let whole =
+            u16::try_from(bytes.len() + CHECKSUM_BYTES).map_err(|_| TokenError::Field { field: "length" })?;
         if let Some(length) = bytes.get_mut(1..3) {
             length.copy_from_slice(&whole.to_be_bytes());
         }
@@ -148,7 +155,8 @@ impl EnrollmentToken {
         let text = text.trim();
         let body = strip_prefix(text)?;
         let bytes = decode(text.len(), body)?;
-        let fields = bytes.get(3..bytes.len() - CHECKSUM_BYTES).ok_or(TokenError::Field { field: "length" })?;
+        let fields =
+            bytes.get(3..bytes.len() - CHECKSUM_BYTES).ok_or(TokenError::Field { field: "length" })?;
         let mut rest = Fields(fields);
         let kind = match bytes.first() {
             Some(b'E') => TokenKind::Edge,
@@ -163,7 +171,8 @@ impl EnrollmentToken {
             return Err(TokenError::Field { field: "addresses" });
         }
         let addresses = (0..count).map(|_| rest.long("addresses")).collect::<Result<Vec<_>, _>>()?;
-        let secret = Secret::from_slice(rest.take(32, "secret")?).ok_or(TokenError::Field { field: "secret" })?;
+        let secret =
+            Secret::from_slice(rest.take(32, "secret")?).ok_or(TokenError::Field { field: "secret" })?;
         if !rest.0.is_empty() {
             return Err(TokenError::Field { field: "length" });
         }
@@ -190,7 +199,10 @@ impl EnrollmentToken {
             return Err(TokenError::Field { field: "id" });
         }
         let sound = |address: &String| is_address(address);
-        if self.addresses.is_empty() || self.addresses.len() > MOST_ADDRESSES || !self.addresses.iter().all(sound) {
+        if self.addresses.is_empty()
+            || self.addresses.len() > MOST_ADDRESSES
+            || !self.addresses.iter().all(sound)
+        {
             return Err(TokenError::Field { field: "addresses" });
         }
         Ok(())
@@ -219,10 +231,12 @@ pub fn is_address(text: &str) -> bool {
     let host_is_sound = match host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
         Some(inner) => inner.parse::<std::net::Ipv6Addr>().is_ok(),
         None => {
-            !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_'))
+            !host.is_empty()
+                && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_'))
         }
     };
-    let port_is_sound = port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok_and(|port| port > 0);
+    let port_is_sound =
+        port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok_and(|port| port > 0);
     text.len() <= LONGEST_ADDRESS && host_is_sound && port_is_sound
 }
 
@@ -249,7 +263,9 @@ fn decode(have: usize, body: &str) -> Result<Zeroizing<Vec<u8>>, TokenError> {
     if have > LONGEST_TEXT {
         return Err(TokenError::TooLong { have, want: LONGEST_TEXT });
     }
-    if let Some(at) = body.bytes().position(|byte| !byte.is_ascii_alphanumeric() && byte != b'-' && byte != b'_') {
+    if let Some(at) =
+        body.bytes().position(|byte| !byte.is_ascii_alphanumeric() && byte != b'-' && byte != b'_')
+    {
         return Err(TokenError::Character { position: PREFIX.len() + at + 1 });
     }
     // The first four characters hold kind and length, so that a cut text is told from a changed one.

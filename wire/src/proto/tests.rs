@@ -13,7 +13,9 @@ fn generated_code_is_current() {
         .map(|file| (prost_build::Module::from_protobuf_package_name(file.package()), file))
         .collect();
     let mut config = prost_build::Config::new();
-    config.btree_map(["."]).skip_debug(["Frame", "Open", "Head"].map(|name| format!(".umbel.wire.v1.{name}")));
+    config
+        .btree_map(["."])
+        .skip_debug(["Frame", "Open", "Head"].map(|name| format!(".umbel.wire.v1.{name}")));
     let fresh = config.generate(requests).unwrap().into_values().next().unwrap();
     let path = root.join("src/proto/umbel.wire.v1.rs");
     if std::env::var_os("UMBEL_REGENERATE").is_some() {

@@ -1,5 +1,10 @@
 //! Arbitration: the table, and random histories checked against what may never happen.
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test stops at the first surprise")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "a test stops at the first surprise"
+)]
 
 use std::collections::HashSet;
 
@@ -90,9 +95,11 @@ fn a_revocation_ends_owner_and_probe() {
 
 #[test]
 fn each_refusal_says_when_to_come_back() {
-    for (refusal, reason) in
-        [(Refusal::Busy, "IDENTITY_BUSY"), (Refusal::Late, "SUPERSEDED"), (Refusal::Duplicate, "DUPLICATE_IDENTITY")]
-    {
+    for (refusal, reason) in [
+        (Refusal::Busy, "IDENTITY_BUSY"),
+        (Refusal::Late, "SUPERSEDED"),
+        (Refusal::Duplicate, "DUPLICATE_IDENTITY"),
+    ] {
         let error = refusal.error();
         assert_eq!((error.code, error.reason.as_ref()), (Code::Conflict, reason));
         assert!(error.retry_after.is_some());
@@ -152,7 +159,8 @@ impl History {
                     Knock::Accept(accepted) => return self.accepted(id, &accepted),
                     Knock::Probe { probe, old } => {
                         self.probes.push((id, probe, who, attempt));
-                        return self.owner[usize::from(id)] == Some(old.generation) && old.instance != instance(who);
+                        return self.owner[usize::from(id)] == Some(old.generation)
+                            && old.instance != instance(who);
                     }
                     Knock::Refuse(refusal) => return refusal != Refusal::Duplicate,
                 }
@@ -192,7 +200,8 @@ impl History {
         let owners: Vec<_> = self.slots.owners().map(|(id, owner)| (*id, owner.generation)).collect();
         let distinct: HashSet<_> = owners.iter().map(|(id, _)| id).collect();
         distinct.len() == owners.len()
-            && (0..2).all(|id| self.slots.owner(&id).map(|owner| owner.generation) == self.owner[usize::from(id)])
+            && (0..2)
+                .all(|id| self.slots.owner(&id).map(|owner| owner.generation) == self.owner[usize::from(id)])
     }
 }
 

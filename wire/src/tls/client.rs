@@ -78,13 +78,13 @@ pub fn api_client(ca: &[CertificateDer<'static>]) -> Result<Arc<ClientConfig>, T
 }
 
 fn client(trust: Trust, identity: Option<ClientIdentity>) -> Result<ClientConfig, TlsError> {
-    let builder = ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&rustls::version::TLS13])?;
+    let builder =
+        ClientConfig::builder_with_provider(provider()).with_protocol_versions(&[&rustls::version::TLS13])?;
     let verifier: Arc<dyn ServerCertVerifier> = match trust {
         Trust::Ca(certificates) => anchored(&certificates)?,
-        Trust::CaDigest(digest) => Arc::new(DigestVerifier {
-            digest,
-            algorithms: provider().signature_verification_algorithms,
-        }),
+        Trust::CaDigest(digest) => {
+            Arc::new(DigestVerifier { digest, algorithms: provider().signature_verification_algorithms })
+        }
     };
     // The name is rustls's: both verifiers here check chain, name and time.
     let builder = builder.dangerous().with_custom_certificate_verifier(verifier);

@@ -111,7 +111,8 @@ pub fn parse_bearer(text: &str, expected: BearerKind) -> Result<Bearer, TokenErr
         std::cmp::Ordering::Greater => return Err(TokenError::TooLong { have: text.len(), want }),
         std::cmp::Ordering::Equal => {}
     }
-    let (content, given) = text.split_at_checked(text.len() - CHECK_CHARACTERS).ok_or(TokenError::Checksum)?;
+    let (content, given) =
+        text.split_at_checked(text.len() - CHECK_CHARACTERS).ok_or(TokenError::Checksum)?;
     if check(content) != given {
         return Err(TokenError::Checksum);
     }

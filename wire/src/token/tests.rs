@@ -40,14 +40,16 @@ fn each_mistake_has_its_own_sentence() {
     let want = text.len();
     assert_eq!(parse(&text[..want - 9]), TokenError::Truncated { have: want - 9, want });
     assert_eq!(parse(&format!("{text}abc")), TokenError::TooLong { have: want + 3, want });
-    assert_eq!(parse(&text.replacen(&text[40..41], " ", 1)).to_string().contains("position"), true);
+    assert!(parse(&text.replacen(&text[40..41], " ", 1)).to_string().contains("position"));
     let key = mint_bearer(BearerKind::ApiKey).1;
     assert!(matches!(parse(key.expose()), TokenError::OtherKind { found: "an API key", .. }));
 }
 
 #[test]
 fn a_bad_address_or_id_never_gets_into_a_token() {
-    for address in ["", "host", "host:0", "host:65536", ":1", "ho st:1", "::1:7", "[::g]:7", "http://h:1", "h:+1"] {
+    for address in
+        ["", "host", "host:0", "host:65536", ":1", "ho st:1", "::1:7", "[::g]:7", "http://h:1", "h:+1"]
+    {
         let bad = EnrollmentToken { addresses: vec![address.to_owned()], ..token() };
         assert_eq!(bad.to_text().unwrap_err(), TokenError::Field { field: "addresses" }, "{address}");
     }
