@@ -86,6 +86,10 @@ pub(crate) fn control_plane(args: ControlPlaneArgs) -> Outcome {
 /// `umbel edge ...`
 pub(crate) fn edge(args: EdgeArgs) -> Outcome {
     use umbel_edge as tier;
+    if let Some(EdgeDaemonVerb::Enroll(source)) = &args.verb {
+        // Before anything else: whatever else is wrong, the token must not be typed like this again.
+        secrets::refuse_in_argv(source.in_argv())?;
+    }
     let file = file_of(&args.flags, "edge");
     let config = tier::Config::load(&file).map_err(|error| ending!(error))?;
     match args.verb {
@@ -149,6 +153,10 @@ pub(crate) fn edge(args: EdgeArgs) -> Outcome {
 /// `umbel node ...`
 pub(crate) fn node(args: NodeArgs) -> Outcome {
     use umbel_node as tier;
+    if let Some(NodeDaemonVerb::Enroll(source)) = &args.verb {
+        // Before anything else: whatever else is wrong, the token must not be typed like this again.
+        secrets::refuse_in_argv(source.in_argv())?;
+    }
     let file = file_of(&args.flags, "node");
     let config = tier::Config::load(&file).map_err(|error| ending!(error))?;
     match args.verb {

@@ -22,9 +22,16 @@ use crate::{
 /// The longest secret text that is read, in bytes: an enrollment token with many addresses has about 1 KiB.
 const MAX_SECRET: u64 = 16 * 1024;
 
+impl TokenSource {
+    /// Whether a token, or what looks as if it were one, was given on the command line.
+    pub(crate) fn in_argv(&self) -> bool {
+        self.token.is_some() || self.source.as_deref().is_some_and(|source| source != "-")
+    }
+}
+
 /// Reads an enrollment token from where the command line says.
 pub(crate) fn read_enrollment_token(source: &TokenSource) -> Outcome<Zeroizing<String>> {
-    refuse_in_argv(source.token.is_some() || source.source.as_deref().is_some_and(|s| s != "-"))?;
+    refuse_in_argv(source.in_argv())?;
     if let Some(path) = &source.token_file {
         return read_file(path, "enrollment token");
     }

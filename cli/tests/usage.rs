@@ -28,7 +28,7 @@ fn usage_errors_are_2_and_on_stderr() {
 
 #[test]
 fn a_similar_word_is_suggested() {
-    assert!(run(&["ctl", "node", "dran", "x"]).err.contains("drain"));
+    assert!(run(&["ctl", "stauts"]).err.contains("status"));
 }
 
 #[test]

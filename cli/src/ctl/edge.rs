@@ -109,11 +109,9 @@ async fn list(ctl: &Ctl) -> Outcome {
 }
 
 fn certificate(edge: &EdgeObject) -> String {
-    let left = edge.credential.not_after.as_second() - jiff::Timestamp::now().as_second();
-    match left {
-        ..0 => "ended".to_owned(),
-        left => format!("{} left", age_ms(u64::try_from(left).ok().map(|seconds| seconds * 1000))),
-    }
+    let end = edge.credential.not_after;
+    let word = if end < jiff::Timestamp::now() { "ended" } else { "until" };
+    format!("{word} {}", end.strftime("%Y-%m-%d"))
 }
 
 async fn show(ctl: &Ctl, name: &str) -> Outcome {

@@ -238,9 +238,8 @@ fn engines(ctl: &Ctl, node: &NodeObject) {
         Column::text("NOTE"),
     ]);
     for provider in &node.providers {
-        let name = provider.provider_id.rsplit_once('/').map_or(provider.provider_id.as_str(), |(_, name)| name);
         table.row(vec![
-            name.to_owned(),
+            engine_name(&provider.provider_id).to_owned(),
             provider.model.clone(),
             provider.engine_kind.clone(),
             provider.status.as_str().to_owned(),
@@ -253,6 +252,11 @@ fn engines(ctl: &Ctl, node: &NodeObject) {
         ]);
     }
     put(&format!("\n{}", table.render(ctl.global.output == Format::Wide, width(), ctl.style)));
+}
+
+/// A provider's id is NODE_ID/NAME; on its own node the name is enough.
+fn engine_name(provider_id: &str) -> &str {
+    provider_id.rsplit_once('/').map_or(provider_id, |(_, name)| name)
 }
 
 fn or_dash(text: &str) -> &str {

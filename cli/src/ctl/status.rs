@@ -58,7 +58,15 @@ fn table(ctl: &Ctl, status: &FleetStatus) {
         Column::left("REVISION").wide(),
         Column::text("NOTE"),
     ]);
-    for site in &status.sites {
+    let mut sites: Vec<&SiteStatus> = status.sites.iter().collect();
+    // Problems first; within that by name, as the server gives them.
+    sites.sort_by_key(|site| match (site.freshness, &site.summary) {
+        (Freshness::Disconnected, _) => 0,
+        (Freshness::TimedOut, _) => 1,
+        (_, Some(summary)) if summary.problems_total == 0 => 3,
+        _ => 2,
+    });
+    for site in sites {
         let mark = if site.freshness == Freshness::Fresh { "" } else { " ?" };
         let mut row = vec![site.edge_id.clone(), freshness(site).to_owned(), age_ms(site.age_ms)];
         match &site.summary {

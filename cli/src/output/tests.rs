@@ -41,7 +41,7 @@ fn a_narrow_terminal_loses_columns_from_the_right_and_cuts_the_last() {
         }
     }
     let text = sample().render(false, Some(38), Style::plain());
-    assert!(text.contains("no heartbeat fo…"), "{text}");
+    assert!(text.contains("no heartbeat f…"), "{text}");
 }
 
 #[test]
