@@ -4,24 +4,22 @@
 //! gets a slot to [`crate::shell::dispatch`] and bytes between edge and node to the wire. Invariants: 200 only
 //! with the engine's own 200; truncation never looks like success; nothing of a message is logged or kept.
 
-//TMP mod answer;
-//TMP mod body;
-//TMP mod connection;
-//TMP mod error;
+mod answer;
+mod body;
+mod connection;
+mod error;
 mod headers;
-//TMP mod health;
+mod health;
 mod listen;
-//TMP mod models;
-//TMP mod openai;
-//TMP mod relay;
-//TMP mod request;
-//TMP mod sse;
-//TMP #[cfg(test)]
-//TMP mod tests;
+mod models;
+mod openai;
+mod relay;
+mod request;
+mod sse;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 pub use listen::{serve, serve_metrics, serve_tls};
 
@@ -85,6 +83,8 @@ pub struct Front {
     draining: AtomicBool,
     held: AtomicU64,
     request_ids: headers::RequestIds,
+    /// Wall time of the start, in seconds: the `created` of all models.
+    started_unix: u64,
 }
 
 impl Front {
@@ -103,6 +103,7 @@ impl Front {
             draining: AtomicBool::new(false),
             held: AtomicU64::new(0),
             request_ids: headers::RequestIds::new(),
+            started_unix: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
         })
     }
 
@@ -114,5 +115,9 @@ impl Front {
 
     fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
+    }
+
+    fn exposition(&self) -> String {
+        self.metrics.encode()
     }
 }

@@ -1,17 +1,38 @@
-//! Listeners.
-use std::sync::Arc;
+//! Listeners: accept, bound, hand over.
+//!
+//! Invariants: a listener never stops for a failed accept; connections are bounded, and one above the bound is
+//! told so; a handshake has its time.
 
-use tokio::net::TcpListener;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Request;
+use hyper::body::Incoming;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use umbel_wire::tls::TlsServer;
 
-use super::Front;
+use super::answer::Answered;
+use super::connection::{Peer, Socket, drive, prepare};
+use super::error::Failure;
+use super::{Front, FrontOptions, health, openai};
+
+/// Of a TLS handshake.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// After an accept that failed for lack of descriptors: the next one would fail the same way at once.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Serves the OpenAI surface and health on plain HTTP until `shutdown`; then it accepts no more, idle
 /// connections close, busy ones finish their request, and it returns when all are gone.
 pub async fn serve(listener: TcpListener, front: Arc<Front>, shutdown: CancellationToken) {
-    let _ = (listener, front, shutdown);
-    unimplemented!()
+    accept(listener, Arc::clone(&front), shutdown, move |socket, address, shutdown| {
+        applications(socket, address, Arc::clone(&front), shutdown)
+    })
+    .await;
 }
 
 /// The same with TLS.
@@ -21,12 +42,89 @@ pub async fn serve_tls(
     front: Arc<Front>,
     shutdown: CancellationToken,
 ) {
-    let _ = (listener, tls, front, shutdown);
-    unimplemented!()
+    accept(listener, Arc::clone(&front), shutdown, move |socket, address, shutdown| {
+        let acceptor = TlsAcceptor::from(tls.config());
+        let front = Arc::clone(&front);
+        async move {
+            if let Ok(Ok(socket)) = tokio::time::timeout(HANDSHAKE, acceptor.accept(socket)).await {
+                applications(socket, address, front, shutdown).await;
+            }
+        }
+    })
+    .await;
 }
 
 /// Serves `/metrics` and health on plain HTTP.
 pub async fn serve_metrics(listener: TcpListener, front: Arc<Front>, shutdown: CancellationToken) {
-    let _ = (listener, front, shutdown);
-    unimplemented!()
+    accept(listener, Arc::clone(&front), shutdown, move |socket, _, shutdown| {
+        let front = Arc::clone(&front);
+        async move {
+            let options: &FrontOptions = &front.options;
+            let answer = |request: Request<Incoming>| {
+                let uri = request.uri();
+                let response = health::metrics_listener(&front, request.method(), uri.path(), uri.query());
+                async move { Answered::Ok(response) }
+            };
+            drive(socket, options, &shutdown, answer).await;
+        }
+    })
+    .await;
+}
+
+async fn applications<S: Socket>(
+    socket: S,
+    address: SocketAddr,
+    front: Arc<Front>,
+    shutdown: CancellationToken,
+) {
+    let peer = Peer::new(address);
+    let answer = |request| openai::answer(Arc::clone(&front), peer, request);
+    drive(socket, &front.options, &shutdown, answer).await;
+}
+
+async fn accept<F, C>(listener: TcpListener, front: Arc<Front>, shutdown: CancellationToken, connected: F)
+where
+    F: Fn(TcpStream, SocketAddr, CancellationToken) -> C,
+    C: Future<Output = ()> + Send + 'static,
+{
+    let limit = front.options.connections;
+    let room = Arc::new(Semaphore::new(limit));
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = shutdown.cancelled() => break,
+        };
+        let Ok((socket, address)) = accepted else {
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            continue;
+        };
+        prepare(&socket);
+        match Arc::clone(&room).try_acquire_owned() {
+            Ok(permit) => {
+                let connection = connected(socket, address, shutdown.clone());
+                tokio::spawn(with_permit(connection, permit));
+            }
+            Err(_) => turn_away(&socket, limit),
+        }
+    }
+    drop(listener);
+    // All permits back: all connections gone.
+    let all = u32::try_from(limit).unwrap_or(u32::MAX);
+    let _ = room.acquire_many(all).await;
+}
+
+async fn with_permit<C: Future<Output = ()>>(connection: C, permit: OwnedSemaphorePermit) {
+    connection.await;
+    drop(permit);
+}
+
+/// Tells one connection too many why, without waiting for it.
+fn turn_away(socket: &TcpStream, limit: usize) {
+    let body = Failure::connections(limit).body();
+    let head = format!(
+        "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n\
+         x-umbel-reason: connections\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    let _ = socket.try_write(&[head.as_bytes(), &body].concat());
 }

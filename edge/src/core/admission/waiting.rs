@@ -25,6 +25,13 @@ pub(super) struct Waiter {
     until: Instant,
 }
 
+#[cfg(test)]
+impl Waiter {
+    pub(super) fn avoids_nothing(&self) -> bool {
+        self.ask.avoid.is_none()
+    }
+}
+
 impl Admission {
     pub(super) fn wait(&mut self, now: Instant, ask: Ask) -> Decision {
         let limit = self.limits.waiting;
@@ -148,7 +155,12 @@ impl Admission {
             self.timers.insert((longest, Timer::Wait(ticket)));
             return;
         }
-        let contended = model.open > 0;
+        // A provider that it must not go back to is no capacity for it.
+        let contended = model.providers.iter().any(|index| {
+            let provider = self.providers.get(index.0 as usize);
+            let avoided = |opened| waiter.ask.avoid.is_some_and(|avoid| avoid.applies(*index, opened));
+            provider.is_some_and(|provider| provider.open && !avoided(provider.opened))
+        });
         let waited = now.saturating_duration_since(waiter.arrived);
         let reason = match (contended, loading) {
             (true, _) => RefusalReason::WaitedTooLong(waited),

@@ -1,0 +1,261 @@
+//! Bodies of answers, and an engine's head turned into an HTTP response.
+//!
+//! Owns the decision between an answer that is whole before its status is sent and one that flows. Leaves the
+//! flowing to [`super::relay`]. Invariants: an event stream is never held back; a small answer that turns out
+//! cut is a 502 and never a short 200.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use http::header::{self, HeaderValue};
+use http::{Response, StatusCode};
+use http_body::{Body, Frame, SizeHint};
+use umbel_contracts::proto::node;
+use umbel_wire::{OutgoingStream, Terminal};
+
+use super::connection::Busy;
+use super::error::{Again, Failure, RETRY_AFTER_MAX};
+use super::headers;
+use super::openai::{Exchange, Miss};
+use super::relay::{Broken, Relay};
+use crate::shell::dispatch::Slot;
+
+/// An answer that is not an event stream is held back up to this much, so that a failure has its own status.
+/// As much as the stream's window, which would hold it otherwise.
+const WHOLE_MAX: usize = 64 * 1024;
+
+/// The body of an answer.
+pub(super) struct Answer {
+    content: Content,
+    /// The connection is busy until the answer is gone.
+    busy: Option<Busy>,
+}
+
+enum Content {
+    Whole(Bytes),
+    Flowing(Box<Relay>),
+}
+
+impl Answer {
+    /// A body that is here.
+    pub(super) fn whole(bytes: Bytes) -> Self {
+        Self { content: Content::Whole(bytes), busy: None }
+    }
+
+    fn flowing(relay: Relay) -> Self {
+        Self { content: Content::Flowing(Box::new(relay)), busy: None }
+    }
+
+    /// Keeps the connection busy as long as the answer exists.
+    pub(super) fn keep_busy(&mut self, busy: Busy) {
+        if let Content::Flowing(relay) = &mut self.content {
+            relay.abort_with(busy.abort());
+        }
+        self.busy = Some(busy);
+    }
+}
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = Broken;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        match &mut self.content {
+            Content::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
+            Content::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
+            Content::Flowing(relay) => relay.poll(cx).map(|next| next.map(|next| next.map(Frame::data))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.content {
+            Content::Whole(bytes) => bytes.is_empty(),
+            Content::Flowing(relay) => relay.is_over(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.content {
+            Content::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Content::Flowing(_) => SizeHint::default(),
+        }
+    }
+}
+
+/// The service itself never fails; a failure is an answer.
+pub(super) type Answered = Result<Response<Answer>, Infallible>;
+
+/// Turns an engine's head into an answer.
+pub(super) async fn from_engine(
+    head: &Bytes,
+    mut stream: OutgoingStream,
+    mut slot: Slot,
+    mut exchange: Exchange,
+) -> Response<Answer> {
+    let Some((status, fields)) = decode_head(head) else {
+        return exchange.failed(&Failure::engine_bad_answer("The engine's answer has no valid status."));
+    };
+    let is_events = headers::of_engine(&fields, "content-type").is_some_and(is_event_stream);
+    if is_events && status.is_success() {
+        let mut response = Response::new(Answer::flowing(Relay::events(stream, slot, exchange)));
+        *response.status_mut() = status;
+        let to = response.headers_mut();
+        headers::to_client(&fields, to);
+        to.remove(header::CONTENT_LENGTH);
+        to.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, no-transform"));
+        to.insert(ACCEL_BUFFERING, HeaderValue::from_static("no"));
+        return response;
+    }
+    if exchange.stream && status.is_success() {
+        // A client that asked for events would read a JSON body as an empty stream.
+        let failure = Failure::engine_bad_answer("The engine answered a stream request with something else.");
+        return exchange.failed(&failure);
+    }
+    let mut parts = BytesMut::new();
+    let first = loop {
+        match stream.data().await {
+            None => break Bytes::new(),
+            Some(part) if part.is_empty() => {}
+            Some(part) => break part,
+        }
+    };
+    let mut over = first.is_empty();
+    while !over && first.len() + parts.len() < WHOLE_MAX {
+        match stream.data().await {
+            None => over = true,
+            Some(part) => parts.extend_from_slice(&part),
+        }
+    }
+    let body = if parts.is_empty() { first } else { joined(&first, &parts) };
+    if over {
+        slot.ended();
+        return whole(status, &fields, body, stream.terminal(), exchange);
+    }
+    let mut response = Response::new(Answer::flowing(Relay::bytes(stream, slot, exchange, body)));
+    *response.status_mut() = status;
+    headers::to_client(&fields, response.headers_mut());
+    again_from_engine(status, &fields, response.headers_mut());
+    response
+}
+
+const ACCEL_BUFFERING: header::HeaderName = header::HeaderName::from_static("x-accel-buffering");
+
+fn joined(first: &Bytes, parts: &BytesMut) -> Bytes {
+    let mut all = BytesMut::with_capacity(first.len() + parts.len());
+    all.extend_from_slice(first);
+    all.extend_from_slice(parts);
+    all.freeze()
+}
+
+fn decode_head(head: &Bytes) -> Option<(StatusCode, Vec<node::Header>)> {
+    let head = <node::InferenceHead as prost::Message>::decode(head.clone()).ok()?;
+    let status = StatusCode::from_u16(u16::try_from(head.status).ok()?).ok()?;
+    // An interim status is never an answer.
+    (!status.is_informational()).then_some((status, head.headers))
+}
+
+fn is_event_stream(content_type: &[u8]) -> bool {
+    content_type.get(..17).is_some_and(|start| start.eq_ignore_ascii_case(b"text/event-stream"))
+}
+
+fn is_json(content_type: &[u8]) -> bool {
+    content_type.get(..16).is_some_and(|start| start.eq_ignore_ascii_case(b"application/json"))
+}
+
+/// An answer that is whole before anything of it is sent.
+fn whole(
+    status: StatusCode,
+    fields: &[node::Header],
+    body: Bytes,
+    terminal: Option<Terminal>,
+    mut exchange: Exchange,
+) -> Response<Answer> {
+    if let Some(miss) = exchange.judge(terminal.as_ref()) {
+        let failure = match miss {
+            Miss::TimedOut => Failure::engine_timeout(),
+            _ => Failure::engine_truncated(),
+        };
+        return exchange.failed(&failure);
+    }
+    let announced = headers::of_engine(fields, "content-length")
+        .and_then(|value| std::str::from_utf8(value).ok()?.parse::<usize>().ok());
+    if announced.is_some_and(|length| length != body.len()) {
+        return exchange.failed(&Failure::engine_truncated());
+    }
+    let is_error = status.is_client_error() || status.is_server_error();
+    let content_type = headers::of_engine(fields, "content-type").unwrap_or_default();
+    if is_error && !is_json(content_type) {
+        // HTML or plain text of an error reads as "no body" in the official clients.
+        let mut response = exchange.failed(&Failure::of_engine(status));
+        again_from_engine(status, fields, response.headers_mut());
+        return response;
+    }
+    let body = if status == StatusCode::BAD_REQUEST { string_code(body) } else { body };
+    let length = body.len();
+    let mut response = Response::new(Answer::whole(body));
+    *response.status_mut() = status;
+    let to = response.headers_mut();
+    headers::to_client(fields, to);
+    to.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+    again_from_engine(status, fields, to);
+    exchange.answered(status.as_u16());
+    response
+}
+
+/// An engine's 429 or 503 says when to try again, within what clients obey.
+fn again_from_engine(status: StatusCode, fields: &[node::Header], to: &mut http::HeaderMap) {
+    if !matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
+        return;
+    }
+    let said = headers::of_engine(fields, "retry-after")
+        .and_then(|value| std::str::from_utf8(value).ok()?.trim().parse::<u64>().ok());
+    Again::After(said.unwrap_or(1).min(RETRY_AFTER_MAX)).tell(to);
+}
+
+/// vLLM sends `"code":400` for a prompt that is too long; clients look for the code as OpenAI has it. The
+/// message stays byte for byte; other bodies stay untouched.
+fn string_code(body: Bytes) -> Bytes {
+    const NUMBER: &[u8] = b"\"code\":400";
+    let overflow = [&b"maximum context length"[..], b"exceeds the available context size", b"exceed_context_size"];
+    if !overflow.iter().any(|words| contains(&body, words)) {
+        return body;
+    }
+    let compact = |at: usize| body.get(at..).is_some_and(|rest| rest.starts_with(NUMBER));
+    let spaced = |at: usize| body.get(at..).is_some_and(|rest| rest.starts_with(b"\"code\": 400"));
+    let found = (0..body.len()).find_map(|at| match (compact(at), spaced(at)) {
+        (true, _) => Some((at, NUMBER.len())),
+        (_, true) => Some((at, NUMBER.len() + 1)),
+        _ => None,
+    });
+    let Some((at, length)) = found else { return body };
+    let mut changed = BytesMut::with_capacity(body.len() + 32);
+    changed.extend_from_slice(body.get(..at).unwrap_or_default());
+    changed.extend_from_slice(b"\"code\":\"context_length_exceeded\"");
+    changed.extend_from_slice(body.get(at + length..).unwrap_or_default());
+    changed.freeze()
+}
+
+fn contains(body: &[u8], words: &[u8]) -> bool {
+    body.windows(words.len()).any(|part| part == words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_context_overflow_gets_openais_code_and_keeps_its_message() {
+        let vllm = Bytes::from_static(
+            br#"{"error":{"message":"This model's maximum context length is 4096 tokens.","type":"BadRequestError","param":null,"code":400}}"#,
+        );
+        let expected = br#"{"error":{"message":"This model's maximum context length is 4096 tokens.","type":"BadRequestError","param":null,"code":"context_length_exceeded"}}"#;
+        assert_eq!(string_code(vllm), &expected[..]);
+        let other = Bytes::from_static(br#"{"error":{"message":"bad","code":400}}"#);
+        assert_eq!(string_code(other.clone()), other);
+    }
+}

@@ -1,0 +1,69 @@
+//! `/livez`, `/readyz`, `/health` and `/metrics`. No key is needed, and none depends on the control plane.
+
+use std::fmt::Write;
+
+use bytes::Bytes;
+use http::header::{self, HeaderValue};
+use http::{Method, Response, StatusCode};
+
+use super::Front;
+use super::answer::Answer;
+use super::error::Failure;
+
+/// Answers a path of health; `None` if it is none.
+pub(super) fn answer(
+    front: &Front,
+    method: &Method,
+    path: &str,
+    query: Option<&str>,
+) -> Option<Response<Answer>> {
+    if !matches!(path, "/livez" | "/readyz" | "/health" | "/v1/health") {
+        return None;
+    }
+    if !matches!(*method, Method::GET | Method::HEAD) {
+        return Some(Failure::method_not_allowed("GET, HEAD").response());
+    }
+    // The process answers: it lives. It takes traffic until it drains.
+    let ready = path == "/livez" || !front.is_draining();
+    let verbose = query.is_some_and(|query| query.split('&').any(|pair| pair.starts_with("verbose")));
+    let mut text = String::new();
+    if path == "/health" || path == "/v1/health" {
+        text.push_str(if ready { r#"{"status":"ok"}"# } else { r#"{"status":"draining"}"# });
+    } else if verbose {
+        let mark = if ready { '+' } else { '-' };
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "[{mark}]taking-traffic {}", if ready { "ok" } else { "draining" });
+        text.push_str(if ready { "ok\n" } else { "failed\n" });
+    } else {
+        text.push_str(if ready { "ok" } else { "draining" });
+    }
+    let content_type = if path.ends_with("/health") { "application/json" } else { "text/plain; charset=utf-8" };
+    Some(plain(if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, content_type, text))
+}
+
+/// Answers a request on the metrics listener.
+pub(super) fn metrics_listener(
+    front: &Front,
+    method: &Method,
+    path: &str,
+    query: Option<&str>,
+) -> Response<Answer> {
+    if let Some(response) = answer(front, method, path, query) {
+        return response;
+    }
+    match path {
+        "/metrics" if *method == Method::GET => {
+            let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+            plain(StatusCode::OK, content_type, front.exposition())
+        }
+        "/metrics" => Failure::method_not_allowed("GET").response(),
+        _ => Failure::unknown_url().response(),
+    }
+}
+
+fn plain(status: StatusCode, content_type: &'static str, text: String) -> Response<Answer> {
+    let mut response = Response::new(Answer::whole(Bytes::from(text)));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+}

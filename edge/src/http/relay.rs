@@ -1,0 +1,188 @@
+//! An answer that flows from the engine to the client.
+//!
+//! Owns what is done at the end, at a failure and in silence. Leaves the bytes alone: they pass as they came.
+//! Invariants: the edge adds bytes only at event boundaries; `[DONE]` is the engine's own word, so a failure
+//! is one error event and an end without it, or a broken connection; dropping the relay resets the stream.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::{Instant, Sleep, sleep_until};
+use umbel_wire::OutgoingStream;
+
+use super::error::Failure;
+use super::openai::{Exchange, Miss, Phase};
+use super::sse::{Ending, Tracker};
+use crate::shell::dispatch::Slot;
+
+/// One newline: a comment with a blank line behind it breaks official clients.
+const KEEPALIVE: Bytes = Bytes::from_static(b": keepalive\n");
+/// The node ends a silent engine's stream by itself; this much later the edge does, whatever the node does.
+const GRACE: Duration = Duration::from_secs(15);
+
+/// The connection must break here: an end would look like success.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the answer broke off")]
+pub(super) struct Broken;
+
+/// An answer on its way.
+pub(super) struct Relay {
+    stream: OutgoingStream,
+    slot: Slot,
+    exchange: Exchange,
+    /// Of an event stream.
+    events: Option<Tracker>,
+    /// Bytes that came before the relay was made.
+    before: Bytes,
+    over: bool,
+    quiet: Quiet,
+    abort: Option<Arc<AtomicBool>>,
+}
+
+/// How long nothing came. The timer is touched once an interval, not with each chunk.
+struct Quiet {
+    since: Option<Instant>,
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+impl Relay {
+    /// An event stream.
+    pub(super) fn events(stream: OutgoingStream, slot: Slot, exchange: Exchange) -> Self {
+        Self::new(stream, slot, exchange, Some(Tracker::new()), Bytes::new())
+    }
+
+    /// Any other answer, of which a part was read already.
+    pub(super) fn bytes(stream: OutgoingStream, slot: Slot, exchange: Exchange, before: Bytes) -> Self {
+        Self::new(stream, slot, exchange, None, before)
+    }
+
+    fn new(
+        stream: OutgoingStream,
+        slot: Slot,
+        exchange: Exchange,
+        events: Option<Tracker>,
+        before: Bytes,
+    ) -> Self {
+        let quiet = Quiet { since: None, timer: None };
+        Self { stream, slot, exchange, events, before, over: false, quiet, abort: None }
+    }
+
+    /// Where to say that the connection must not end cleanly.
+    pub(super) fn abort_with(&mut self, abort: Arc<AtomicBool>) {
+        self.abort = Some(abort);
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.over
+    }
+
+    /// The next bytes for the client.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Broken>>> {
+        if self.over {
+            return Poll::Ready(None);
+        }
+        if !self.before.is_empty() {
+            return Poll::Ready(Some(Ok(std::mem::take(&mut self.before))));
+        }
+        loop {
+            match self.stream.poll_data(cx) {
+                Poll::Ready(Some(chunk)) if chunk.is_empty() => {}
+                Poll::Ready(Some(chunk)) => {
+                    if let Some(events) = &mut self.events {
+                        events.push(&chunk);
+                        self.exchange.first_bytes();
+                    }
+                    self.quiet.since = None;
+                    return Poll::Ready(Some(Ok(chunk)));
+                }
+                Poll::Ready(None) => return Poll::Ready(self.finish()),
+                Poll::Pending => return self.poll_quiet(cx),
+            }
+        }
+    }
+
+    /// Nothing is there to pass on: keeps the client's connection alive, within the idle time.
+    fn poll_quiet(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Broken>>> {
+        let options = self.exchange.options();
+        let comments = !options.keepalive.is_zero();
+        let keepalive = if comments { options.keepalive } else { GRACE };
+        let idle = options.idle_timeout.saturating_add(GRACE);
+        let started_at = *self.quiet.since.get_or_insert_with(Instant::now);
+        let timer =
+            self.quiet.timer.get_or_insert_with(|| Box::pin(sleep_until(started_at + keepalive)));
+        while timer.as_mut().poll(cx).is_ready() {
+            let now = Instant::now();
+            let due = started_at + keepalive;
+            if now < due {
+                timer.as_mut().reset(due);
+                continue;
+            }
+            if now >= started_at + idle {
+                return Poll::Ready(self.fail(Miss::TimedOut));
+            }
+            timer.as_mut().reset(now + keepalive);
+            if comments && self.events.as_ref().is_some_and(Tracker::at_boundary) {
+                return Poll::Ready(Some(Ok(KEEPALIVE)));
+            }
+        }
+        Poll::Pending
+    }
+
+    /// The engine's part is over: was it whole?
+    fn finish(&mut self) -> Option<Result<Bytes, Broken>> {
+        self.slot.ended();
+        let miss = self.exchange.judge(self.stream.terminal().as_ref());
+        let ending = self.events.as_ref().map(Tracker::ending);
+        match (ending, miss) {
+            // What the client has is complete, whatever happened to the connection behind it.
+            (Some(Ending::Done(missing)), _) => self.succeed(missing),
+            (None, None) => self.succeed(""),
+            (_, Some(miss)) => self.fail(miss),
+            // An engine that ends without `[DONE]` has failed.
+            (Some(_), None) => self.fail(Miss::Broke),
+        }
+    }
+
+    fn succeed(&mut self, missing: &'static str) -> Option<Result<Bytes, Broken>> {
+        self.over = true;
+        self.exchange.answered(200);
+        (!missing.is_empty()).then(|| Ok(Bytes::from_static(missing.as_bytes())))
+    }
+
+    /// Ends the answer so that no client takes it for success.
+    fn fail(&mut self, miss: Miss) -> Option<Result<Bytes, Broken>> {
+        self.over = true;
+        self.exchange.broken(miss);
+        let failure = match miss {
+            Miss::TimedOut => Failure::engine_timeout(),
+            _ => Failure::engine_truncated(),
+        };
+        let events = self.events.as_ref();
+        match events.map(Tracker::ending) {
+            Some(Ending::AtBoundary) if events.is_some_and(Tracker::ended_with_error) => None,
+            Some(Ending::AtBoundary) => Some(Ok(failure.event())),
+            Some(Ending::MissingBlank(blank)) => {
+                let event = failure.event();
+                Some(Ok(Bytes::from([blank.as_bytes(), &event].concat())))
+            }
+            _ => {
+                if let Some(abort) = &self.abort {
+                    abort.store(true, Ordering::Release);
+                }
+                Some(Err(Broken))
+            }
+        }
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        if !self.over {
+            self.exchange.left(Phase::Streaming);
+        }
+    }
+}
