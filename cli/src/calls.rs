@@ -103,7 +103,11 @@ impl Told {
 }
 
 /// A failure unless the phase is a good one.
-pub(crate) fn check_end(phase: CommandPhase, error: Option<&CommandErrorObject>, command_id: &str) -> Outcome {
+pub(crate) fn check_end(
+    phase: CommandPhase,
+    error: Option<&CommandErrorObject>,
+    command_id: &str,
+) -> Outcome {
     let exit = match phase {
         CommandPhase::Accepted | CommandPhase::Running | CommandPhase::Succeeded => return Ok(()),
         CommandPhase::TimedOut => Exit::TimedOut,
@@ -127,7 +131,13 @@ impl Client {
     }
 
     /// Sends a command under `command_id`, waiting on the server up to `wait` for its end.
-    pub(crate) async fn command(&self, edge: &str, command_id: &str, call: &Call, wait: Duration) -> Outcome<Told> {
+    pub(crate) async fn command(
+        &self,
+        edge: &str,
+        command_id: &str,
+        call: &Call,
+        wait: Duration,
+    ) -> Outcome<Told> {
         let body = CommandRequestBody {
             operation: call.operation.to_owned(),
             target_selector: call.selector.clone(),
@@ -154,8 +164,11 @@ impl Client {
         told.check()?;
         if !told.command.phase.is_end() {
             let id = &told.command.command_id;
-            return Err(Failure::new(Exit::TimedOut, format!("{} at {edge} has not ended yet", call.operation))
-                .remedy(format!("umbel ctl command watch {id} --site {edge}")));
+            return Err(Failure::new(
+                Exit::TimedOut,
+                format!("{} at {edge} has not ended yet", call.operation),
+            )
+            .remedy(format!("umbel ctl command watch {id} --site {edge}")));
         }
         Ok(told)
     }

@@ -6,10 +6,7 @@
 mod sse;
 mod target;
 
-use std::{
-    io::IsTerminal as _,
-    time::Duration,
-};
+use std::{io::IsTerminal as _, time::Duration};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full, Limited};
@@ -207,7 +204,9 @@ impl Client {
             Server::Socket(_) => failure
                 .remedy("start the daemon, or name another server with --socket or --addr")
                 .remedy("a socket is open to its owner only: use sudo, or --addr with a token"),
-            Server::Tls { .. } => failure.remedy("check the address (--addr, UMBEL_ADDR) and that the server runs"),
+            Server::Tls { .. } => {
+                failure.remedy("check the address (--addr, UMBEL_ADDR) and that the server runs")
+            }
         }
     }
 
@@ -226,16 +225,17 @@ impl Client {
 
 fn json<T: Serialize>(body: &T) -> Outcome<Bytes> {
     let body = serde_json::to_vec(body);
-    body.map(Bytes::from).map_err(|error| Failure::failed(format!("cannot write the request as JSON: {error}")))
+    body.map(Bytes::from)
+        .map_err(|error| Failure::failed(format!("cannot write the request as JSON: {error}")))
 }
 
 async fn handshake<S>(stream: S) -> Outcome<http1::SendRequest<Full<Bytes>>>
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
 {
-    let (sender, connection) = http1::handshake(TokioIo::new(stream))
-        .await
-        .map_err(|error| Failure::new(Exit::Unreachable, format!("the server does not speak HTTP: {error}")))?;
+    let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(|error| {
+        Failure::new(Exit::Unreachable, format!("the server does not speak HTTP: {error}"))
+    })?;
     // The task ends with the connection, whose errors also reach the waiting request.
     tokio::spawn(connection);
     Ok(sender)

@@ -51,9 +51,12 @@ fn files(args: &ConfigArgs) -> Outcome<Vec<PathBuf>> {
         return Ok(args.files.clone());
     }
     let wanted = TIERS.iter().filter(|(tier, ..)| args.tier.is_none_or(|asked| asked == *tier));
-    let files: Vec<PathBuf> = wanted.map(|(_, name, _)| default_file(name)).filter(|path| path.exists()).collect();
+    let files: Vec<PathBuf> =
+        wanted.map(|(_, name, _)| default_file(name)).filter(|path| path.exists()).collect();
     if files.is_empty() {
-        return Err(Failure::usage("there is no file in /etc/umbel").remedy("name one: umbel config check FILE"));
+        return Err(
+            Failure::usage("there is no file in /etc/umbel").remedy("name one: umbel config check FILE")
+        );
     }
     Ok(files)
 }
@@ -79,7 +82,9 @@ fn tier_of(asked: Option<Tier>, file: &Path) -> Outcome<Tier> {
 
 fn check(tier: Tier, file: &Path) -> Outcome {
     let checked = match tier {
-        Tier::ControlPlane => umbel_control_plane::Config::load(file).map(drop).map_err(|error| error.to_string()),
+        Tier::ControlPlane => {
+            umbel_control_plane::Config::load(file).map(drop).map_err(|error| error.to_string())
+        }
         Tier::Edge => umbel_edge::Config::load(file).map(drop).map_err(|error| error.to_string()),
         Tier::Node => umbel_node::Config::load(file).map(drop).map_err(|error| error.to_string()),
     };

@@ -47,7 +47,9 @@ pub(crate) async fn run(args: CtlArgs) -> Outcome {
     let ctl = Ctl { client: Client::new(server, args.global.timeout), global: args.global, style };
     let Some(every) = ctl.global.watch else { return ctl.once(&args.noun).await };
     if !is_list(&args.noun) {
-        return Err(Failure::usage("--watch repeats lists and details; this command changes something or follows by itself"));
+        return Err(Failure::usage(
+            "--watch repeats lists and details; this command changes something or follows by itself",
+        ));
     }
     loop {
         if interactive() {
@@ -57,7 +59,9 @@ pub(crate) async fn run(args: CtlArgs) -> Outcome {
         match ctl.once(&args.noun).await {
             Ok(()) => {}
             // A server that restarts is part of what one watches.
-            Err(failure) if matches!(failure.exit(), Exit::Unreachable | Exit::TimedOut) => say(&failure.to_string()),
+            Err(failure) if matches!(failure.exit(), Exit::Unreachable | Exit::TimedOut) => {
+                say(&failure.to_string())
+            }
             Err(failure) => return Err(failure),
         }
         tokio::time::sleep(every.max(Duration::from_millis(200))).await;
@@ -72,7 +76,9 @@ fn is_list(noun: &Noun) -> bool {
         Noun::Events(_) => false,
         Noun::Edge { verb, .. } => matches!(
             verb,
-            None | Some(EdgeVerb::List | EdgeVerb::Show { .. } | EdgeVerb::Token { verb: EdgeTokenVerb::List })
+            None | Some(
+                EdgeVerb::List | EdgeVerb::Show { .. } | EdgeVerb::Token { verb: EdgeTokenVerb::List }
+            )
         ),
         Noun::Node { verb, .. } => {
             matches!(verb, None | Some(NodeVerb::List | NodeVerb::Show { .. } | NodeVerb::Why { .. }))
@@ -213,7 +219,11 @@ pub(crate) fn details(lines: &[(&str, String)]) -> String {
     let width = lines.iter().map(|(key, _)| key.chars().count()).max().unwrap_or(0);
     let mut text = String::new();
     for (key, value) in lines {
-        let value = if value.starts_with('\u{1b}') { value.clone() } else { crate::output::printable(value).into_owned() };
+        let value = if value.starts_with('\u{1b}') {
+            value.clone()
+        } else {
+            crate::output::printable(value).into_owned()
+        };
         text.push_str(&format!("{key:<width$}  {value}\n"));
     }
     text

@@ -74,12 +74,15 @@ pub(crate) fn control_plane(args: ControlPlaneArgs) -> Outcome {
             ));
             Ok(())
         }
-        Some(ControlPlaneVerb::Doctor(flags)) => checks(&flags, tier::doctor(&config).iter().map(|check| Check {
-            name: &check.name,
-            passed: check.passed,
-            message: &check.message,
-            next_step: &check.next_step,
-        })),
+        Some(ControlPlaneVerb::Doctor(flags)) => checks(
+            &flags,
+            tier::doctor(&config).iter().map(|check| Check {
+                name: &check.name,
+                passed: check.passed,
+                message: &check.message,
+                next_step: &check.next_step,
+            }),
+        ),
     }
 }
 
@@ -106,8 +109,12 @@ pub(crate) fn edge(args: EdgeArgs) -> Outcome {
         Some(EdgeDaemonVerb::Init { site }) => {
             let named = site.as_deref().unwrap_or(config.site.as_str());
             if named != config.site.as_str() {
-                return Err(Failure::usage(format!("--site says {named}, and {} says {}", file.display(), config.site))
-                    .remedy("make them the same; a site's name stands in every certificate"));
+                return Err(Failure::usage(format!(
+                    "--site says {named}, and {} says {}",
+                    file.display(),
+                    config.site
+                ))
+                .remedy("make them the same; a site's name stands in every certificate"));
             }
             let made = tier::init(&config).map_err(|error| ending!(error))?;
             say(&format!(
@@ -141,12 +148,15 @@ pub(crate) fn edge(args: EdgeArgs) -> Outcome {
             ));
             Ok(())
         }
-        Some(EdgeDaemonVerb::Doctor(flags)) => checks(&flags, tier::doctor(&config).iter().map(|check| Check {
-            name: &check.name,
-            passed: check.passed,
-            message: &check.message,
-            next_step: &check.next_step,
-        })),
+        Some(EdgeDaemonVerb::Doctor(flags)) => checks(
+            &flags,
+            tier::doctor(&config).iter().map(|check| Check {
+                name: &check.name,
+                passed: check.passed,
+                message: &check.message,
+                next_step: &check.next_step,
+            }),
+        ),
     }
 }
 
@@ -192,18 +202,25 @@ pub(crate) fn node(args: NodeArgs) -> Outcome {
             ));
             Ok(())
         }
-        Some(NodeDaemonVerb::Doctor(flags)) => checks(&flags, tier::doctor(&config).iter().map(|check| Check {
-            name: &check.name,
-            passed: check.passed,
-            message: &check.message,
-            next_step: &check.next_step,
-        })),
+        Some(NodeDaemonVerb::Doctor(flags)) => checks(
+            &flags,
+            tier::doctor(&config).iter().map(|check| Check {
+                name: &check.name,
+                passed: check.passed,
+                message: &check.message,
+                next_step: &check.next_step,
+            }),
+        ),
         Some(NodeDaemonVerb::Status(flags)) => {
             let status = tier::status(&config.socket).map_err(|error| {
                 let unreachable = matches!(error, tier::StartError::Unreachable(_));
                 if unreachable { Failure::new(Exit::Unreachable, error.to_string()) } else { ending!(error) }
             })?;
-            if flags.output.is_json() { print_object(&status, flags.output) } else { Ok(put(&plain(&status))) }
+            if flags.output.is_json() {
+                print_object(&status, flags.output)
+            } else {
+                Ok(put(&plain(&status)))
+            }
         }
     }
 }
@@ -227,10 +244,19 @@ fn checks<'a>(flags: &DoctorFlags, checks: impl Iterator<Item = Check<'a>>) -> O
         let width = checks.iter().map(|check| check.name.chars().count()).max().unwrap_or(0);
         let mut text = String::new();
         for check in &checks {
-            let mark = if check.passed { style.paint(Tone::Good, "ok  ") } else { style.paint(Tone::Bad, "fail") };
-            text.push_str(&format!("{mark}  {:<width$}  {}\n", check.name, crate::output::printable(check.message)));
+            let mark =
+                if check.passed { style.paint(Tone::Good, "ok  ") } else { style.paint(Tone::Bad, "fail") };
+            text.push_str(&format!(
+                "{mark}  {:<width$}  {}\n",
+                check.name,
+                crate::output::printable(check.message)
+            ));
             if !check.passed && !check.next_step.is_empty() {
-                text.push_str(&format!("      {:<width$}  try: {}\n", "", crate::output::printable(check.next_step)));
+                text.push_str(&format!(
+                    "      {:<width$}  try: {}\n",
+                    "",
+                    crate::output::printable(check.next_step)
+                ));
             }
         }
         put(&text);

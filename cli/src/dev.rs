@@ -51,7 +51,8 @@ pub(crate) async fn run(args: DevArgs) -> Outcome {
     let result = match outcome {
         Ok(true) => {
             let record = ready::record(&plan, &daemons);
-            let text = serde_json::to_vec_pretty(&record).map_err(|error| Failure::failed(error.to_string()))?;
+            let text =
+                serde_json::to_vec_pretty(&record).map_err(|error| Failure::failed(error.to_string()))?;
             files::write_private(&folder.path.join("dev.json"), &text)?;
             put(&banner::text(&plan, &record, folder.kept, started.elapsed())?);
             watch(&mut daemons, &mut signals).await;
@@ -140,7 +141,8 @@ impl Folder {
             None => temporary()?,
         };
         files::make_dir(&path.join("logs"))?;
-        let lock = fs::OpenOptions::new().create(true).truncate(false).write(true).open(path.join("dev.lock"))?;
+        let lock =
+            fs::OpenOptions::new().create(true).truncate(false).write(true).open(path.join("dev.lock"))?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
             Failure::new(Exit::Conflict, format!("another `umbel dev` runs in {}", path.display()))
                 .remedy("end it first, or name another folder with --keep")

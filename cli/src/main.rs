@@ -90,7 +90,11 @@ fn version(output: Format) -> Outcome {
                 "node": { "min": node.min, "max": node.max },
             },
         });
-        put(&if output == Format::Jsonl { output::line(&object.to_string()) } else { output::indent(&object.to_string()) });
+        put(&if output == Format::Jsonl {
+            output::line(&object.to_string())
+        } else {
+            output::indent(&object.to_string())
+        });
     } else {
         put(&format!(
             "umbel {version}\nprotocols: control {} to {}, node {} to {}\n",

@@ -107,7 +107,8 @@ pub(crate) async fn edge_token(client: &Client, site: &str, expires: Duration) -
     };
     let answer = client.post("/api/v1/edge-enrollments", &[], &body, Duration::ZERO).await?;
     let object: EdgeEnrollmentObject = answer.parse()?;
-    let ca_sha256 = object.ca_sha256.ok_or_else(|| Failure::failed("the server did not say its CA's digest"))?;
+    let ca_sha256 =
+        object.ca_sha256.ok_or_else(|| Failure::failed("the server did not say its CA's digest"))?;
     let issued = Issued {
         edge_id: object.edge_id,
         addresses: object.addresses,
@@ -156,9 +157,11 @@ async fn send(client: &Client, edge: &str, call: Call, manner: &Manner) -> Outco
 }
 
 fn compose(kind: TokenKind, issued: &Issued, token_id: &str, secret: Secret) -> Outcome<SecretText> {
-    let wrong = |what: &str| Failure::failed(format!("the server's answer is not what a token needs: {what}"));
+    let wrong =
+        |what: &str| Failure::failed(format!("the server's answer is not what a token needs: {what}"));
     let digest = data_encoding::HEXLOWER_PERMISSIVE.decode(issued.ca_sha256.as_bytes());
-    let ca_digest = digest.ok().and_then(|bytes| bytes.try_into().ok()).ok_or_else(|| wrong("the CA's digest"))?;
+    let ca_digest =
+        digest.ok().and_then(|bytes| bytes.try_into().ok()).ok_or_else(|| wrong("the CA's digest"))?;
     let token = EnrollmentToken {
         kind,
         edge_id: EdgeId::parse(&issued.edge_id).map_err(|_| wrong("the site's name"))?,
@@ -168,6 +171,7 @@ fn compose(kind: TokenKind, issued: &Issued, token_id: &str, secret: Secret) -> 
         secret,
     };
     token.to_text().map_err(|error| {
-        wrong(&error.to_string()).remedy("set `advertise` in the issuing daemon's file to what others can dial")
+        wrong(&error.to_string())
+            .remedy("set `advertise` in the issuing daemon's file to what others can dial")
     })
 }

@@ -9,7 +9,7 @@ mod table;
 mod words;
 
 pub(crate) use json::{indent, line, members};
-pub(crate) use style::{ColorChoice, Style, state_tone, Tone};
+pub(crate) use style::{ColorChoice, Style, Tone, state_tone};
 pub(crate) use table::{Column, Table};
 pub(crate) use words::{age_ms, ago, bytes, clock, count, duration_ms, utc};
 
@@ -55,9 +55,9 @@ pub(crate) fn printable_lines(text: &str) -> String {
 /// Writes data to standard output. A reader that went away (`| head`) is not an error.
 pub(crate) fn put(text: &str) {
     let mut out = std::io::stdout().lock();
-    let written = out.write_all(text.as_bytes()).and_then(|()| {
-        if text.ends_with('\n') { Ok(()) } else { out.write_all(b"\n") }
-    });
+    let written = out
+        .write_all(text.as_bytes())
+        .and_then(|()| if text.ends_with('\n') { Ok(()) } else { out.write_all(b"\n") });
     if written.and_then(|()| out.flush()).is_err() {
         std::process::exit(crate::exit::Exit::Done as i32);
     }

@@ -77,10 +77,11 @@ impl<'a> Handover<'a> {
     /// Makes the file, if one is named; its mode is 0600 and it was not there before.
     pub(crate) fn open(out: Option<&'a Path>, dry_run: bool) -> Outcome<Self> {
         let Some(path) = out.filter(|_| !dry_run) else { return Ok(Handover { file: None, given: true }) };
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(|error| {
-            Failure::usage(format!("cannot make {}: {error}", path.display()))
-                .remedy("name a file that is not there yet, in a folder that you may write to")
-        })?;
+        let file =
+            OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(|error| {
+                Failure::usage(format!("cannot make {}: {error}", path.display()))
+                    .remedy("name a file that is not there yet, in a folder that you may write to")
+            })?;
         Ok(Handover { file: Some((file, path)), given: false })
     }
 

@@ -1,6 +1,9 @@
 //! `umbel config` and the example files: every key is accepted, unknown ones are refused with file and line.
 
-use std::{fs, path::{Path, PathBuf}};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use crate::run::run;
 

@@ -23,11 +23,15 @@ fn fleet() -> Server {
 }
 
 fn problem(code: &str, detail: &str) -> String {
-    format!(r#"{{"type":"about:blank","title":"{code}","status":400,"detail":"{detail}","code":"{code}","reason":"WHY","correlation_id":"req_1"}}"#)
+    format!(
+        r#"{{"type":"about:blank","title":"{code}","status":400,"detail":"{detail}","code":"{code}","reason":"WHY","correlation_id":"req_1"}}"#
+    )
 }
 
 fn command(phase: &str, rest: &str) -> String {
-    format!(r#"{{"command_id":"{A_COMMAND}","edge_id":"berlin","operation":"node.drain","phase":"{phase}"{rest}}}"#)
+    format!(
+        r#"{{"command_id":"{A_COMMAND}","edge_id":"berlin","operation":"node.drain","phase":"{phase}"{rest}}}"#
+    )
 }
 
 #[test]
@@ -191,11 +195,26 @@ fn revoking_a_site_needs_its_name_twice() {
 fn a_drain_carries_reason_target_and_id() {
     let server = fleet();
     server.on("POST /api/v1/edges/berlin/commands", 200, command("succeeded", r#","result":{"nodes":[]}"#));
-    let ran = server.ctl(&["node", "drain", "gpu-01", "-m", "PSU swap", "--deadline", "10m", "--command-id", A_COMMAND]);
+    let ran = server.ctl(&[
+        "node",
+        "drain",
+        "gpu-01",
+        "-m",
+        "PSU swap",
+        "--deadline",
+        "10m",
+        "--command-id",
+        A_COMMAND,
+    ]);
     assert_eq!((ran.code, ran.out.as_str()), (0, ""), "{}", ran.err);
     assert!(ran.err.contains("undrain gpu-01"), "{}", ran.err);
     let asked = server.asked().pop().unwrap();
-    assert!(asked.headers.iter().any(|header| header.eq_ignore_ascii_case(&format!("idempotency-key: {A_COMMAND}"))));
+    assert!(
+        asked
+            .headers
+            .iter()
+            .any(|header| header.eq_ignore_ascii_case(&format!("idempotency-key: {A_COMMAND}")))
+    );
     let body: serde_json::Value = serde_json::from_str(&asked.body).unwrap();
     assert_eq!(body["operation"], "node.drain");
     assert_eq!(body["target_selector"], "node:0b0e4a52-0000-4000-8000-000000000001");
@@ -269,7 +288,11 @@ fn tokens_are_listed_and_ambiguous_ones_are_not_revoked() {
 fn a_write_to_no_particular_site_lists_the_sites() {
     let ran = fleet().ctl(&["token", "create", "gpu-9"]);
     assert_eq!(ran.code, 2, "{}", ran.err);
-    assert!(ran.err.contains("berlin") && ran.err.contains("munich") && ran.err.contains("--site"), "{}", ran.err);
+    assert!(
+        ran.err.contains("berlin") && ran.err.contains("munich") && ran.err.contains("--site"),
+        "{}",
+        ran.err
+    );
 }
 
 #[test]

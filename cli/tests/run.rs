@@ -9,7 +9,15 @@ use std::{
 /// `umbel` without anything of the environment that would change what it does.
 pub(crate) fn umbel() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_umbel"));
-    for name in ["UMBEL_SOCKET", "UMBEL_ADDR", "UMBEL_TOKEN_FILE", "UMBEL_CA_FILE", "NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE"] {
+    for name in [
+        "UMBEL_SOCKET",
+        "UMBEL_ADDR",
+        "UMBEL_TOKEN_FILE",
+        "UMBEL_CA_FILE",
+        "NO_COLOR",
+        "FORCE_COLOR",
+        "CLICOLOR_FORCE",
+    ] {
         command.env_remove(name);
     }
     command.stdin(Stdio::null());
@@ -48,7 +56,10 @@ pub(crate) fn golden(name: &str, text: &str) {
         return;
     }
     let wanted = fs::read_to_string(&path).unwrap_or_default();
-    assert!(wanted == text, "{name} differs; rewrite with UMBEL_BLESS=1\n--- wanted\n{wanted}\n--- got\n{text}");
+    assert!(
+        wanted == text,
+        "{name} differs; rewrite with UMBEL_BLESS=1\n--- wanted\n{wanted}\n--- got\n{text}"
+    );
 }
 
 /// The text of `tests/golden/NAME`.

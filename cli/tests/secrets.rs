@@ -15,7 +15,11 @@ const CANARY: &str = "umbel1_CANARYcanaryCANARYcanary";
 fn node_file(dir: &std::path::Path) -> String {
     let path = dir.join("node.toml");
     let state = dir.join("state");
-    fs::write(&path, format!("[node]\nname = \"t\"\nstate_dir = \"{}\"\naccelerator = \"cpu\"\n", state.display())).unwrap();
+    fs::write(
+        &path,
+        format!("[node]\nname = \"t\"\nstate_dir = \"{}\"\naccelerator = \"cpu\"\n", state.display()),
+    )
+    .unwrap();
     path.display().to_string()
 }
 
@@ -49,7 +53,8 @@ fn a_wrong_token_is_named_without_being_repeated() {
         .unwrap();
     child.stdin.take().unwrap().write_all(CANARY.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
-    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let said =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert_ne!(output.status.code(), Some(0));
     assert!(said.contains("token") && !said.contains("CANARY"), "{said}");
 }
@@ -81,7 +86,19 @@ fn on_a_terminal(typed: &str) -> (String, Option<i32>) {
     // The leader of a session gets the first terminal that it opens as its own.
     let script = "exec 0<>\"$1\"; shift; exec \"$@\"";
     let mut child = Command::new("setsid")
-        .args(["-w", "sh", "-c", script, "sh", &name, env!("CARGO_BIN_EXE_umbel"), "node", "enroll", "--config", &file])
+        .args([
+            "-w",
+            "sh",
+            "-c",
+            script,
+            "sh",
+            &name,
+            env!("CARGO_BIN_EXE_umbel"),
+            "node",
+            "enroll",
+            "--config",
+            &file,
+        ])
         .stderr(Stdio::piped())
         .stdout(Stdio::piped())
         .stdin(Stdio::null())

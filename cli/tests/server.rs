@@ -104,7 +104,9 @@ fn answer(stream: UnixStream, answers: &Mutex<HashMap<String, Answer>>, asked: &
     let missing = Answer {
         status: 404,
         kind: "application/problem+json",
-        body: format!(r#"{{"title":"NOT_FOUND","status":404,"detail":"nothing is canned for {line}","code":"NOT_FOUND"}}"#),
+        body: format!(
+            r#"{{"title":"NOT_FOUND","status":404,"detail":"nothing is canned for {line}","code":"NOT_FOUND"}}"#
+        ),
     };
     let answer = answers.get(&line).or_else(|| answers.get(bare)).unwrap_or(&missing);
     let mut stream = stream;

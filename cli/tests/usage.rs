@@ -4,7 +4,9 @@ use crate::run::{run, umbel};
 
 #[test]
 fn help_goes_to_stdout_and_is_no_failure() {
-    for words in [&["--help"][..], &["ctl", "--help"], &["ctl", "node", "drain", "--help"], &["dev", "--help"]] {
+    for words in
+        [&["--help"][..], &["ctl", "--help"], &["ctl", "node", "drain", "--help"], &["dev", "--help"]]
+    {
         let ran = run(words);
         assert_eq!((ran.code, ran.err.as_str()), (0, ""), "{words:?}");
         assert!(ran.out.contains("Usage:"), "{words:?}");
@@ -19,7 +21,12 @@ fn examples_stand_in_the_help() {
 
 #[test]
 fn usage_errors_are_2_and_on_stderr() {
-    for words in [&["nonsense"][..], &["ctl", "status", "--nonsense"], &["ctl", "node", "--watch=soon"], &["dev", "--sites", "x"]] {
+    for words in [
+        &["nonsense"][..],
+        &["ctl", "status", "--nonsense"],
+        &["ctl", "node", "--watch=soon"],
+        &["dev", "--sites", "x"],
+    ] {
         let ran = run(words);
         assert_eq!((ran.code, ran.out.as_str()), (2, ""), "{words:?}: {}", ran.err);
         assert!(!ran.err.is_empty());
@@ -87,7 +94,8 @@ fn a_link_named_umbelctl_is_ctl() {
 
 #[test]
 fn a_reader_that_goes_away_is_no_failure() {
-    let mut child = umbel().args(["completions", "bash"]).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut child =
+        umbel().args(["completions", "bash"]).stdout(std::process::Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
     assert_eq!(child.wait().unwrap().code(), Some(0));
 }

@@ -39,7 +39,14 @@ pub(crate) struct Global {
           default_missing_value = "2s", value_parser = span, help_heading = "Output")]
     pub(crate) watch: Option<Duration>,
     /// The local socket of a control plane or an edge
-    #[arg(long, global = true, env = "UMBEL_SOCKET", value_name = "FILE", conflicts_with = "addr", help_heading = "Server")]
+    #[arg(
+        long,
+        global = true,
+        env = "UMBEL_SOCKET",
+        value_name = "FILE",
+        conflicts_with = "addr",
+        help_heading = "Server"
+    )]
     pub(crate) socket: Option<PathBuf>,
     /// The control plane's address: https://HOST:PORT
     #[arg(long, global = true, env = "UMBEL_ADDR", value_name = "URL", help_heading = "Server")]

@@ -45,7 +45,8 @@ impl Events {
             if let Some(event) = self.parser.ready.pop_front() {
                 return Ok(Some(event));
             }
-            let lost = |why: &str| Failure::new(Exit::Unreachable, format!("the stream of events broke off: {why}"));
+            let lost =
+                |why: &str| Failure::new(Exit::Unreachable, format!("the stream of events broke off: {why}"));
             match timeout(SILENCE, self.body.frame()).await {
                 Err(_) => return Err(lost("nothing was heard for 40s")),
                 Ok(None) => return Ok(None),
@@ -124,7 +125,8 @@ mod tests {
 
     #[test]
     fn events_are_read_however_the_bytes_are_cut() {
-        let text = b": hello\n\nid: 7\nevent: node\ndata: {\"a\":\ndata: 1}\n\ndata:x\r\n\r\nevent: lonely\n\n";
+        let text =
+            b": hello\n\nid: 7\nevent: node\ndata: {\"a\":\ndata: 1}\n\ndata:x\r\n\r\nevent: lonely\n\n";
         let wanted = vec![
             Event { id: Some("7".into()), name: "node".into(), data: "{\"a\":\n1}".into() },
             Event { id: Some("7".into()), name: "message".into(), data: "x".into() },

@@ -91,8 +91,9 @@ pub(crate) fn find_server(global: &Global) -> Outcome<Server> {
             Failure::usage("--addr needs an operator token").remedy("--token-file FILE, or UMBEL_TOKEN_FILE")
         })?;
         let ca_file = global.ca_file.clone().ok_or_else(|| {
-            Failure::usage("--addr needs the control plane's CA")
-                .remedy("--ca-file FILE, or UMBEL_CA_FILE; copy ca.pem from the control plane's state directory")
+            Failure::usage("--addr needs the control plane's CA").remedy(
+                "--ca-file FILE, or UMBEL_CA_FILE; copy ca.pem from the control plane's state directory",
+            )
         })?;
         return over_tls(addr, &ca_file, token_file);
     }
@@ -105,15 +106,15 @@ pub(crate) fn find_server(global: &Global) -> Outcome<Server> {
 }
 
 fn over_tls(addr: &str, ca_file: &Path, token_file: PathBuf) -> Outcome<Server> {
-    let wrong = |why: &str| {
-        Failure::usage(format!("--addr {addr}: {why}")).remedy("write it as https://HOST:PORT")
-    };
+    let wrong =
+        |why: &str| Failure::usage(format!("--addr {addr}: {why}")).remedy("write it as https://HOST:PORT");
     let authority = addr.strip_prefix("https://").unwrap_or(addr).trim_end_matches('/');
     if authority.contains("://") {
         return Err(wrong("only https is spoken"));
     }
     let (host, port) = split(authority).ok_or_else(|| wrong("this is no HOST:PORT"))?;
-    let name = ServerName::try_from(host.clone()).map_err(|_| wrong("this is neither a name nor an address"))?;
+    let name =
+        ServerName::try_from(host.clone()).map_err(|_| wrong("this is neither a name nor an address"))?;
     let text = fs::read(ca_file)
         .map_err(|error| Failure::usage(format!("cannot read the CA from {}: {error}", ca_file.display())))?;
     let certificates: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(&text)

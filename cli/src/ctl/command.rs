@@ -53,7 +53,9 @@ async fn find(ctl: &Ctl, id: &str) -> Outcome<(String, Told)> {
         match ctl.client.command_show(&edge.edge_id, &id).await {
             Ok(told) => return Ok((edge.edge_id, told)),
             Err(failure) if failure.exit() == Exit::NotFound => {}
-            Err(failure) if matches!(failure.exit(), Exit::Unreachable | Exit::TimedOut) => silent.push(edge.edge_id),
+            Err(failure) if matches!(failure.exit(), Exit::Unreachable | Exit::TimedOut) => {
+                silent.push(edge.edge_id)
+            }
             Err(failure) => return Err(failure),
         }
     }
@@ -172,8 +174,11 @@ async fn steps(ctl: &Ctl, edge: &str, id: &str, done: &str) -> Outcome {
         }
         tries += 1;
         if tries > TRIES {
-            let lost = lost.unwrap_or_else(|| Failure::new(Exit::Unreachable, "the stream of steps keeps ending"));
-            return Err(lost.remedy(format!("the command goes on: umbel ctl command watch {id} --site {edge}")));
+            let lost =
+                lost.unwrap_or_else(|| Failure::new(Exit::Unreachable, "the stream of steps keeps ending"));
+            return Err(
+                lost.remedy(format!("the command goes on: umbel ctl command watch {id} --site {edge}"))
+            );
         }
         tokio::time::sleep(AGAIN).await;
     }
@@ -195,7 +200,8 @@ async fn ended(ctl: &Ctl, edge: &str, id: &str, step: &CommandEventObject, done:
 fn tell(ctl: &Ctl, step: &CommandEventObject, last: &mut String) {
     let phase = step.phase.as_str();
     let style = Style::stderr(ctl.global.color);
-    let mut text = format!("{}  {}", style.paint(state_tone(phase), &format!("{phase:<9}")), printable(&step.message));
+    let mut text =
+        format!("{}  {}", style.paint(state_tone(phase), &format!("{phase:<9}")), printable(&step.message));
     if let Some(progress) = &step.progress {
         text.push_str(&bar(progress, interactive()));
     }
@@ -211,13 +217,22 @@ fn bar(progress: &ProgressObject, draw: bool) -> String {
     if total == 0 {
         return format!("  {done} {unit}");
     }
-    let filled = usize::try_from((u128::from(done.min(total)) * u128::from(WIDTH) / u128::from(total)) as u64);
+    let filled =
+        usize::try_from((u128::from(done.min(total)) * u128::from(WIDTH) / u128::from(total)) as u64);
     let filled = filled.unwrap_or(0);
-    let bar = if draw { format!("{}{}  ", "█".repeat(filled), "░".repeat(WIDTH as usize - filled)) } else { String::new() };
+    let bar = if draw {
+        format!("{}{}  ", "█".repeat(filled), "░".repeat(WIDTH as usize - filled))
+    } else {
+        String::new()
+    };
     format!("  {bar}{done} / {total} {unit}")
 }
 
 /// An error of a command as one line.
 pub(crate) fn words(error: &CommandErrorObject) -> String {
-    if error.reason.is_empty() { error.message.clone() } else { format!("{} ({})", error.message, error.reason) }
+    if error.reason.is_empty() {
+        error.message.clone()
+    } else {
+        format!("{} ({})", error.message, error.reason)
+    }
 }

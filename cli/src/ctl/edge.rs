@@ -10,7 +10,9 @@ use crate::{
     calls::segment,
     exit::{Exit, Failure, Outcome},
     mint,
-    output::{Column, Format, Table, Tone, age_ms, ago, count, members, printable, put, say, state_tone, utc},
+    output::{
+        Column, Format, Table, Tone, age_ms, ago, count, members, printable, put, say, state_tone, utc,
+    },
     secrets::Handover,
 };
 
@@ -29,7 +31,9 @@ pub(crate) async fn run(ctl: &Ctl, name: Option<&str>, verb: Option<&EdgeVerb>) 
             EdgeTokenVerb::Revoke { id } => revoke_token(ctl, id).await,
             EdgeTokenVerb::Create { site, expires, out } => {
                 if ctl.global.dry_run {
-                    say(&format!("Would make a token with which the edge of {site} joins this control plane."));
+                    say(&format!(
+                        "Would make a token with which the edge of {site} joins this control plane."
+                    ));
                     return Ok(());
                 }
                 let handover = Handover::open(out.as_deref(), false)?;
@@ -69,7 +73,8 @@ async fn list(ctl: &Ctl) -> Outcome {
     let mut items = members(answer.raw()?, "items");
     let mut edges: Vec<EdgeObject> = answer.parse::<Page<EdgeObject>>()?.items;
     if ctl.global.site.is_some() {
-        let mut keep = edges.iter().map(|edge| wanted.contains(&edge.edge_id)).collect::<Vec<_>>().into_iter();
+        let mut keep =
+            edges.iter().map(|edge| wanted.contains(&edge.edge_id)).collect::<Vec<_>>().into_iter();
         items.retain(|_| keep.next().unwrap_or(false));
         edges.retain(|edge| wanted.contains(&edge.edge_id));
     }
@@ -171,11 +176,16 @@ async fn revoke(ctl: &Ctl, name: &str, confirm: Option<&str>) -> Outcome {
     let reason = ctl.reason_for("revoking a site's credential")?;
     let edges = ctl.client.edges().await?;
     if !edges.iter().any(|edge| edge.edge_id == name) {
-        return Err(Failure::new(Exit::NotFound, format!("there is no site `{name}`; its whole name is needed here"))
-            .remedy(LIST));
+        return Err(Failure::new(
+            Exit::NotFound,
+            format!("there is no site `{name}`; its whole name is needed here"),
+        )
+        .remedy(LIST));
     }
     if ctl.global.dry_run {
-        say(&format!("Would revoke the credential of {name} at this control plane and close its connection."));
+        say(&format!(
+            "Would revoke the credential of {name} at this control plane and close its connection."
+        ));
         return Ok(());
     }
     if confirm != Some(name) {
@@ -243,7 +253,13 @@ async fn revoke_token(ctl: &Ctl, id: &str) -> Outcome {
     let reason = ctl.reason_for("revoking a token")?;
     let tokens = ctl.client.get(TOKENS).await?.parse::<Page<EdgeEnrollmentObject>>()?.items;
     let what = "token";
-    let picked = pick::one(tokens, id, what, |t| vec![t.token_id.clone(), t.edge_id.clone()], "umbel ctl edge token list")?;
+    let picked = pick::one(
+        tokens,
+        id,
+        what,
+        |t| vec![t.token_id.clone(), t.edge_id.clone()],
+        "umbel ctl edge token list",
+    )?;
     let id = picked.item.token_id;
     if !picked.exact {
         ctl.confirm(&format!("Revoke the token {id} for {}?", picked.item.edge_id))?;

@@ -44,7 +44,9 @@ pub(crate) async fn run(ctl: &Ctl, args: &EventsArgs) -> Outcome {
                     Err(failure) => break Some(failure),
                 }
             },
-            Err(failure) if args.follow && reader.began && failure.exit() == Exit::Unreachable => Some(failure),
+            Err(failure) if args.follow && reader.began && failure.exit() == Exit::Unreachable => {
+                Some(failure)
+            }
             Err(failure) => return Err(failure),
         };
         if !args.follow {
@@ -79,7 +81,8 @@ impl<'a> Reader<'a> {
         self.told_loss = false;
         if event.name == "gap" {
             let gap: EventGap = parse(&event.data)?;
-            let many = gap.lost.map_or("an unknown number of events".to_owned(), |lost| format!("{lost} events"));
+            let many =
+                gap.lost.map_or("an unknown number of events".to_owned(), |lost| format!("{lost} events"));
             say(&format!("-- {many} were missed --"));
             return Ok(());
         }

@@ -82,7 +82,10 @@ async fn list(ctl: &Ctl) -> Outcome {
     if ctl.global.output == Format::Name {
         ctl.put_names(names.iter().map(String::as_str));
     } else {
-        ctl.put_table(&table, "No key: the edge answers on loopback only. Make one: umbel ctl key create NAME");
+        ctl.put_table(
+            &table,
+            "No key: the edge answers on loopback only. Make one: umbel ctl key create NAME",
+        );
     }
     gathered.complete("keys")
 }
@@ -91,9 +94,19 @@ async fn find(ctl: &Ctl, id: &str) -> Outcome<pick::Picked<(String, ApiKeyObject
     let gathered = gather(ctl, "apikey.list", "apikeys").await?;
     let mut keys = Vec::new();
     for (site, raw) in &gathered.items {
-        keys.push((site.clone(), parse::<ApiKeyObject>(raw.get())?, super::with_site(site, raw)?.get().to_owned()));
+        keys.push((
+            site.clone(),
+            parse::<ApiKeyObject>(raw.get())?,
+            super::with_site(site, raw)?.get().to_owned(),
+        ));
     }
-    pick::one(keys, id, "key", |(site, key, _)| vec![key.name.clone(), key.key_id.clone(), site.clone()], LIST)
+    pick::one(
+        keys,
+        id,
+        "key",
+        |(site, key, _)| vec![key.name.clone(), key.key_id.clone(), site.clone()],
+        LIST,
+    )
 }
 
 async fn show(ctl: &Ctl, id: &str) -> Outcome {
@@ -133,5 +146,11 @@ async fn revoke(ctl: &Ctl, id: &str) -> Outcome {
         .reason(Some(reason))
         .dry_run(ctl.global.dry_run);
     let done = if ctl.global.dry_run { "would open" } else { "opens" };
-    command::send(ctl, &site, &call, &format!("The key of {} ({}) {done} nothing any more.", key.name, key.key_id)).await
+    command::send(
+        ctl,
+        &site,
+        &call,
+        &format!("The key of {} ({}) {done} nothing any more.", key.name, key.key_id),
+    )
+    .await
 }

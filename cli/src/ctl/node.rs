@@ -70,7 +70,11 @@ async fn write_to(ctl: &Ctl, name: &str, act: &str) -> Outcome<SiteNode> {
 async fn send(ctl: &Ctl, node: &SiteNode, call: Call, done: &str, would: &str, undo: &str) -> Outcome {
     let call = call.node(&node.node.node_id).dry_run(ctl.global.dry_run);
     let (name, site) = (&node.node.name, &node.edge_id);
-    let text = if ctl.global.dry_run { format!("{name} at {site} {would}.") } else { format!("{name} at {site} {done}. {undo}") };
+    let text = if ctl.global.dry_run {
+        format!("{name} at {site} {would}.")
+    } else {
+        format!("{name} at {site} {done}. {undo}")
+    };
     command::send(ctl, site, &call, text.trim_end()).await
 }
 
@@ -157,7 +161,8 @@ fn table(ctl: &Ctl, nodes: &[(SiteNode, String)], all: bool) {
         Column::text("NOTE"),
     ]);
     for (SiteNode { edge_id, node }, _) in nodes {
-        let available = node.providers.iter().filter(|provider| provider.status.as_str() == "available").count();
+        let available =
+            node.providers.iter().filter(|provider| provider.status.as_str() == "available").count();
         let running: u64 = node.providers.iter().map(|provider| u64::from(provider.in_flight)).sum();
         table.row(vec![
             node.name.clone(),
@@ -200,20 +205,30 @@ async fn show(ctl: &Ctl, name: &str) -> Outcome {
         ("Ready", yes(node.ready).to_owned()),
         ("Eligible", yes(node.eligible).to_owned()),
         ("Draining", yes(node.draining).to_owned()),
-        ("Agent", format!("{}, protocol {} {}", or_dash(&node.agent_version), node.protocol, node.protocol_verdict)),
+        (
+            "Agent",
+            format!("{}, protocol {} {}", or_dash(&node.agent_version), node.protocol, node.protocol_verdict),
+        ),
         ("Labels", or_dash(&labels(&node.labels)).to_owned()),
     ];
     if let Some(host) = &node.inventory {
         let memory = bytes(host.memory_bytes);
         let (name, cores, os) = (&host.hostname, host.cpu_count, &host.os);
-        lines.push(("Host", format!("{name} · {cores} × {} · {memory} · {os} · {}", host.cpu_model, host.kernel)));
+        lines.push((
+            "Host",
+            format!("{name} · {cores} × {} · {memory} · {os} · {}", host.cpu_model, host.kernel),
+        ));
         lines.push(("GPUs", or_dash(&gpus(&node)).to_owned()));
     }
     put(&details(&lines));
     engines(ctl, &node);
     for problem in &node.problems {
         let since = ago(Some(problem.since));
-        put(&format!("{}  {}  {since}", ctl.style.paint(Tone::Bad, &printable(&problem.code)), printable(&problem.message)));
+        put(&format!(
+            "{}  {}  {since}",
+            ctl.style.paint(Tone::Bad, &printable(&problem.code)),
+            printable(&problem.message)
+        ));
     }
     if !node.ready || !node.eligible || node.draining {
         crate::output::say(&format!("Why it is not serving: umbel ctl node why {}", node.name));

@@ -80,7 +80,10 @@ async fn list(ctl: &Ctl) -> Outcome {
             operator.created_by.clone(),
         ]);
     }
-    ctl.put_table(&table, "No operator: the API refuses everybody. Make one: umbel ctl operator create NAME --role admin");
+    ctl.put_table(
+        &table,
+        "No operator: the API refuses everybody. Make one: umbel ctl operator create NAME --role admin",
+    );
     Ok(())
 }
 

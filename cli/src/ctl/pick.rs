@@ -28,9 +28,11 @@ pub(crate) fn one<T>(
     let is = |item: &T| names(item).iter().any(|name| name == wanted);
     let begins = |item: &T| !wanted.is_empty() && names(item).iter().any(|name| name.starts_with(wanted));
     let exact = items.iter().any(is);
-    let mut fit: Vec<T> = items.into_iter().filter(|item| if exact { is(item) } else { begins(item) }).collect();
+    let mut fit: Vec<T> =
+        items.into_iter().filter(|item| if exact { is(item) } else { begins(item) }).collect();
     if fit.len() > 1 {
-        let mut candidates: Vec<String> = fit.iter().take(LISTED).map(|item| names(item).join("  ")).collect();
+        let mut candidates: Vec<String> =
+            fit.iter().take(LISTED).map(|item| names(item).join("  ")).collect();
         if fit.len() > LISTED {
             candidates.push(format!("and {} more", fit.len() - LISTED));
         }
@@ -57,7 +59,8 @@ pub(crate) fn sites(names: &[String], wanted: &str) -> Outcome<Vec<String>> {
         }
         return Ok(fit);
     }
-    one(names.to_vec(), wanted, "site", |name| vec![name.clone()], "umbel ctl edge").map(|picked| vec![picked.item])
+    one(names.to_vec(), wanted, "site", |name| vec![name.clone()], "umbel ctl edge")
+        .map(|picked| vec![picked.item])
 }
 
 /// `*` fits any text, `?` one character. Linear: only the last `*` is ever tried again.

@@ -103,7 +103,8 @@ fn table(ctl: &Ctl, status: &FleetStatus) {
     put(&format!("\n{}\n", ctl.style.paint(Tone::Strong, &format!("Problems ({})", problems.len()))));
     put(&list.render(ctl.global.output == Format::Wide, width(), ctl.style));
     let beyond = status.sites.iter().filter_map(|site| site.summary.as_ref());
-    let beyond: usize = beyond.map(|s| usize::try_from(s.problems_total).unwrap_or(0).saturating_sub(s.problems.len())).sum();
+    let beyond: usize =
+        beyond.map(|s| usize::try_from(s.problems_total).unwrap_or(0).saturating_sub(s.problems.len())).sum();
     if beyond > 0 {
         say(&format!("and {beyond} more: umbel ctl node"));
     }

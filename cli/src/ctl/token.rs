@@ -121,7 +121,11 @@ async fn find(ctl: &Ctl, id: &str) -> Outcome<pick::Picked<(String, EnrollmentOb
     let gathered = gather(ctl, "enrollment.list", "enrollments").await?;
     let mut tokens = Vec::new();
     for (site, raw) in &gathered.items {
-        tokens.push((site.clone(), parse::<EnrollmentObject>(raw.get())?, super::with_site(site, raw)?.get().to_owned()));
+        tokens.push((
+            site.clone(),
+            parse::<EnrollmentObject>(raw.get())?,
+            super::with_site(site, raw)?.get().to_owned(),
+        ));
     }
     pick::one(tokens, id, "token", |(_, token, _)| vec![token.token_id.clone()], LIST)
 }
@@ -162,5 +166,11 @@ async fn revoke(ctl: &Ctl, id: &str) -> Outcome {
         .reason(Some(reason))
         .dry_run(ctl.global.dry_run);
     let done = if ctl.global.dry_run { "would be" } else { "is" };
-    command::send(ctl, &site, &call, &format!("The token {} for {} {done} revoked.", token.token_id, token.name)).await
+    command::send(
+        ctl,
+        &site,
+        &call,
+        &format!("The token {} for {} {done} revoked.", token.token_id, token.name),
+    )
+    .await
 }

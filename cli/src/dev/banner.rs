@@ -2,7 +2,10 @@
 
 use std::{fmt::Write as _, fs, time::Duration};
 
-use super::{files::Record, plan::{Engine, Plan}};
+use super::{
+    files::Record,
+    plan::{Engine, Plan},
+};
 use crate::{
     exit::{Failure, Outcome},
     output::{count, duration_ms},
@@ -47,7 +50,11 @@ fn write(
     writeln!(out, "Try\n  export UMBEL_SOCKET={}", record.control_plane.socket)?;
     writeln!(out, "  1. {umbel} ctl status")?;
     writeln!(out, "  2. curl -N {}/v1/chat/completions \\", edge.api_url)?;
-    writeln!(out, "       -H \"authorization: Bearer $(cat {})\" -H 'content-type: application/json' \\", edge.key_file)?;
+    writeln!(
+        out,
+        "       -H \"authorization: Bearer $(cat {})\" -H 'content-type: application/json' \\",
+        edge.key_file
+    )?;
     let body = serde_json::json!({
         "model": record.model, "stream": true, "messages": [{"role": "user", "content": "Hello"}],
     });

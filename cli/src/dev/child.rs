@@ -48,13 +48,21 @@ impl Daemon {
     pub(crate) fn start(name: &str, tier: &str, config: &Path, log: &Path) -> Outcome<Self> {
         let output = open_log(log)?;
         let errors = output.try_clone()?;
-        let mut command = base_command(&[tier.into(), "--config".into(), config.into(), "--parent-pipe".into()])?;
+        let mut command =
+            base_command(&[tier.into(), "--config".into(), config.into(), "--parent-pipe".into()])?;
         command.stdin(Stdio::piped()).stdout(output).stderr(errors).kill_on_drop(true);
         let mut child =
             command.spawn().map_err(|error| Failure::failed(format!("cannot start {name}: {error}")))?;
         let pid = child.id().ok_or_else(|| Failure::failed(format!("{name} ended at once")))?;
         let lifeline = child.stdin.take();
-        Ok(Daemon { name: name.to_owned(), pid, log: log.to_owned(), child, _lifeline: lifeline, ended: None })
+        Ok(Daemon {
+            name: name.to_owned(),
+            pid,
+            log: log.to_owned(),
+            child,
+            _lifeline: lifeline,
+            ended: None,
+        })
     }
 
     /// What people call it.
@@ -136,7 +144,8 @@ pub(crate) async fn set_up(what: &str, args: &[OsString], secret: Option<&str>) 
     let mut command = base_command(args)?;
     let input = if secret.is_some() { Stdio::piped() } else { Stdio::null() };
     command.stdin(input).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-    let mut child = command.spawn().map_err(|error| Failure::failed(format!("cannot start: {error}")).during(what))?;
+    let mut child =
+        command.spawn().map_err(|error| Failure::failed(format!("cannot start: {error}")).during(what))?;
     if let (Some(mut input), Some(secret)) = (child.stdin.take(), secret) {
         // A child that ended without reading says why on its standard error.
         let _ = input.write_all(secret.as_bytes()).await;

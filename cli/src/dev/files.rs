@@ -116,11 +116,15 @@ pub(crate) fn node(plan: &Plan, node: &Node) -> Outcome {
         // Slow enough to see the stream, fast enough not to wait for it.
         Engine::Sim => (
             String::new(),
-            "kind = \"sim\"\ncapacity = 4\nfirst_token_delay = \"50ms\"\ntoken_delay = \"20ms\"\ntokens = 24".to_owned(),
+            "kind = \"sim\"\ncapacity = 4\nfirst_token_delay = \"50ms\"\ntoken_delay = \"20ms\"\ntokens = 24"
+                .to_owned(),
         ),
         Engine::LlamaServer { program, model_file } => (
             format!("[programs]\nllama_server = {}\n", quoted(program)),
-            format!("kind = \"llama-server\"\ncapacity = 2\nmodel_file = {}\nstart_timeout = \"120s\"", quoted(model_file)),
+            format!(
+                "kind = \"llama-server\"\ncapacity = 2\nmodel_file = {}\nstart_timeout = \"120s\"",
+                quoted(model_file)
+            ),
         ),
     };
     let text = format!(
@@ -166,7 +170,8 @@ pub(crate) fn make_dir(path: &Path) -> Outcome {
 pub(crate) fn write_private(path: &Path, bytes: &[u8]) -> Outcome {
     let write = || {
         let fresh = path.with_extension("new");
-        let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&fresh)?;
+        let mut file =
+            fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&fresh)?;
         file.write_all(bytes)?;
         file.sync_all()?;
         fs::rename(&fresh, path)

@@ -136,7 +136,10 @@ impl Plan {
             let (sites, nodes) = (self.sites.len(), self.nodes.len());
             return Err(Failure::new(
                 Exit::Conflict,
-                format!("{} holds a fleet of {sites} sites and {nodes} nodes, not what was asked", self.dir.display()),
+                format!(
+                    "{} holds a fleet of {sites} sites and {nodes} nodes, not what was asked",
+                    self.dir.display()
+                ),
             )
             .remedy("leave --sites and --nodes out to start it again")
             .remedy("name another folder with --keep, or remove this one"));
@@ -162,7 +165,8 @@ impl Plan {
                     .map_err(|error| Failure::usage(format!("--model {}: {error}", file.display())))?;
                 let stem = model_file.file_stem().map(|stem| stem.to_string_lossy().into_owned());
                 self.model = stem.unwrap_or_else(|| "model".to_owned());
-                self.engine = Engine::LlamaServer { program: find_program(args.program.as_deref())?, model_file };
+                self.engine =
+                    Engine::LlamaServer { program: find_program(args.program.as_deref())?, model_file };
             }
         }
         Ok(())
@@ -247,11 +251,14 @@ impl FreePorts {
     fn new(count: usize) -> Outcome<Self> {
         let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let held = (0..count).map(|_| TcpListener::bind(loopback)).collect::<Result<_, _>>();
-        Ok(FreePorts { held: held.map_err(|error| Failure::failed(format!("no free port on loopback: {error}")))? })
+        Ok(FreePorts {
+            held: held.map_err(|error| Failure::failed(format!("no free port on loopback: {error}")))?,
+        })
     }
 
     fn take(&mut self) -> Outcome<u16> {
-        let listener = self.held.pop().ok_or_else(|| Failure::failed("fewer ports were planned than are needed"))?;
+        let listener =
+            self.held.pop().ok_or_else(|| Failure::failed("fewer ports were planned than are needed"))?;
         Ok(listener.local_addr()?.port())
     }
 }

@@ -3,15 +3,11 @@
 //! Owns the order: control plane, then each site with its nodes at the same time. Invariant: a step is recorded
 //! as done only after it was, so that an interrupted start goes on where it stopped.
 
-use std::{
-    ffi::OsString,
-    path::Path,
-    time::Duration,
-};
+use std::{ffi::OsString, path::Path, time::Duration};
 
 use serde::Deserialize;
-use umbel_contracts::objects::SiteStatus;
 use tokio::time::{Instant, sleep};
+use umbel_contracts::objects::SiteStatus;
 
 use super::{
     child::{Daemon, set_up},
@@ -54,7 +50,8 @@ pub(crate) async fn bring_up(plan: &mut Plan, daemons: &mut Vec<Daemon>) -> Outc
 
 /// Folders and files of every tier; a CA and a store where there is none. All at the same time.
 async fn make_states(plan: &mut Plan) -> Outcome {
-    for dir in [plan.control_plane_dir()].into_iter().chain(plan.sites.iter().map(|site| plan.site_dir(site))) {
+    for dir in [plan.control_plane_dir()].into_iter().chain(plan.sites.iter().map(|site| plan.site_dir(site)))
+    {
         files::make_dir(&dir)?;
     }
     for node in &plan.nodes {
@@ -206,7 +203,9 @@ fn serves(status: &SiteStatus, wanted: &[&str]) -> bool {
     wanted.iter().all(|name| {
         nodes.iter().any(|node| {
             let available = |status: &str| status == "available";
-            node.name == **name && node.connected && node.providers.iter().any(|p| available(p.status.as_str()))
+            node.name == **name
+                && node.connected
+                && node.providers.iter().any(|p| available(p.status.as_str()))
         })
     })
 }

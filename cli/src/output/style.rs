@@ -85,10 +85,14 @@ fn wants_color(choice: ColorChoice, terminal: bool) -> bool {
 /// The tone of a state's word, whatever object it stands in.
 pub(crate) fn state_tone(state: &str) -> Tone {
     match state {
-        "online" | "available" | "ok" | "fresh" | "connected" | "ready" | "succeeded" | "yes" | "open" => Tone::Good,
+        "online" | "available" | "ok" | "fresh" | "connected" | "ready" | "succeeded" | "yes" | "open" => {
+            Tone::Good
+        }
         "stale" | "loading" | "draining" | "degraded" | "cached" | "timed_out" | "unknown" | "running"
         | "accepted" | "claimed" | "read_only" => Tone::Warn,
-        "offline" | "failed" | "unavailable" | "disconnected" | "revoked" | "expired" | "cancelled" => Tone::Bad,
+        "offline" | "failed" | "unavailable" | "disconnected" | "revoked" | "expired" | "cancelled" => {
+            Tone::Bad
+        }
         "never" | "disabled" | "decommissioned" | "no" => Tone::Dim,
         _ => Tone::Plain,
     }

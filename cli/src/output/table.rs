@@ -2,8 +2,8 @@
 //!
 //! Owns widths and alignment. Invariant: a rendered line is never wider than the width that was given.
 
-use super::style::{Style, Tone, state_tone};
 use super::printable;
+use super::style::{Style, Tone, state_tone};
 
 /// Shortest useful width of a cut last column, in characters.
 const LEAST_TEXT: usize = 12;
@@ -63,7 +63,8 @@ impl Table {
     /// Adds a row: one cell a column.
     pub(crate) fn row(&mut self, cells: Vec<String>) {
         debug_assert_eq!(cells.len(), self.columns.len(), "a row has one cell a column");
-        let clean = |cell: String| if cell.is_empty() { "-".to_owned() } else { printable(&cell).into_owned() };
+        let clean =
+            |cell: String| if cell.is_empty() { "-".to_owned() } else { printable(&cell).into_owned() };
         self.rows.push(cells.into_iter().map(clean).collect());
     }
 
@@ -74,8 +75,9 @@ impl Table {
 
     /// The table as text, at most `width` characters a line when one is given.
     pub(crate) fn render(&self, wide: bool, width: Option<usize>, style: Style) -> String {
-        let mut shown: Vec<usize> =
-            (0..self.columns.len()).filter(|&i| self.columns.get(i).is_some_and(|c| wide || !c.wide)).collect();
+        let mut shown: Vec<usize> = (0..self.columns.len())
+            .filter(|&i| self.columns.get(i).is_some_and(|c| wide || !c.wide))
+            .collect();
         let widths: Vec<usize> = (0..self.columns.len()).map(|i| self.natural_width(i)).collect();
         if let Some(limit) = width.filter(|_| !wide) {
             while shown.len() > 1 && self.least_width(&shown, &widths) > limit {
@@ -121,7 +123,8 @@ impl Table {
         let mut used = 0;
         let last = shown.last().copied();
         for &i in shown {
-            let (Some(column), Some(cell), Some(&width)) = (self.columns.get(i), cells.get(i), widths.get(i)) else {
+            let (Some(column), Some(cell), Some(&width)) = (self.columns.get(i), cells.get(i), widths.get(i))
+            else {
                 continue;
             };
             let mut text = cell.clone();

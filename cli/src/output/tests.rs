@@ -12,7 +12,13 @@ fn sample() -> Table {
         Column::text("NOTE"),
     ]);
     table.row(vec!["gpu-01".into(), "online".into(), "12".into(), "0.1.0".into(), String::new()]);
-    table.row(vec!["gpu-two".into(), "offline".into(), "3".into(), "0.1.0".into(), "no heartbeat for 3m12s".into()]);
+    table.row(vec![
+        "gpu-two".into(),
+        "offline".into(),
+        "3".into(),
+        "0.1.0".into(),
+        "no heartbeat for 3m12s".into(),
+    ]);
     table
 }
 
@@ -64,7 +70,14 @@ fn json_keeps_order_and_unknown_fields() {
 
 #[test]
 fn spans_and_sizes_read_well() {
-    let spans = [(0, "0s"), (20, "20ms"), (2_400, "2s"), (252_000, "4m12s"), (10_800_000, "3h"), (1_036_800_000, "12d")];
+    let spans = [
+        (0, "0s"),
+        (20, "20ms"),
+        (2_400, "2s"),
+        (252_000, "4m12s"),
+        (10_800_000, "3h"),
+        (1_036_800_000, "12d"),
+    ];
     for (ms, words) in spans {
         assert_eq!(duration_ms(ms), words);
     }
