@@ -10,6 +10,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::net::sockopt;
+use rustls::{ClientConnection, StreamOwned};
+
+use crate::peer::{Manner, Peer};
 
 /// No test waits longer than this for one read.
 const READ_LIMIT: Duration = Duration::from_secs(60);
@@ -21,10 +24,13 @@ pub enum Target {
     Tcp(SocketAddr),
     /// A Unix socket.
     Unix(PathBuf),
+    /// HTTPS at an address, asking for a name; the certificate is not verified.
+    Tls(SocketAddr, String),
 }
 
 enum Socket {
     Tcp(TcpStream),
+    Tls(Box<StreamOwned<ClientConnection, TcpStream>>),
     Unix(UnixStream),
 }
 
@@ -32,6 +38,7 @@ impl Read for Socket {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Tcp(s) => s.read(buf),
+            Self::Tls(s) => s.read(buf),
             Self::Unix(s) => s.read(buf),
         }
     }
@@ -41,12 +48,13 @@ impl Write for Socket {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         match self {
             Self::Tcp(s) => s.write(buf),
+            Self::Tls(s) => s.write(buf),
             Self::Unix(s) => s.write(buf),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+        if let Self::Tls(s) = self { s.flush() } else { Ok(()) }
     }
 }
 
@@ -137,6 +145,12 @@ impl Ask {
                 stream.set_read_timeout(Some(self.limit))?;
                 Socket::Tcp(stream)
             }
+            Target::Tls(address, name) => {
+                let manner = Manner { name, identity: None, alpn: b"http/1.1" };
+                let stream = Peer::connect(*address, &manner)?.into_stream();
+                stream.sock.set_read_timeout(Some(self.limit))?;
+                Socket::Tls(Box::new(stream))
+            }
             Target::Unix(path) => {
                 let stream = UnixStream::connect(path)?;
                 stream.set_read_timeout(Some(self.limit))?;
@@ -144,6 +158,7 @@ impl Ask {
             }
         };
         socket.write_all(&self.bytes())?;
+        socket.flush()?;
         Ok(Sent { socket: BufReader::new(socket) })
     }
 
@@ -216,7 +231,12 @@ impl Sent {
 }
 
 fn leave(socket: BufReader<Socket>, reset: bool) {
-    if let (true, Socket::Tcp(stream)) = (reset, socket.get_ref()) {
+    let stream = match socket.get_ref() {
+        Socket::Tcp(stream) => Some(stream),
+        Socket::Tls(tls) => Some(&tls.sock),
+        Socket::Unix(_) => None,
+    };
+    if let (true, Some(stream)) = (reset, stream) {
         let _ = sockopt::set_socket_linger(stream, Some(Duration::ZERO));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! It verifies nothing, since it is the attacker; the product's own dialers are tested through the product.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
@@ -87,32 +87,37 @@ fn wrong<E: std::fmt::Display>(e: E) -> io::Error {
     io::Error::other(e.to_string())
 }
 
+fn config(manner: &Manner<'_>) -> io::Result<ClientConfig> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .map_err(wrong)?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Gullible(provider)));
+    let mut config = match &manner.identity {
+        None => builder.with_no_client_auth(),
+        Some(identity) => {
+            let chain = CertificateDer::pem_file_iter(identity.certificate)
+                .map_err(wrong)?
+                .collect::<Result<Vec<_>, _>>()
+                .map_err(wrong)?;
+            let key = PrivateKeyDer::from_pem_file(identity.key).map_err(wrong)?;
+            builder.with_client_auth_cert(chain, key).map_err(wrong)?
+        }
+    };
+    if !manner.alpn.is_empty() {
+        config.alpn_protocols = vec![manner.alpn.to_vec()];
+    }
+    Ok(config)
+}
+
 impl Peer {
     /// Connects and completes TLS.
     ///
     /// # Errors
     /// When the other side does not let it.
     pub fn connect(address: SocketAddr, manner: &Manner<'_>) -> io::Result<Self> {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
-            .with_protocol_versions(&[&rustls::version::TLS13])
-            .map_err(wrong)?
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Gullible(provider)));
-        let mut config = match &manner.identity {
-            None => builder.with_no_client_auth(),
-            Some(identity) => {
-                let chain = CertificateDer::pem_file_iter(identity.certificate)
-                    .map_err(wrong)?
-                    .collect::<Result<Vec<_>, _>>()
-                    .map_err(wrong)?;
-                let key = PrivateKeyDer::from_pem_file(identity.key).map_err(wrong)?;
-                builder.with_client_auth_cert(chain, key).map_err(wrong)?
-            }
-        };
-        if !manner.alpn.is_empty() {
-            config.alpn_protocols = vec![manner.alpn.to_vec()];
-        }
+        let config = config(manner)?;
         let name = ServerName::try_from(manner.name.to_owned()).map_err(wrong)?;
         let socket = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
         socket.set_nodelay(true)?;
@@ -178,6 +183,11 @@ impl Peer {
                 Err(e) => return !matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut),
             }
         }
+    }
+
+    /// The socket under TLS and TLS itself.
+    pub(crate) fn into_stream(self) -> StreamOwned<ClientConnection, TcpStream> {
+        self.tls
     }
 
     /// Leaves without a farewell: FIN, or RST.

@@ -9,7 +9,7 @@ use umbel_tests::fleet::{EdgeOptions, EngineDeclaration, Fleet, NodeOptions};
 use umbel_tests::http::{Ask, BodyEnd};
 use umbel_tests::wait;
 
-use crate::sites::{SHORT, external, site};
+use crate::sites::{SHORT, external, site, skipped};
 
 /// Two sites, three nodes: each application is served by its own site, and the operator sees both.
 #[test]
@@ -106,9 +106,7 @@ fn python() -> Option<PathBuf> {
 #[test]
 fn the_openai_client_is_content() {
     let Some(python) = python() else {
-        eprintln!(
-            "SKIPPED the_openai_client_is_content: no python with the openai client; scripts/test makes one"
-        );
+        skipped("the_openai_client_is_content", "no python with the openai client; scripts/test makes one");
         return;
     };
     let s = site(4);

@@ -9,6 +9,7 @@
 )]
 
 mod cancel;
+mod disk;
 mod journey;
 mod links;
 mod netns;

@@ -9,6 +9,8 @@ use serde_json::json;
 use umbel_tests::fleet::{EdgeOptions, EngineDeclaration, Fleet, NodeOptions, SOON, free_address};
 use umbel_tests::http::Ask;
 
+use crate::sites::skipped;
+
 /// A namespace joined to this one by a veth pair; gone when dropped.
 struct Namespace {
     name: String,
@@ -62,7 +64,7 @@ fn a_pulled_cable_is_noticed_and_healed() {
     let space = match Namespace::new("c") {
         Ok(space) => space,
         Err(why) => {
-            eprintln!("SKIPPED a_pulled_cable_is_noticed_and_healed: no network namespace here: {why}");
+            skipped("a_pulled_cable_is_noticed_and_healed", &format!("no network namespace here: {why}"));
             return;
         }
     };

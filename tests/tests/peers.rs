@@ -3,7 +3,7 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use prost::Message;
@@ -15,7 +15,7 @@ use umbel_tests::peer::{ALPN, Identity, Manner, Peer, encoded, hello};
 use umbel_tests::wait;
 use umbel_wire::proto::{self, Frame};
 
-use crate::sites::SHORT;
+use crate::sites::{SHORT, identity_files};
 
 /// Everything that can be knocked at. Fields end in this order.
 struct Doors {
@@ -63,28 +63,6 @@ impl Doors {
 
 fn plain(name: &str) -> Manner<'_> {
     Manner { name, identity: None, alpn: ALPN }
-}
-
-/// The certificate and key files of a state directory, whatever they are called.
-fn identity_files(state: &Path) -> (PathBuf, PathBuf) {
-    fn walk(dir: &Path, to: &mut Vec<PathBuf>) {
-        for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-            let path = entry.path();
-            if path.is_dir() { walk(&path, to) } else { to.push(path) }
-        }
-    }
-    let mut all = Vec::new();
-    walk(state, &mut all);
-    let holds = |path: &Path, what: &str| std::fs::read_to_string(path).is_ok_and(|t| t.contains(what));
-    let key =
-        all.iter().find(|p| holds(p, "PRIVATE KEY")).unwrap_or_else(|| panic!("no key in {all:?}")).clone();
-    let is_ca = |p: &Path| p.file_name().is_some_and(|n| n.to_string_lossy().contains("ca"));
-    let certificate = all
-        .iter()
-        .find(|p| holds(p, "BEGIN CERTIFICATE") && !is_ca(p))
-        .unwrap_or_else(|| panic!("no certificate in {all:?}"))
-        .clone();
-    (certificate, key)
 }
 
 /// Row 36: connections that say nothing hold up nobody and are closed.

@@ -4,11 +4,13 @@ use std::time::Duration;
 
 use serde_json::json;
 use umbel_tests::engine::{End, Engine, Script};
-use umbel_tests::fleet::{EdgeOptions, Fleet};
-use umbel_tests::http::{Ask, BodyEnd};
+use umbel_tests::fleet::{EdgeOptions, Fleet, free_address};
+use umbel_tests::http::{Ask, BodyEnd, Target};
 use umbel_tests::wait;
 
-use crate::sites::{SHORT, error_event, external, openai_error, refused, site, site_with};
+use crate::sites::{
+    CANCEL, SHORT, error_event, external, identity_files, openai_error, refused, site, site_with,
+};
 
 /// Rows 50 and 51: any split of the engine's bytes gives the client the same bytes, and a last event without its blank
 /// line arrives well terminated.
@@ -302,4 +304,34 @@ fn refusals_have_their_status_and_words() {
     s.engine.open_gate("go");
     assert!(held.head().unwrap().rest().text().ends_with("[DONE]\n\n"));
     assert!(waits.head().unwrap().rest().text().ends_with("[DONE]\n\n"));
+}
+
+/// With a certificate in the file the same surface is there over TLS, streams too.
+#[test]
+fn https_serves_the_same() {
+    let mut s = site(2);
+    let (certificate, key) = identity_files(&s.edge.state);
+    let https = free_address();
+    let text = std::fs::read_to_string(&s.edge.config).unwrap();
+    let text = text.replace("[listen]\n", &format!("[listen]\napi_https = \"{https}\"\n"));
+    std::fs::write(
+        &s.edge.config,
+        format!("{text}\n[tls]\napi_cert_file = {certificate:?}\napi_key_file = {key:?}\n"),
+    )
+    .unwrap();
+    s.edge.daemon.kill();
+    s.edge.start();
+    s.edge.wait_serving("gpu-1");
+    let target = Target::Tls(https, "berlin.umbel".to_owned());
+    let got = s.edge.chat("m", "over tls", true, &json!({"events": 300})).whole(&target).unwrap();
+    let want = Script { events: 300, ..Script::default() }.stream_bytes("m");
+    assert_eq!(got.text(), String::from_utf8_lossy(&want));
+    let mut left =
+        s.edge.chat("m", "leaves", true, &json!({"gate": "never", "gate_at": 2})).ask(&target).unwrap();
+    left.read_to("tok0").unwrap();
+    left.leave(true);
+    s.engine.wait_record("leaves", "cancelled", CANCEL, |r| r.end == Some(End::ClientGone));
+    // Plain HTTP on the TLS port is refused, and disturbs nobody.
+    assert!(Ask::get("/v1/models").limit(SHORT).whole(&Target::Tcp(https)).map_or(true, |w| w.status == 400));
+    s.edge.wait_idle(SHORT);
 }

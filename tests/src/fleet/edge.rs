@@ -24,6 +24,8 @@ pub struct EdgeOptions {
     pub listen: String,
     /// No API key is made.
     pub no_key: bool,
+    /// Its state directory, where it is not in the fleet's.
+    pub state: Option<PathBuf>,
 }
 
 /// An edge.
@@ -61,7 +63,8 @@ impl Fleet {
             (nodes, nodes)
         });
         let dir = self.dir().join(site);
-        let (config, state) = (dir.join("edge.toml"), dir.join("state"));
+        let config = dir.join("edge.toml");
+        let state = options.state.clone().unwrap_or_else(|| dir.join("state"));
         write(
             &config,
             &format!(

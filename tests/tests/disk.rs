@@ -1,0 +1,109 @@
+//! A full disk (row 102): management is refused with a clear error, inference goes on, nothing answered is lost, and it
+//! recovers by itself when there is room again.
+//!
+//! The small volume is a file with ext4 in it; where it cannot be mounted the test says that it was skipped.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::json;
+use umbel_tests::engine::Engine;
+use umbel_tests::fleet::{EdgeOptions, Fleet, SOON};
+use umbel_tests::wait;
+
+use crate::sites::{SHORT, external, skipped};
+
+/// A mounted volume of 24 MiB; unmounted when dropped.
+struct Volume {
+    at: PathBuf,
+}
+
+impl Volume {
+    fn mount(dir: &Path) -> Result<Self, String> {
+        let (image, at) = (dir.join("volume.img"), dir.join("volume"));
+        fs::create_dir_all(&at).map_err(|e| e.to_string())?;
+        fs::File::create(&image).and_then(|f| f.set_len(24 << 20)).map_err(|e| e.to_string())?;
+        for words in [vec!["mkfs.ext4", "-q", "-m", "0"], vec!["mount", "-o", "loop"]] {
+            let mut command = Command::new(words[0]);
+            command.args(&words[1..]).arg(&image).stdin(Stdio::null());
+            if words[0] == "mount" {
+                command.arg(&at);
+            }
+            let output = command.output().map_err(|e| format!("{}: {e}", words[0]))?;
+            if !output.status.success() {
+                return Err(format!("{}: {}", words[0], String::from_utf8_lossy(&output.stderr).trim()));
+            }
+        }
+        Ok(Self { at })
+    }
+
+    /// Takes all the room that is left.
+    fn fill(&self) -> PathBuf {
+        let path = self.at.join("filler");
+        let mut file = fs::File::create(&path).unwrap();
+        for size in [1 << 20, 64 << 10, 4 << 10, 1 << 10] {
+            let block = vec![0_u8; size];
+            while file.write_all(&block).and_then(|()| file.sync_data()).is_ok() {}
+        }
+        path
+    }
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.at).status();
+    }
+}
+
+#[test]
+fn a_full_disk_stops_management_and_not_inference() {
+    // The volume goes last: the edge's files are on it.
+    let fleet = Fleet::new();
+    let volume = match Volume::mount(fleet.dir()) {
+        Ok(volume) => volume,
+        Err(why) => {
+            skipped(
+                "a_full_disk_stops_management_and_not_inference",
+                &format!("no small volume here: {why}"),
+            );
+            return;
+        }
+    };
+    let engine = Engine::start(&["m"]).unwrap();
+    let options = EdgeOptions { state: Some(volume.at.join("state")), ..EdgeOptions::default() };
+    let mut edge = fleet.edge("berlin", None, &options);
+    let _node = fleet.node(&edge, "gpu-1", &external(&engine, 2));
+    let filler = volume.fill();
+    let mut answered = Vec::new();
+    let mut refusal = None;
+    for n in 0..2_000 {
+        let name = format!("key-{n}");
+        let ran = edge.ctl(&["key", "create", &name]);
+        if ran.code != 0 {
+            refusal = Some(ran);
+            break;
+        }
+        answered.push(name);
+    }
+    let refusal = refusal.expect("a write is refused when nothing is left");
+    assert!(!refusal.err.contains("panicked") && !refusal.err.is_empty(), "{refusal:?}");
+    let got = edge.chat("m", "full", true, &json!({})).whole(&edge.target()).unwrap();
+    assert!(got.text().ends_with("[DONE]\n\n"), "inference goes on: {}", got.text());
+    let site = edge.get("/api/v1/status")["sites"][0].clone();
+    assert_eq!(site["summary"]["store"], "read_only", "{site}");
+
+    fs::remove_file(filler).unwrap();
+    wait::until_some("writes are taken again", SOON, || {
+        let ran = edge.ctl(&["key", "create", "again"]);
+        if ran.code == 0 || ran.err.contains("CONFLICT") { Ok(()) } else { Err(ran.err) }
+    });
+    edge.daemon.kill();
+    edge.start();
+    let listed = edge.ctl(&["key", "-o", "json"]).ok().out;
+    for name in &answered {
+        assert!(listed.contains(&format!("\"{name}\"")), "{name} was answered and is lost");
+    }
+    edge.wait_node("gpu-1", "back", SHORT, |n| n["connected"] == true);
+}
