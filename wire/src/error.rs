@@ -215,7 +215,10 @@ mod tests {
         for code in Code::all() {
             assert_eq!(Code::from_number(code.number()), code);
             assert_eq!(Code::from_name(code.name()), Some(code));
-            assert_eq!(proto::Code::try_from(code.number() as i32).map(|c| c.as_str_name().to_owned()), Ok(format!("CODE_{}", code.name())));
+            assert_eq!(
+                proto::Code::try_from(code.number() as i32).map(|c| c.as_str_name().to_owned()),
+                Ok(format!("CODE_{}", code.name()))
+            );
         }
         assert_eq!(Code::all().count(), 16);
         assert_eq!(Code::from_number(0), Code::Internal);

@@ -5,5 +5,12 @@
 
 pub mod accept;
 pub mod dial;
+pub(crate) mod driver;
 pub mod handle;
+pub(crate) mod handshake;
+pub mod keep;
+pub(crate) mod lobby;
+pub(crate) mod options;
+pub(crate) mod pool;
+pub(crate) mod socket;
 pub mod streams;

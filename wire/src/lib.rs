@@ -10,6 +10,7 @@ pub mod close;
 pub mod enroll;
 pub mod error;
 pub mod files;
+pub mod frame;
 pub mod ids;
 pub mod io;
 pub mod limits;
@@ -17,6 +18,7 @@ pub mod liveness;
 pub mod peer;
 pub mod proto;
 pub mod secret;
+pub(crate) mod session;
 pub mod slots;
 pub mod tls;
 pub mod token;
@@ -27,9 +29,9 @@ pub use error::{Code, Error};
 pub use ids::{Attempt, EdgeId, Generation, InstanceId, KeyHash, NodeId};
 pub use io::accept::{Door, HelloIn, Newcomer, WelcomeOut, serve};
 pub use io::dial::{
-    DialError, DialRole, DialStep, DialTarget, HelloOut, Intervals, NoHandler, Purpose, Rejection, Welcome,
-    dial_once, keep_connected,
+    DialError, DialStep, DialTarget, HelloOut, Intervals, NoHandler, Purpose, Rejection, Welcome, dial_once,
 };
 pub use io::handle::{BoxFuture, Connection, Handler, IncomingRequest, Open, Stats, Terminal};
+pub use io::keep::{DialRole, keep_connected};
 pub use io::streams::{IncomingStream, OutgoingStream, Reset};
 pub use version::{Verdict, VersionRange, negotiate};

@@ -58,13 +58,15 @@ pub const BATCH_DATA: usize = 64 * KIB;
 pub const QUANTUM: usize = 16 * KIB;
 /// Bytes of responses, openings, heads and events in one batch, before DATA gets its turn.
 pub const BATCH_MESSAGES: usize = 32 * KIB;
-/// Read buffer of a thread.
-pub const READ_BUFFER: usize = 64 * KIB;
+/// Read buffer of a thread: the beginning of a frame and two TLS records behind it.
+pub const READ_BUFFER: usize = 112 * KIB;
 
 /// Connections that have not said hello: in all.
 pub const NEWCOMERS: usize = 256;
 /// The same from one address.
 pub const NEWCOMERS_PER_ADDRESS: usize = 16;
+/// Accepted connections that wait for a place among those.
+pub const NEWCOMERS_WAITING: usize = 1024;
 /// A newcomer silent for longer gives its place to a later one from the same address.
 pub const NEWCOMER_GRACE: Duration = Duration::from_secs(1);
 /// TCP connect, TLS handshake and hello, each.
@@ -104,7 +106,7 @@ const _: () = {
     assert!(SEND_BUFFER >= QUANTUM);
     // A stalled stream: its window and the send buffer behind it.
     assert!(RESPONSE_WINDOW + SEND_BUFFER <= 80 * KIB);
-    assert!(READ_BUFFER >= FRAME_MAX);
+    assert!(READ_BUFFER >= FRAME_MAX + 4 + 2 * 16 * KIB);
     assert!(DEAD_AFTER.as_secs() >= 3 * PING_AFTER.as_secs());
     assert!(USER_TIMEOUT.as_secs() > WRITE_STALL.as_secs());
     assert!(NEWCOMERS_PER_ADDRESS < NEWCOMERS);

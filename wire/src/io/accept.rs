@@ -1,23 +1,35 @@
-//! The accepting side: listener, limits before hello, TLS, and the newcomer that the door judges.
+//! The accepting side: listener, TLS, first frame, and the newcomer that the door judges.
 //!
-//! Invariant: a peer that has not said hello costs a bounded amount of memory and time, and its neighbours
-//! nothing. Every refusal is told before the socket closes.
+//! Leaves who may come in to the door, and how many may wait to `lobby`. Invariant: a peer that has not said hello
+//! costs a bounded amount of memory and time; every refusal is told before the socket closes.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
-use crate::ids::{Attempt, Generation, InstanceId, KeyHash};
-use crate::io::dial::{Intervals, Purpose, Rejection};
+use crate::clock;
+use crate::close::{CloseReason, Goaway};
+use crate::error::{Code, Error};
+use crate::frame::FrameError;
+use crate::ids::KeyHash;
 use crate::io::handle::{BoxFuture, Connection, Handler};
+use crate::io::handshake::{FirstError, farewell, read_frame, step};
+use crate::io::lobby::Lobby;
+use crate::io::socket::{Socket, Traffic};
+use crate::io::{driver, options};
 use crate::limits;
 use crate::peer::PeerCertificate;
-use crate::tls::TlsServer;
-use crate::version::VersionRange;
+use crate::session::handshake::{self, Rejection, read_hello};
+pub use crate::session::handshake::{HelloIn, WelcomeOut};
+use crate::session::{Settings, Side};
+use crate::tls::{self, TlsServer};
 
 /// Judges newcomers: registry, tokens, slots.
 pub trait Door: Send + Sync + 'static {
@@ -27,91 +39,79 @@ pub trait Door: Send + Sync + 'static {
     fn knock(&self, newcomer: Newcomer) -> BoxFuture<'static, ()>;
 }
 
-/// A HELLO as it was received.
-#[derive(Clone)]
-pub struct HelloIn {
-    /// What it is for.
-    pub purpose: Purpose,
-    /// Versions the dialer speaks.
-    pub versions: VersionRange,
-    /// Random per start of its process.
-    pub instance: InstanceId,
-    /// Counts the dials of that process.
-    pub attempt: Attempt,
-    /// The typed message.
-    pub payload: Bytes,
-}
-
-/// The WELCOME to send.
-#[derive(Clone, Debug)]
-pub struct WelcomeOut {
-    /// Negotiated version.
-    pub protocol: u32,
-    /// Number of this connection.
-    pub generation: Generation,
-    /// Suggested intervals.
-    pub intervals: Intervals,
-    /// `max(200 ms, peers x 5 ms)`.
-    pub reconnect_spread: Duration,
-    /// Streams open at once in each direction.
-    pub max_streams: u32,
-    /// The typed message, at most 60 KiB.
-    pub payload: Vec<u8>,
-}
-
-impl Default for WelcomeOut {
-    fn default() -> Self {
-        Self {
-            protocol: 1,
-            generation: Generation(0),
-            intervals: Intervals::default(),
-            reconnect_spread: Duration::from_millis(200),
-            max_streams: limits::STREAMS_NODE,
-            payload: Vec::new(),
-        }
-    }
-}
+type Stream = TlsStream<Socket<TcpStream>>;
 
 /// A peer that said hello and waits for an answer. Dropping it rejects with INTERNAL.
-pub struct Newcomer(());
+pub struct Newcomer {
+    /// Taken by the answer.
+    stream: Option<(Stream, Vec<u8>)>,
+    traffic: Arc<Traffic>,
+    address: SocketAddr,
+    certificate: Option<PeerCertificate>,
+    hello: HelloIn,
+    connection: Connection,
+}
 
 impl Newcomer {
     /// Where it comes from. For this host's log only.
     pub fn address(&self) -> SocketAddr {
-        unimplemented!()
+        self.address
     }
 
     /// Its certificate: proof that it holds the key, nothing more.
     pub fn certificate(&self) -> Option<&PeerCertificate> {
-        unimplemented!()
+        self.certificate.as_ref()
     }
 
     /// What it said.
     pub fn hello(&self) -> &HelloIn {
-        unimplemented!()
+        &self.hello
     }
 
     /// The handle the connection will have, to register it before WELCOME is sent.
     pub fn connection(&self) -> Connection {
-        unimplemented!()
+        self.connection.clone()
     }
 
     /// Sends WELCOME and starts the session.
-    pub fn accept(self, welcome: WelcomeOut, handler: Arc<dyn Handler>) -> Connection {
-        let _ = (welcome, handler);
-        unimplemented!()
+    pub fn accept(mut self, welcome: WelcomeOut, handler: Arc<dyn Handler>) -> Connection {
+        let connection = self.connection.clone();
+        if let Some((stream, early)) = self.stream.take() {
+            connection.welcomed(welcome.generation, welcome.protocol);
+            let bytes = handshake::welcome(&welcome);
+            let now = clock::now();
+            connection.with(|session| session.start(now, bytes, welcome.max_streams));
+            driver::start(stream, self.traffic.clone(), early, &connection, handler);
+        }
+        connection
     }
 
     /// Sends WELCOME with a payload, then closes: the answer to an enrollment.
-    pub fn answer(self, payload: Vec<u8>) {
-        let _ = payload;
-        unimplemented!()
+    pub fn answer(mut self, payload: Vec<u8>) {
+        let welcome = WelcomeOut { payload, ..WelcomeOut::default() };
+        self.last(handshake::welcome(&welcome));
     }
 
     /// Sends REJECT, then closes.
-    pub fn reject(self, rejection: Rejection) {
-        let _ = rejection;
-        unimplemented!()
+    pub fn reject(mut self, rejection: Rejection) {
+        self.last(handshake::reject(&rejection));
+    }
+
+    fn last(&mut self, bytes: Vec<u8>) {
+        if let Some((stream, _)) = self.stream.take() {
+            self.connection.close(CloseReason::Shutdown);
+            let connection = self.connection.clone();
+            tokio::spawn(async move {
+                farewell(stream, &bytes).await;
+                connection.0.gone.cancel();
+            });
+        }
+    }
+}
+
+impl Drop for Newcomer {
+    fn drop(&mut self) {
+        self.last(handshake::reject(&Rejection::new(Error::internal())));
     }
 }
 
@@ -122,6 +122,117 @@ pub async fn serve(
     door: Arc<dyn Door>,
     shutdown: CancellationToken,
 ) {
-    let _ = (listener, tls, door, shutdown);
-    unimplemented!()
+    let lobby = Arc::new(Lobby::default());
+    let mut failures = 0u64;
+    let mut logged: Option<std::time::Instant> = None;
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = shutdown.cancelled() => return,
+        };
+        match accepted {
+            Ok((stream, address)) => {
+                let acceptor = TlsAcceptor::from(tls.config());
+                let meet = meet(stream, address, acceptor, lobby.clone(), door.clone());
+                let shutdown = shutdown.clone();
+                tokio::spawn(async move {
+                    tokio::select! {
+                        () = meet => {}
+                        () = shutdown.cancelled() => {}
+                    }
+                });
+            }
+            // The peer gave up while it stood in the queue: nothing is wrong here.
+            Err(error) if gave_up(&error) => {}
+            Err(error) => {
+                // At the descriptor limit accept fails at once and again: wait for one to become free.
+                failures += 1;
+                let now = clock::now();
+                if logged.is_none_or(|at| now.saturating_duration_since(at) >= Duration::from_secs(1)) {
+                    logged = Some(now);
+                    tracing::warn!(%error, failures, "cannot accept connections");
+                }
+                tokio::select! {
+                    () = sleep(limits::ACCEPT_PAUSE) => {}
+                    () = shutdown.cancelled() => return,
+                }
+            }
+        }
+    }
+}
+
+fn gave_up(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset)
+}
+
+/// From TCP to the door.
+async fn meet(
+    tcp: TcpStream,
+    address: SocketAddr,
+    acceptor: TlsAcceptor,
+    lobby: Arc<Lobby>,
+    door: Arc<dyn Door>,
+) {
+    if options::prepare(&tcp).is_err() {
+        return;
+    }
+    let traffic = Traffic::new();
+    let Some(place) = lobby.enter(address.ip(), traffic.clone()).await else { return };
+    let greeted = tokio::select! {
+        greeted = greet(Socket::new(tcp, traffic.clone()), acceptor, &*door) => greeted,
+        () = place.dismissed.cancelled() => return,
+    };
+    drop(place);
+    let Some((stream, early, certificate, hello)) = greeted else { return };
+    let newcomer = Newcomer {
+        stream: Some((stream, early)),
+        traffic,
+        address,
+        certificate,
+        hello,
+        connection: Connection::new(Settings::new(Side::Acceptor)),
+    };
+    door.knock(newcomer).await;
+}
+
+type Greeted = (Stream, Vec<u8>, Option<PeerCertificate>, HelloIn);
+
+/// TLS and the first frame. Whoever gets nothing is told why, if it can be told.
+async fn greet(socket: Socket<TcpStream>, acceptor: TlsAcceptor, door: &dyn Door) -> Option<Greeted> {
+    let mut stream = match step(acceptor.accept(socket)).await {
+        Ok(stream) => stream,
+        Err(error) => {
+            tracing::debug!(error = %tls::explain_io(&error), "a TLS handshake failed");
+            return None;
+        }
+    };
+    let session = stream.get_ref().1;
+    tls::check_alpn(session.alpn_protocol()).ok()?;
+    let certificate = session
+        .peer_certificates()
+        .and_then(<[_]>::first)
+        .and_then(|certificate| PeerCertificate::parse(certificate).ok());
+    let known = certificate.as_ref().is_some_and(|certificate| door.knows(&certificate.key_hash));
+    let max = if known { limits::FRAME_MAX } else { limits::FRAME_UNKNOWN_PEER };
+    let last = match timeout(limits::STEP_TIMEOUT, read_frame(&mut stream, max)).await {
+        Ok(Ok((body, early))) => match read_hello(&body) {
+            Ok(hello) => return Some((stream, early, certificate, hello)),
+            Err(error) => handshake::reject(&Rejection::new(error)),
+        },
+        Ok(Err(FirstError::Frame(FrameError::TooLong(_)))) if !known => {
+            let text =
+                "the first frame of an unknown peer is limited to 16 KiB; is this identity enrolled here?";
+            handshake::reject(&Rejection::new(Error::new(Code::Unauthenticated, "UNKNOWN_IDENTITY", text)))
+        }
+        Ok(Err(FirstError::Frame(error))) => {
+            handshake::farewell(&Goaway::closing(&CloseReason::Protocol(error.to_string())))
+        }
+        Ok(Err(FirstError::Io(_))) => return None,
+        Err(_) => {
+            let text = "no hello came within 5 s";
+            handshake::reject(&Rejection::new(Error::new(Code::DeadlineExceeded, "NO_HELLO", text)))
+        }
+    };
+    farewell(stream, &last).await;
+    None
 }

@@ -1,20 +1,38 @@
-//! The dialing side: one connection kept for ever, or one for a single exchange.
+//! Dialing once: look-up, connecting, TLS, HELLO.
 //!
-//! Owns look-up, connecting, TLS, HELLO and the pauses between attempts. Persists nothing: what happened is told
-//! to the role. Invariant: only WELCOME makes a connection; a finished TLS handshake means nothing.
+//! Leaves keeping a connection to `keep`. Invariant: only WELCOME makes a connection; a finished TLS handshake
+//! means nothing, since the acceptor judges the certificate after it.
 
 use std::fmt;
+use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use bytes::Bytes;
-use tokio_util::sync::CancellationToken;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use rustls_pki_types::ServerName;
+use tokio::net::{TcpStream, lookup_host};
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
 use crate::close::CloseReason;
-use crate::error::Error;
-use crate::ids::{Attempt, Generation, InstanceId};
+use crate::error::{Code, Error};
+use crate::ids::{Attempt, InstanceId};
 use crate::io::handle::{Connection, Handler};
-use crate::version::{Verdict, VersionRange};
+use crate::io::handshake::{FirstError, read_frame, step, write_frame};
+use crate::io::socket::{Socket, Traffic};
+use crate::io::{driver, options};
+use crate::limits;
+use crate::session::handshake::{Answer, hello, read_answer};
+pub use crate::session::handshake::{Intervals, Purpose, Rejection, Welcome};
+use crate::session::{Settings, Side};
+use crate::tls;
+use crate::version::VersionRange;
+
+/// An address that does not answer holds up the next one for so long only.
+const STAGGER: Duration = Duration::from_millis(250);
 
 /// Where to dial. Asked for anew for each dial.
 #[derive(Clone)]
@@ -27,16 +45,7 @@ pub struct DialTarget {
     pub tls: Arc<rustls::ClientConfig>,
 }
 
-/// What a HELLO is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Purpose {
-    /// A session.
-    Hello,
-    /// One exchange that gives an identity.
-    Enroll,
-}
-
-/// The HELLO to send. `attempt` is filled in by the dialer.
+/// The HELLO to send. The attempt is filled in by the dialer.
 #[derive(Clone)]
 pub struct HelloOut {
     /// What it is for.
@@ -47,32 +56,6 @@ pub struct HelloOut {
     pub instance: InstanceId,
     /// The typed message, at most 60 KiB (16 KiB if the registry may not know the key).
     pub payload: Vec<u8>,
-}
-
-/// What the acceptor suggests for periodic messages; zero: its default.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Intervals {
-    /// Between heartbeats.
-    pub heartbeat: Duration,
-    /// Between telemetry events.
-    pub telemetry: Duration,
-    /// Between inventory events.
-    pub inventory: Duration,
-}
-
-/// A WELCOME as it was received.
-#[derive(Clone, Debug)]
-pub struct Welcome {
-    /// Negotiated version.
-    pub protocol: u32,
-    /// Number of this connection.
-    pub generation: Generation,
-    /// Suggested intervals.
-    pub intervals: Intervals,
-    /// The first redial after a loss is uniform in this time.
-    pub reconnect_spread: Duration,
-    /// The typed message.
-    pub payload: Bytes,
 }
 
 /// How far a dial came.
@@ -99,6 +82,12 @@ pub struct DialError {
     pub rejection: Option<Rejection>,
 }
 
+impl DialError {
+    fn new(step: DialStep, message: impl Into<String>) -> Self {
+        Self { step, message: message.into(), rejection: None }
+    }
+}
+
 impl fmt::Display for DialError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
@@ -107,47 +96,7 @@ impl fmt::Display for DialError {
 
 impl std::error::Error for DialError {}
 
-/// A REJECT: the reason, and for versions both ranges. `yours` and `mine` are as the rejecting side sees them.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rejection {
-    /// Why, and when to try again.
-    pub error: Error,
-    /// Set if the versions are the reason.
-    pub verdict: Option<Verdict>,
-    /// The range of the dialer.
-    pub yours: VersionRange,
-    /// The range of the acceptor.
-    pub mine: VersionRange,
-}
-
-/// The application's part of a kept connection. Calls must not block.
-pub trait DialRole: Send + Sync + 'static {
-    /// Where to dial; asked for each dial.
-    fn target(&self) -> DialTarget;
-    /// The HELLO; asked for each dial.
-    fn hello(&self, attempt: Attempt) -> HelloOut;
-    /// Looks at WELCOME and gives the connection its handler. Nothing is read before it returns.
-    ///
-    /// # Errors
-    /// Closes the connection; counts as a failure.
-    fn on_welcome(&self, connection: &Connection, welcome: &Welcome) -> Result<Arc<dyn Handler>, Error>;
-    /// A dial failed; the next one is in `retry_in`.
-    fn on_failure(&self, error: &DialError, retry_in: Duration) {
-        let _ = (error, retry_in);
-    }
-    /// The connection was lost; the next dial is in `retry_in`.
-    fn on_lost(&self, reason: &CloseReason, retry_in: Duration) {
-        let _ = (reason, retry_in);
-    }
-}
-
-/// Keeps one connection until `shutdown` is cancelled; then drains nothing by itself and closes with `Shutdown`.
-pub async fn keep_connected(role: Arc<dyn DialRole>, shutdown: CancellationToken) {
-    let _ = (role, shutdown);
-    unimplemented!()
-}
-
-/// Dials once; `handler` looks at WELCOME and gives the connection its handler.
+/// Dials once; `handler` looks at WELCOME and gives the connection its handler. Nothing is read before it returns.
 ///
 /// # Errors
 /// What failed, at which step, and what the acceptor said.
@@ -156,8 +105,144 @@ pub async fn dial_once(
     hello: HelloOut,
     handler: impl FnOnce(&Connection, &Welcome) -> Result<Arc<dyn Handler>, Error> + Send,
 ) -> Result<(Connection, Welcome), DialError> {
-    let _ = (target, hello, handler);
-    unimplemented!()
+    dial(target, hello, Attempt(1), Arc::default(), handler).await
+}
+
+pub(crate) async fn dial(
+    target: DialTarget,
+    out: HelloOut,
+    attempt: Attempt,
+    sequence: Arc<AtomicU64>,
+    handler: impl FnOnce(&Connection, &Welcome) -> Result<Arc<dyn Handler>, Error> + Send,
+) -> Result<(Connection, Welcome), DialError> {
+    let bytes = hello(out.purpose, out.versions, out.instance, attempt, &out.payload)
+        .map_err(|error| DialError::new(DialStep::Hello, error.message))?;
+    let tcp = connect(&target.addresses).await?;
+    let traffic = Traffic::new();
+    let mut stream = secure(tcp, &target, traffic.clone()).await?;
+    let (welcome, early) = exchange(&mut stream, &bytes).await?;
+    let settings = Settings { max_streams: welcome.max_streams, sequence, ..Settings::new(Side::Dialer) };
+    let connection = Connection::new(settings);
+    connection.welcomed(welcome.generation, welcome.protocol);
+    match handler(&connection, &welcome) {
+        Ok(handler) => {
+            driver::start(stream, traffic, early, &connection, handler);
+            Ok((connection, welcome))
+        }
+        Err(error) => {
+            connection.close(CloseReason::Protocol(error.message.clone()));
+            connection.0.gone.cancel();
+            Err(DialError::new(DialStep::Hello, error.to_string()))
+        }
+    }
+}
+
+/// HELLO, and the acceptor's answer with the bytes behind it.
+async fn exchange(
+    stream: &mut TlsStream<Socket<TcpStream>>,
+    hello: &[u8],
+) -> Result<(Welcome, Vec<u8>), DialError> {
+    // The acceptor may have refused already: its reason is read even if the hello cannot be written.
+    let written = step(write_frame(stream, hello)).await;
+    let answer = timeout(limits::STEP_TIMEOUT, read_frame(stream, limits::FRAME_MAX)).await;
+    let (body, early) = match (answer, written) {
+        (Ok(Ok(read)), _) => read,
+        (Ok(Err(FirstError::Frame(error))), _) => {
+            return Err(DialError::new(DialStep::Hello, error.to_string()));
+        }
+        (Ok(Err(FirstError::Io(error))), _) => {
+            // An alert after the handshake is the acceptor's word on this side's certificate.
+            let at = if error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()) {
+                DialStep::Tls
+            } else {
+                DialStep::Hello
+            };
+            let what = format!("no answer to the hello: {}", tls::explain_io(&error));
+            return Err(DialError::new(at, what));
+        }
+        (Err(_), Err(error)) => {
+            return Err(DialError::new(DialStep::Hello, format!("the hello could not be sent: {error}")));
+        }
+        (Err(_), Ok(())) => return Err(DialError::new(DialStep::Hello, "no answer to the hello within 5 s")),
+    };
+    match read_answer(&body) {
+        Ok(Answer::Welcome(welcome)) => Ok((welcome, early)),
+        Ok(Answer::Rejected(rejection)) => Err(DialError {
+            step: DialStep::Hello,
+            message: format!("rejected: {}", rejection.error),
+            rejection: Some(rejection),
+        }),
+        Err(error) => Err(DialError::new(DialStep::Hello, format!("the answer to the hello: {error}"))),
+    }
+}
+
+async fn secure(
+    tcp: TcpStream,
+    target: &DialTarget,
+    traffic: Arc<Traffic>,
+) -> Result<TlsStream<Socket<TcpStream>>, DialError> {
+    let failed = |message: String| DialError::new(DialStep::Tls, message);
+    let name = ServerName::try_from(target.server_name.clone())
+        .map_err(|_| failed(format!("{} is no server name", target.server_name)))?;
+    let connector = TlsConnector::from(target.tls.clone());
+    let stream = step(connector.connect(name, Socket::new(tcp, traffic)))
+        .await
+        .map_err(|error| failed(format!("TLS: {}", tls::explain_io(&error))))?;
+    tls::check_alpn(stream.get_ref().1.alpn_protocol()).map_err(|error| failed(error.to_string()))?;
+    Ok(stream)
+}
+
+/// A TCP connection to the first address that answers. The next one starts when one failed or took a while.
+async fn connect(addresses: &[String]) -> Result<TcpStream, DialError> {
+    let (mut found, mut failures) = (Vec::new(), Vec::new());
+    for address in addresses {
+        match step(lookup_host(address)).await {
+            Ok(resolved) => found.extend(interleave(resolved.collect())),
+            Err(error) => failures.push(format!("{address}: {error}")),
+        }
+    }
+    if found.is_empty() {
+        let what = if failures.is_empty() { "no address to dial".to_owned() } else { failures.join("; ") };
+        return Err(DialError::new(DialStep::Lookup, what));
+    }
+    let mut waiting = found.into_iter();
+    let mut running = FuturesUnordered::new();
+    loop {
+        if let Some(address) = waiting.next() {
+            running.push(async move { (address, open(address).await) });
+        }
+        let result = if waiting.len() > 0 {
+            timeout(STAGGER, running.next()).await.unwrap_or_default()
+        } else {
+            running.next().await
+        };
+        match result {
+            Some((_, Ok(stream))) => return Ok(stream),
+            Some((address, Err(error))) => failures.push(format!("{address}: {error}")),
+            None if running.is_empty() && waiting.len() == 0 => {
+                return Err(DialError::new(DialStep::Connect, failures.join("; ")));
+            }
+            None => {}
+        }
+    }
+}
+
+async fn open(address: SocketAddr) -> io::Result<TcpStream> {
+    let stream = step(TcpStream::connect(address)).await?;
+    options::prepare(&stream)?;
+    Ok(stream)
+}
+
+/// Both families in turn, so that a dead one costs one stagger.
+fn interleave(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
+    let (six, four): (Vec<_>, Vec<_>) = addresses.into_iter().partition(SocketAddr::is_ipv6);
+    let longest = six.len().max(four.len());
+    (0..longest).flat_map(|at| [six.get(at).copied(), four.get(at).copied()]).flatten().collect()
+}
+
+/// What a retry hint of a rejection means for the next dial.
+pub(crate) fn retry_hint(error: &DialError) -> Option<(Code, Option<Duration>)> {
+    error.rejection.as_ref().map(|rejection| (rejection.error.code, rejection.error.retry_after))
 }
 
 /// A handler for connections that only send: everything the peer asks is unknown.

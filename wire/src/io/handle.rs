@@ -4,100 +4,105 @@
 //! Invariant: no lock is held while a handler or a callback of the application runs.
 
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 
+use crate::clock;
 use crate::close::{CloseReason, Goaway, GoawayReason};
 use crate::error::{Code, Error};
 use crate::ids::Generation;
 use crate::io::streams::{IncomingStream, OutgoingStream};
+pub use crate::session::Stats;
+pub use crate::session::opener::Open;
+use crate::session::requests::RequestIn;
+pub use crate::session::stream::Terminal;
+use crate::session::table::Key;
+use crate::session::{Session, Settings};
 
 /// A cheap, cloneable handle of one connection. Everything may be called from any thread.
 #[derive(Clone)]
-pub struct Connection(pub(crate) Arc<()>);
+pub struct Connection(pub(crate) Arc<Shared>);
 
-/// What [`Connection::open`] sends.
-#[derive(Clone, Default)]
-pub struct Open {
-    /// Number of the boundary's method.
-    pub method: u32,
-    /// The method's typed message, at most 32 KiB.
-    pub message: Vec<u8>,
-    /// The whole body or its first part. Up to 16 KiB travel inside OPEN, the rest follows as DATA under credit.
-    pub body: Bytes,
-    /// The body is complete; `send_body` may not be called.
-    pub end: bool,
-    /// The stream is reset after this time; zero means never.
-    pub timeout: Duration,
-}
-
-/// How a stream that this side opened ended. Told exactly once.
-#[derive(Clone, Debug)]
-pub enum Terminal {
-    /// The answering side's END.
-    Ended {
-        /// Absent: it succeeded.
-        error: Option<Error>,
-        /// Refused before any work was done.
-        not_processed: bool,
-        /// The method's typed end message, or nothing.
-        payload: Bytes,
-    },
-    /// The connection was lost first.
-    Lost(CloseReason),
-}
-
-/// Gauges and counters of one connection.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Stats {
-    /// Streams this side opened that have no terminal yet.
-    pub streams_out: usize,
-    /// Streams the peer opened that this side has not ended.
-    pub streams_in: usize,
-    /// Requests of this side without an answer (cancelled ones included).
-    pub requests_out: usize,
-    /// Requests of the peer that are not answered.
-    pub requests_in: usize,
-    /// Bytes received and not yet taken by the application.
-    pub received_waiting: usize,
-    /// Bytes accepted from the application and not yet written.
-    pub send_waiting: usize,
-    /// Bytes that arrived on the socket.
-    pub bytes_in: u64,
-    /// Bytes the socket accepted.
-    pub bytes_out: u64,
-    /// Frames received.
-    pub frames_in: u64,
-    /// Frames written.
-    pub frames_out: u64,
-    /// Batches written; `frames_out / batches_out` is the coalescing.
-    pub batches_out: u64,
-    /// Frames of kinds this build does not know, skipped.
-    pub unknown_kinds: u64,
-    /// Events the handler did not know.
-    pub unknown_events: u64,
-    /// Events missing in the peer's sequence.
-    pub event_gaps: u64,
-    /// Frames for streams or requests that were over, dropped.
-    pub late_frames: u64,
-    /// Round trip of the last PING.
-    pub round_trip: Option<Duration>,
+/// What all handles of a connection share.
+pub(crate) struct Shared {
+    session: Mutex<Session>,
+    generation: AtomicU64,
+    protocol: AtomicU32,
+    /// Told when the session closes, drains, or has nothing open any more.
+    notify: Notify,
+    /// The socket is closed.
+    pub(crate) gone: CancellationToken,
 }
 
 impl Connection {
-    /// The acceptor's number of this connection; grows with each connection of the same identity.
-    pub fn generation(&self) -> Generation {
-        unimplemented!()
+    pub(crate) fn new(settings: Settings) -> Self {
+        Self(Arc::new(Shared {
+            session: Mutex::new(Session::new(settings, clock::now())),
+            generation: AtomicU64::new(0),
+            protocol: AtomicU32::new(0),
+            notify: Notify::new(),
+            gone: CancellationToken::new(),
+        }))
     }
 
-    /// The negotiated version of the boundary's protocol.
+    pub(crate) fn welcomed(&self, generation: Generation, protocol: u32) {
+        self.0.generation.store(generation.0, Ordering::Relaxed);
+        self.0.protocol.store(protocol, Ordering::Relaxed);
+    }
+
+    /// Works on the session under its lock, then does what that calls for, without the lock.
+    pub(crate) fn with<R>(&self, work: impl FnOnce(&mut Session) -> R) -> R {
+        let mut session = self.0.session.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = work(&mut session);
+        let effects = &mut session.effects;
+        let writer = effects.writer.take();
+        let wakes = std::mem::take(&mut effects.wakes);
+        let terminals = std::mem::take(&mut effects.terminals);
+        let notify = std::mem::take(&mut effects.notify);
+        drop(session);
+        for (tell, terminal) in terminals {
+            tell(terminal);
+        }
+        for waker in wakes {
+            waker.wake();
+        }
+        if let Some(waker) = writer {
+            waker.wake();
+        }
+        if notify {
+            self.0.notify.notify_waiters();
+        }
+        result
+    }
+
+    /// Waits until `look` finds something; it is asked again whenever the session's state changes.
+    async fn wait<R>(&self, look: impl Fn(&Session) -> Option<R>) -> R {
+        loop {
+            let mut notified = std::pin::pin!(self.0.notify.notified());
+            notified.as_mut().enable();
+            if let Some(result) = self.with(|session| look(session)) {
+                return result;
+            }
+            notified.await;
+        }
+    }
+
+    /// The acceptor's number of this connection; grows with each connection of the same identity. 0 before WELCOME.
+    pub fn generation(&self) -> Generation {
+        Generation(self.0.generation.load(Ordering::Relaxed))
+    }
+
+    /// The negotiated version of the boundary's protocol. 0 before WELCOME.
     pub fn protocol(&self) -> u32 {
-        unimplemented!()
+        self.0.protocol.load(Ordering::Relaxed)
     }
 
     /// Calls a method and waits for its one answer. Dropping the future cancels the call: an unwritten request
@@ -105,16 +110,33 @@ impl Connection {
     ///
     /// # Errors
     /// What the peer answered; `TOO_LARGE` (payload over 60 KiB) and `RESOURCE_EXHAUSTED` (256 in flight) before
-    /// anything is sent; `DEADLINE_EXCEEDED`; `UNAVAILABLE` with reason `OUTCOME_UNKNOWN` on a lost connection.
-    pub async fn request(&self, method: u32, payload: impl Into<Bytes>, timeout: Duration) -> Result<Bytes, Error> {
-        let _ = (method, payload.into(), timeout);
-        unimplemented!()
+    /// anything is sent; `DEADLINE_EXCEEDED`; `UNAVAILABLE`, with reason `OUTCOME_UNKNOWN` if the connection was
+    /// lost after the request was written.
+    pub async fn request(
+        &self,
+        method: u32,
+        payload: impl Into<Bytes>,
+        timeout: Duration,
+    ) -> Result<Bytes, Error> {
+        let payload = payload.into();
+        let now = clock::now();
+        let key = self.with(|session| session.call(now, method, payload, timeout))?;
+        let mut call = Call { connection: self, key: Some(key) };
+        poll_fn(|cx| {
+            let answer = self.with(|session| session.poll_call(key, cx));
+            if answer.is_ready() {
+                call.key = None;
+            }
+            answer
+        })
+        .await
     }
 
-    /// Sends an event. An unsent one of the same number and key is replaced.
+    /// Sends an event. An unsent one of the same number and key is replaced. At most 60 KiB, key at most 256
+    /// bytes; larger ones are dropped and counted.
     pub fn event(&self, event: u32, key: &str, payload: impl Into<Bytes>) {
-        let _ = (event, key, payload.into());
-        unimplemented!()
+        let payload = payload.into();
+        self.with(|session| session.event(event, key, payload));
     }
 
     /// Opens a stream. `on_terminal` is called exactly once, by the reader or on connection loss, also if the
@@ -128,53 +150,103 @@ impl Connection {
         open: Open,
         on_terminal: impl FnOnce(Terminal) + Send + 'static,
     ) -> Result<OutgoingStream, Error> {
-        let _ = (open, on_terminal);
-        unimplemented!()
+        let now = clock::now();
+        let key = self.with(|session| session.open(now, open, Box::new(on_terminal)))?;
+        Ok(OutgoingStream::new(self.clone(), key))
     }
 
     /// Sends PING; true if any byte arrives within `limit`.
     pub async fn probe(&self, limit: Duration) -> bool {
-        let _ = limit;
-        unimplemented!()
+        let mut before = None;
+        let arrival = poll_fn(|cx| {
+            self.with(|session| {
+                let arrivals = session.arrivals();
+                if session.closed().is_some() {
+                    return Poll::Ready(false);
+                }
+                match before {
+                    None => session.ping(),
+                    Some(before) if before != arrivals => return Poll::Ready(true),
+                    Some(_) => {}
+                }
+                before = Some(arrivals);
+                session.await_arrival(cx.waker());
+                Poll::Pending
+            })
+        });
+        tokio::time::timeout(limit, arrival).await.unwrap_or(false)
     }
 
-    /// Starts to drain: later streams of the peer are refused as `not_processed`, running ones go on.
+    /// Starts to drain: later streams of the peer are refused as `not_processed`, running ones and requests go on.
     pub fn goaway(&self, reason: GoawayReason, message: &str, retry_after: Option<Duration>) {
-        let _ = (reason, message, retry_after);
-        unimplemented!()
+        let goaway = Goaway {
+            closing: false,
+            reason: reason.name().to_owned(),
+            message: message.to_owned(),
+            retry_after,
+        };
+        self.with(|session| session.goaway(goaway));
     }
 
     /// Resolves once no stream and no request is open in either direction, or the connection is closed.
     pub async fn drained(&self) {
-        unimplemented!()
+        self.wait(|session| (session.is_idle() || session.closed().is_some()).then_some(())).await;
+    }
+
+    /// Resolves once the peer drains, or the connection is closed (then with nothing).
+    pub async fn peer_drains(&self) -> Option<Goaway> {
+        self.wait(|session| match (session.closed(), session.peer_drains()) {
+            (Some(_), _) => Some(None),
+            (None, Some(goaway)) => Some(Some(goaway.clone())),
+            (None, None) => None,
+        })
+        .await
     }
 
     /// Ends the connection: tells the peer why if that can be told, half-closes and closes within 2 s. Calls and
     /// streams fail at once. A second call changes nothing.
     pub fn close(&self, reason: CloseReason) {
-        let _ = reason;
-        unimplemented!()
+        self.with(|session| session.close(reason));
     }
 
-    /// Waits for the end.
+    /// Waits for the end of the session. The farewell may still be on its way; see [`Self::gone`].
     pub async fn closed(&self) -> CloseReason {
-        unimplemented!()
+        self.wait(|session| session.closed().cloned()).await
+    }
+
+    /// Waits until the socket is closed too.
+    pub async fn gone(&self) {
+        self.0.gone.cancelled().await;
     }
 
     /// Whether it has ended (or is about to: only the farewell is still written).
     pub fn is_closed(&self) -> bool {
-        unimplemented!()
+        self.with(|session| session.closed().is_some())
     }
 
     /// Gauges and counters.
     pub fn stats(&self) -> Stats {
-        unimplemented!()
+        self.with(|session| session.stats())
+    }
+}
+
+/// Cancels the call if its future is dropped.
+struct Call<'a> {
+    connection: &'a Connection,
+    key: Option<Key>,
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        if let Some(key) = self.key {
+            self.connection.with(|session| session.cancel_call(key));
+        }
     }
 }
 
 impl fmt::Debug for Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connection").finish_non_exhaustive()
+        f.debug_struct("Connection").field("generation", &self.generation()).finish_non_exhaustive()
     }
 }
 
@@ -186,18 +258,48 @@ pub struct IncomingRequest {
     pub payload: Bytes,
     /// Time until the caller gives up; the session answers DEADLINE_EXCEEDED then by itself.
     pub timeout: Duration,
+    answer: Answer,
+}
+
+struct Answer {
+    connection: Connection,
+    key: Option<Key>,
 }
 
 impl IncomingRequest {
-    /// The one answer.
-    pub fn respond(self, answer: Result<Vec<u8>, Error>) {
-        let _ = answer;
-        unimplemented!()
+    pub(crate) fn new(connection: Connection, request: RequestIn) -> Self {
+        Self {
+            method: request.method,
+            payload: request.payload,
+            timeout: request.timeout,
+            answer: Answer { connection, key: Some(request.key) },
+        }
+    }
+
+    /// The one answer, at most 60 KiB.
+    pub fn respond(mut self, answer: Result<Vec<u8>, Error>) {
+        self.answer.give(answer);
     }
 
     /// Resolves when the caller no longer waits: cancelled, past its deadline, or the connection is lost.
     pub async fn cancelled(&self) {
-        unimplemented!()
+        if let Some(key) = self.answer.key {
+            poll_fn(|cx| self.answer.connection.with(|session| session.poll_cancelled(key, cx))).await;
+        }
+    }
+}
+
+impl Answer {
+    fn give(&mut self, answer: Result<Vec<u8>, Error>) {
+        if let Some(key) = self.key.take() {
+            self.connection.with(|session| session.respond(key, answer));
+        }
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        self.give(Err(Error::internal()));
     }
 }
 
