@@ -5,9 +5,11 @@
 //! takes words and fields it does not know.
 
 mod fleet;
+mod node;
 mod site;
 mod words;
 
 pub use fleet::*;
+pub use node::*;
 pub use site::*;
 pub use words::*;
