@@ -7,6 +7,8 @@
 
 mod budget;
 mod choice;
+mod declare;
+mod figures;
 mod lease;
 mod model;
 mod node;
@@ -27,7 +29,8 @@ use lease::Lease;
 pub use lease::{LeaseId, LeasePhase};
 use model::Model;
 pub use model::QueueFigures;
-pub use node::{LeaseCounts, ProviderConflict};
+pub use declare::ProviderConflict;
+pub use figures::LeaseCounts;
 use node::Node;
 use provider::Provider;
 pub use provider::{Category, Figures, ProviderSpec, ProviderState};

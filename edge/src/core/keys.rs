@@ -40,6 +40,9 @@ pub struct KeyRow {
     pub priority: u8,
     /// Wall time of its creation.
     pub created_at_unix_ms: i64,
+    /// The operator who asked for it.
+    #[serde(default)]
+    pub created_by: String,
     /// Wall time of its revocation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revoked_at_unix_ms: Option<i64>,
@@ -225,6 +228,7 @@ mod tests {
             models: None,
             priority: NORMAL_PRIORITY,
             created_at_unix_ms: 1,
+            created_by: "ada".to_owned(),
             revoked_at_unix_ms: None,
         }
     }

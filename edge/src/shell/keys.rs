@@ -77,62 +77,81 @@ impl Keys {
         self.table.load().rows()
     }
 
-    /// Adds a key. The same row again is accepted: the answer to the first may have been lost.
+    /// Adds a key, and commits `also` with it. The same key again is accepted: the answer to the first may have
+    /// been lost.
     ///
     /// # Errors
-    /// `INVALID_ARGUMENT` for a malformed row, `CONFLICT` if the id exists with other content,
-    /// `RESOURCE_EXHAUSTED` at the bound, `UNAVAILABLE` if the store cannot be written.
-    pub async fn create(&self, row: KeyRow, actor: &Actor) -> Result<KeyRow, Error> {
+    /// `INVALID_ARGUMENT` for a malformed row, `CONFLICT` if the id exists with other content or a precondition
+    /// of `also` fails, `RESOURCE_EXHAUSTED` at the bound, `UNAVAILABLE` if the store cannot be written.
+    pub async fn create(&self, row: KeyRow, actor: &Actor, also: Commit) -> Result<KeyRow, Error> {
         validate(&row)?;
         let _one = self.changing.lock().await;
         let table = self.table.load_full();
         if let Some(known) = table.get(&row.key_id) {
-            let same =
-                KeyRow { created_at_unix_ms: known.row.created_at_unix_ms, ..row.clone() } == known.row;
-            return if same {
-                Ok(known.row.clone())
-            } else {
-                Err(Error::new(Code::Conflict, "KEY_EXISTS", "a key with this id exists; ask for a new one"))
-            };
+            if !same_key(&known.row, &row) {
+                return Err(exists());
+            }
+            self.store.commit(also).await.map_err(|error| store_error(&error, false))?;
+            return Ok(known.row.clone());
         }
         if table.len() >= MAX_KEYS {
             let message = format!("this edge has {MAX_KEYS} keys, its bound; no more can be added");
             return Err(Error::new(Code::ResourceExhausted, "TOO_MANY_KEYS", message));
         }
-        let audit = audit("apikey.create", &row.key_id, actor);
         let commit = Commit::new()
             .require_absent(TABLE, row.key_id.clone())
             .put_json(TABLE, row.key_id.clone(), &row)
-            .audit(audit);
-        self.store.commit(commit).await.map_err(store_error)?;
+            .audit(audit("apikey.create", &row.key_id, actor))
+            .and(also);
+        self.store.commit(commit).await.map_err(|error| store_error(&error, true))?;
         self.table.store(Arc::new(table.with(row.clone())));
         Ok(row)
     }
 
-    /// Revokes a key, at once. Revoking it again changes nothing.
+    /// Revokes a key, at once, and commits `also` with it. Revoking it again changes nothing.
     ///
     /// # Errors
-    /// `NOT_FOUND` for an unknown id.
-    pub async fn revoke(&self, key_id: &str, now_unix_ms: i64, actor: &Actor) -> Result<Revoked, Error> {
+    /// `NOT_FOUND` for an unknown id; `CONFLICT` if a precondition of `also` fails (the key is revoked all the
+    /// same).
+    pub async fn revoke(
+        &self,
+        key_id: &str,
+        now_unix_ms: i64,
+        actor: &Actor,
+        also: Commit,
+    ) -> Result<Revoked, Error> {
         let _one = self.changing.lock().await;
         let table = self.table.load_full();
         let Some(known) = table.get(key_id) else {
-            return Err(Error::new(
-                Code::NotFound,
-                "UNKNOWN_KEY",
-                "no key has this id; see the list of keys",
-            ));
+            return Err(Error::new(Code::NotFound, "UNKNOWN_KEY", "no key has this id; see the list of keys"));
         };
         let revoked_at = known.row.revoked_at_unix_ms.unwrap_or(now_unix_ms);
         let row = KeyRow { revoked_at_unix_ms: Some(revoked_at), ..known.row.clone() };
         // In force before it is on disk: a full disk must not keep a leaked key alive.
         self.table.store(Arc::new(table.with(row.clone())));
-        let commit = Commit::new().put_json(TABLE, key_id, &row).audit(audit("apikey.revoke", key_id, actor));
-        match self.store.commit(commit).await {
+        let commit = || {
+            Commit::new().put_json(TABLE, key_id, &row).audit(audit("apikey.revoke", key_id, actor))
+        };
+        match self.store.commit(commit().and(also)).await {
             Ok(_) => Ok(Revoked::Durable),
+            Err(error @ CommitError::Conflict(_)) => {
+                // Only `also` has conditions. What it told of is refused; the revocation stands.
+                let _ = self.store.commit(commit()).await;
+                Err(store_error(&error, false))
+            }
             Err(_) => Ok(Revoked::NotDurable),
         }
     }
+}
+
+/// When and by whom it was asked for does not make another key.
+fn same_key(known: &KeyRow, row: &KeyRow) -> bool {
+    let comparable = KeyRow {
+        created_at_unix_ms: known.created_at_unix_ms,
+        created_by: known.created_by.clone(),
+        ..row.clone()
+    };
+    comparable == *known
 }
 
 fn audit(action: &str, key_id: &str, actor: &Actor) -> AuditRecord {
@@ -163,10 +182,17 @@ fn validate(row: &KeyRow) -> Result<(), Error> {
     Ok(())
 }
 
-fn store_error(error: CommitError) -> Error {
+fn exists() -> Error {
+    Error::new(Code::Conflict, "KEY_EXISTS", "a key with this id exists; ask for a new one")
+}
+
+/// `first_is_ours`: the first precondition is that the key is new, the others are the caller's.
+fn store_error(error: &CommitError, first_is_ours: bool) -> Error {
     match error {
+        CommitError::Conflict(0) if first_is_ours => exists(),
         CommitError::Conflict(_) => {
-            Error::new(Code::Conflict, "KEY_EXISTS", "a key with this id exists; ask for a new one")
+            let message = "this command id was used for something else; use a new one";
+            Error::new(Code::Conflict, "COMMAND_ID", message)
         }
         other => Error::new(Code::Unavailable, "STORE_READ_ONLY", other.to_string()),
     }

@@ -95,6 +95,8 @@ pub(super) struct Provider {
     pub(super) open: bool,
     /// Counts as a wanted replica of its model.
     pub(super) wanted: bool,
+    /// Wanted and on its way: its model's waiters get the longer time.
+    pub(super) loading: bool,
     /// Grows each time it opens: whoever was told to avoid it may try it again then.
     pub(super) opened: u32,
     /// No longer declared; kept until its leases have ended.

@@ -644,12 +644,24 @@ impl History {
         assert_eq!((queue.admitted_total, queue.shed_total), (self.model.admitted, self.model.shed));
         assert_eq!(queue.without_head, counts.without_head + counts.resetting + counts.unconfirmed);
         assert!(admission.timers_agree());
+        assert!(admission.states_agree());
     }
 }
 
 impl Admission {
     fn waiters_without_avoid(&self) -> usize {
         self.waiters.values().filter(|waiter| waiter.avoids_nothing()).count()
+    }
+
+    fn states_agree(&self) -> bool {
+        let model = &self.models[0];
+        let count = |which: fn(&Provider) -> bool| -> u32 {
+            self.providers.iter().filter(|provider| which(provider)).count().try_into().unwrap()
+        };
+        let loading = |provider: &Provider| provider.wanted && provider.state == ProviderState::Loading;
+        let streaming = self.leases.values().filter(|held| held.phase == LeasePhase::Streaming).count();
+        (model.open, model.wanted, model.loading, model.streaming as usize)
+            == (count(|one| one.open), count(|one| one.wanted), count(loading), streaming)
     }
 
     fn timers_agree(&self) -> bool {
