@@ -3,10 +3,13 @@
 //! Owns the file's shape, its defaults and every check that needs only the file. Leaves the host (ports, the
 //! state directory) to `app` and `doctor`.
 
+mod file;
+
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use umbel_contracts::config::ConfigFile;
 use umbel_wire::EdgeId;
 
 use crate::StartError;
@@ -126,10 +129,9 @@ impl Config {
     /// # Errors
     /// Names file, line and column, and what would be right.
     pub fn load(path: &Path) -> Result<Self, StartError> {
-        let text = std::fs::read_to_string(path).map_err(|error| {
-            StartError::Config(format!("cannot read {}: {error}. Write it, or pass --config FILE.", path.display()))
-        })?;
-        Self::parse(&text, path)
+        let file = ConfigFile::read(path)
+            .map_err(|error| StartError::Config(format!("{error}. Write it, or pass --config FILE.")))?;
+        file::check(&file).map_err(|error| StartError::Config(error.to_string()))
     }
 
     /// Checks the text of a file; `path` is only named in errors.
@@ -137,7 +139,6 @@ impl Config {
     /// # Errors
     /// Names file, line and column, and what would be right.
     pub fn parse(text: &str, path: &Path) -> Result<Self, StartError> {
-        let _ = (text, path);
-        unimplemented!()
+        file::check(&ConfigFile::from_text(path, text)).map_err(|error| StartError::Config(error.to_string()))
     }
 }

@@ -1,6 +1,7 @@
 //! What an edge decides, without a socket, a file, a clock or a random source.
 
 pub(crate) mod admission;
+pub(crate) mod commands;
 pub(crate) mod credentials;
 pub(crate) mod enrollment;
 pub(crate) mod keys;

@@ -1,7 +1,11 @@
 //! What an edge does: sockets, tasks and the store around the cores.
 
+pub(crate) mod commands;
+pub(crate) mod control;
 pub(crate) mod dispatch;
 pub(crate) mod events;
 pub(crate) mod keys;
 pub(crate) mod nodes;
+pub(crate) mod operations;
 pub(crate) mod site;
+pub(crate) mod status;

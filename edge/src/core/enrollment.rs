@@ -64,6 +64,13 @@ impl Tokens {
         }
     }
 
+    /// A change that could not be stored and takes force all the same, until a restart.
+    pub(crate) fn apply_in_memory(&mut self, row: EnrollmentRow) {
+        if let Some((kept, _)) = self.rows.get_mut(&row.token.token_id) {
+            *kept = row;
+        }
+    }
+
     /// A removed row.
     pub(crate) fn remove(&mut self, id: &str) {
         self.rows.remove(id);

@@ -153,6 +153,11 @@ impl<H: Clone> Registry<H> {
         self.touch(id);
     }
 
+    /// A change that could not be stored and takes force all the same, until a restart.
+    pub(crate) fn apply_in_memory(&mut self, id: NodeId, row: NodeRow) {
+        self.change(id, |node| node.row = row);
+    }
+
     /// One node.
     pub(crate) fn node(&self, id: &NodeId) -> Option<&Arc<Node>> {
         self.nodes.get(id)

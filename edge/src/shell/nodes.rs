@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prost::Message;
-use umbel_contracts::NODE_PROTOCOL;
+use umbel_contracts::{NODE_PROTOCOL, bounds};
 use umbel_contracts::proto::node::NodeHelloRequest;
 use umbel_store::AuditRecord;
 use umbel_wire::slots::{Knock, Owner, Probe, Refusal};
@@ -104,9 +104,7 @@ async fn judge(site: &Arc<Site>, newcomer: &Newcomer) -> Result<Judged, Box<Reje
     // Who it is comes first: a stranger learns nothing else.
     site.read(|registry| credential(site, registry, newcomer)).map_err(refuse)?;
     let protocol = protocol(newcomer).map_err(Box::new)?;
-    let hello = NodeHelloRequest::decode(newcomer.hello().payload.clone()).map_err(|_| {
-        refuse(Error::new(Code::InvalidArgument, "MALFORMED", "the hello does not decode; upgrade the agent"))
-    })?;
+    let hello = bounds::decode::<NodeHelloRequest>(&newcomer.hello().payload).map_err(refuse)?;
     reports::check_hello(&hello).map_err(refuse)?;
     let named = &hello.node_id;
     let (id, knock) = site

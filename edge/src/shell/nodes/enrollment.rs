@@ -6,6 +6,7 @@
 use std::sync::{Arc, PoisonError};
 
 use prost::Message;
+use umbel_contracts::bounds;
 use umbel_contracts::proto::node::{NodeEnrollRequest, NodeEnrollResponse};
 use umbel_store::{AuditRecord, Commit, CommitError, Position};
 use umbel_wire::ca::{self, Authority};
@@ -44,7 +45,7 @@ async fn answer(
         let message = "too many wrong tokens from this address; wait a minute and check the token";
         return Err(Error::new(Code::ResourceExhausted, "TOO_MANY_GUESSES", message).with_retry_after(wait));
     }
-    let request = NodeEnrollRequest::decode(newcomer.hello().payload.clone()).map_err(|_| malformed())?;
+    let request = bounds::decode::<NodeEnrollRequest>(&newcomer.hello().payload)?;
     let secret = Secret::from_slice(&request.token_secret).ok_or_else(malformed)?;
     let key = ca::request_key_hash(&request.signing_request).map_err(|error| {
         Error::new(Code::InvalidArgument, "SIGNING_REQUEST", format!("the signing request is not usable: {error}"))

@@ -11,7 +11,7 @@ use prost::Message;
 use umbel_contracts::proto::node::{
     NodeEngines, NodeHeartbeat, NodeHeartbeatAck, NodeInventory, NodeLeases, NodeLeasesAck, NodeTelemetry,
 };
-use umbel_contracts::{event, method};
+use umbel_contracts::{bounds, event, method};
 use umbel_wire::{
     CloseReason, Code, Connection, Error, Generation, Handler, IncomingRequest, NodeId, clock,
 };
@@ -49,7 +49,7 @@ impl NodeSession {
     }
 
     fn leases(&self, connection: &Connection, payload: &[u8]) -> Result<Vec<u8>, Error> {
-        let leases = NodeLeases::decode(payload).map_err(|_| malformed())?.lease_ids;
+        let leases = bounds::decode::<NodeLeases>(payload)?.lease_ids;
         if leases.len() > LEASES_MAX {
             let message = format!("a node carries at most {LEASES_MAX} leases");
             return Err(Error::new(Code::InvalidArgument, "TOO_MANY_LEASES", message));
@@ -69,7 +69,7 @@ impl NodeSession {
     }
 
     fn heartbeat(&self, connection: &Connection, payload: &[u8]) -> Result<Vec<u8>, Error> {
-        let heartbeat = NodeHeartbeat::decode(payload).map_err(|_| malformed())?;
+        let heartbeat = bounds::decode::<NodeHeartbeat>(payload)?;
         if heartbeat.engines.len() > reports::ENGINES_MAX {
             return Err(Error::new(Code::InvalidArgument, "TOO_MANY_ENGINES", "a node has at most 64 engines"));
         }
@@ -96,10 +96,6 @@ impl NodeSession {
     }
 }
 
-fn malformed() -> Error {
-    Error::new(Code::InvalidArgument, "MALFORMED", "the message does not decode; upgrade the agent")
-}
-
 impl Handler for NodeSession {
     fn on_request(&self, connection: &Connection, request: IncomingRequest) {
         let answer = match request.method {
@@ -120,15 +116,15 @@ impl Handler for NodeSession {
         let (id, generation) = (self.id, self.generation);
         match event {
             event::NODE_INVENTORY => {
-                let report = NodeInventory::decode(payload).map_err(|_| malformed())?;
+                let report = bounds::decode::<NodeInventory>(payload)?;
                 self.site.change(|registry| registry.inventory(id, generation, report, now, wall))
             }
             event::NODE_TELEMETRY => {
-                let report = NodeTelemetry::decode(payload).map_err(|_| malformed())?;
+                let report = bounds::decode::<NodeTelemetry>(payload)?;
                 self.site.change(|registry| registry.telemetry(id, generation, report, now, wall))
             }
             event::NODE_ENGINES => {
-                let report = NodeEngines::decode(payload).map_err(|_| malformed())?;
+                let report = bounds::decode::<NodeEngines>(payload)?;
                 let taken = self.site.change(|registry| registry.engines(id, generation, report));
                 taken.map_err(|StaleGeneration| self.stale(connection))
             }

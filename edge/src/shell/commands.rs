@@ -1,0 +1,441 @@
+//! Commands of the running edge: begin, follow, end; over a control plane's link and the local socket alike.
+//!
+//! Owns the table of those that run, their steps, and the store's rows. Leaves what each operation does to
+//! [`crate::shell::operations`]. Invariant: a mutation's id, digest and effect are one transaction; a caller that
+//! goes away cancels nothing.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use umbel_contracts::objects::{
+    CommandErrorObject, CommandEventObject, CommandPhase, ProgressObject, timestamp,
+};
+use umbel_contracts::operations::{self, Class};
+use umbel_store::{AuditRecord, Commit, CommitError};
+use umbel_wire::{Code, Error};
+
+use crate::core::commands::{Begin, CommandRow, Commands as Table, Request};
+use crate::shell::keys::Keys;
+use crate::shell::operations as perform;
+use crate::shell::site::Site;
+
+/// Table of the store.
+pub(crate) const COMMANDS: &str = "commands";
+/// A command that is done within this time is answered with its outcome.
+pub(crate) const AT_ONCE: Duration = Duration::from_secs(1);
+
+/// Where a command stands, and whether an earlier request had started it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Standing {
+    pub(crate) phase: CommandPhase,
+    pub(crate) error: Option<CommandErrorObject>,
+    pub(crate) result: Option<Value>,
+    pub(crate) replayed: bool,
+}
+
+/// One that runs.
+pub(crate) struct Running {
+    step: watch::Sender<CommandEventObject>,
+    pub(crate) cancel: CancellationToken,
+    row: Mutex<CommandRow>,
+    origins: Mutex<Vec<String>>,
+}
+
+/// All commands of the site.
+pub(crate) struct Commands {
+    pub(crate) site: Arc<Site>,
+    pub(crate) keys: Arc<Keys>,
+    pub(crate) ca_sha256: String,
+    table: Mutex<Table>,
+    running: Mutex<HashMap<String, Arc<Running>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What an operation needs of the command that asked for it.
+pub(crate) struct Context<'a> {
+    pub(crate) commands: &'a Arc<Commands>,
+    pub(crate) request: &'a Request,
+    forget: Vec<String>,
+}
+
+impl Commands {
+    /// Takes up what is stored. A drain goes on; anything else that ran is `failed`, INTERRUPTED.
+    pub(crate) async fn open(site: Arc<Site>, keys: Arc<Keys>, ca_sha256: String) -> Result<Arc<Self>, Error> {
+        let rows = site.store.load(COMMANDS).await.map_err(|error| {
+            Error::new(Code::Internal, "STORE_UNREADABLE", format!("{error}; restore the last backup"))
+        })?;
+        let mut table = Table::default();
+        let mut resumed = Vec::new();
+        for stored in rows {
+            let Ok(row) = stored.json::<CommandRow>() else { continue };
+            table.apply(&stored.key, &row);
+            if row.ended_at_unix_ms.is_none() {
+                resumed.push((stored.key, row));
+            }
+        }
+        let commands =
+            Arc::new(Self { site, keys, ca_sha256, table: Mutex::new(table), running: Mutex::default() });
+        for (id, row) in resumed {
+            if row.operation == "node.drain" {
+                let running = commands.run(&id, row.clone());
+                perform::resume_drain(&commands, id, row, running);
+            } else {
+                let error = Error::new(
+                    Code::Unavailable,
+                    "INTERRUPTED",
+                    "the edge was restarted while it ran; its outcome is unknown: look, then ask again with a new id",
+                );
+                commands.ended(&id, row, Err(error)).await;
+            }
+        }
+        Ok(commands)
+    }
+
+    /// Runs a command, joins it or gives its stored outcome; waits at most `wait` for its end.
+    ///
+    /// # Errors
+    /// A refusal: nothing was begun, nothing is stored.
+    pub(crate) async fn ask(
+        self: &Arc<Self>,
+        request: Request,
+        wait: Duration,
+    ) -> Result<Standing, Error> {
+        let class = perform::check(&request)?;
+        if class == Class::Read {
+            let result = perform::read(self, &request).await?;
+            return Ok(Standing {
+                phase: CommandPhase::Succeeded,
+                error: None,
+                result: Some(result),
+                replayed: false,
+            });
+        }
+        if request.dry_run {
+            let result = perform::dry_run(self, &request).await?;
+            return Ok(Standing {
+                phase: CommandPhase::Succeeded,
+                error: None,
+                result: Some(result),
+                replayed: false,
+            });
+        }
+        let origin = request.origin.clone();
+        let begin = lock(&self.table).begin(&request, self.site.wall())?;
+        let (running, replayed) = match begin {
+            Begin::Replay => return self.stored(&request.command_id).await,
+            Begin::Join => match self.running(&request.command_id) {
+                Some(running) => (running, true),
+                None => return self.stored(&request.command_id).await,
+            },
+            Begin::New { forget } => (self.begin(request.clone(), forget).await?, false),
+        };
+        running.follow(origin);
+        let end = running.end(wait).await;
+        Ok(Standing { phase: end.phase, error: end.error, result: end.result, replayed })
+    }
+
+    // Begins in a task of its own, so that a caller who goes away leaves nothing half done.
+    async fn begin(self: &Arc<Self>, request: Request, forget: Vec<String>) -> Result<Arc<Running>, Error> {
+        let id = request.command_id.clone();
+        let row = CommandRow {
+            operation: request.operation.clone(),
+            digest: request.digest(),
+            actor: request.actor.clone(),
+            selector: request.selector.clone(),
+            phase: CommandPhase::Accepted,
+            message: String::new(),
+            error: None,
+            result: None,
+            accepted_at_unix_ms: self.site.wall().unix_ms(),
+            ended_at_unix_ms: None,
+            nodes: Vec::new(),
+            until_unix_ms: None,
+        };
+        let running = self.run(&id, row);
+        let commands = Arc::clone(self);
+        let begun = tokio::spawn(async move {
+            let context = Context { commands: &commands, request: &request, forget };
+            let begun = perform::start(&context).await;
+            if let Err(error) = &begun {
+                // Nothing was stored: the same id may be asked again.
+                lock(&commands.table).forget(&request.command_id);
+                lock(&commands.running).remove(&request.command_id);
+                commands.refused(&request, error);
+            }
+            begun
+        });
+        match begun.await {
+            Ok(Ok(())) => Ok(running),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(Error::new(Code::Internal, "INTERNAL", "the operation broke; see the edge's log")),
+        }
+    }
+
+    fn refused(&self, request: &Request, error: &Error) {
+        let record = AuditRecord::new(&request.operation, &request.selector, format!("refused: {}", error.code))
+            .by(&request.actor)
+            .of(&request.command_id, &request.correlation_id)
+            .because(error.message.clone());
+        self.site.audit_soon(vec![record]);
+    }
+
+    /// One that runs now.
+    pub(crate) fn running(&self, id: &str) -> Option<Arc<Running>> {
+        lock(&self.running).get(id).cloned()
+    }
+
+    fn run(&self, id: &str, row: CommandRow) -> Arc<Running> {
+        let first = CommandEventObject {
+            command_id: id.to_owned(),
+            sequence: 1,
+            phase: row.phase,
+            message: row.message.clone(),
+            progress: None,
+            error: None,
+            result: None,
+            at: timestamp(self.site.wall().unix_ms()),
+        };
+        let running = Arc::new(Running {
+            step: watch::Sender::new(first),
+            cancel: CancellationToken::new(),
+            row: Mutex::new(row),
+            origins: Mutex::default(),
+        });
+        lock(&self.running).insert(id.to_owned(), Arc::clone(&running));
+        running
+    }
+
+    /// A stored command, whole.
+    ///
+    /// # Errors
+    /// NOT_FOUND if it is not kept.
+    pub(crate) async fn row(&self, id: &str) -> Result<CommandRow, Error> {
+        if let Some(running) = self.running(id) {
+            return Ok(lock(&running.row).clone());
+        }
+        let stored = self.site.store.get(COMMANDS, id).await.map_err(|error| {
+            Error::new(Code::Unavailable, "STORE_UNREADABLE", error.to_string())
+        })?;
+        let row = stored.and_then(|row| row.json::<CommandRow>().ok());
+        row.ok_or_else(|| {
+            let message = "no command of this id is kept here; outcomes are kept for 7 days";
+            Error::new(Code::NotFound, "COMMAND_UNKNOWN", message)
+        })
+    }
+
+    async fn stored(&self, id: &str) -> Result<Standing, Error> {
+        let row = self.row(id).await?;
+        Ok(Standing { phase: row.phase, error: row.error, result: row.result, replayed: true })
+    }
+
+    /// The next step of one that runs, told to whoever follows it.
+    pub(crate) fn step(&self, id: &str, phase: CommandPhase, message: &str, progress: Option<ProgressObject>) {
+        if let Some(running) = self.running(id) {
+            {
+                let mut row = lock(&running.row);
+                row.phase = phase;
+                message.clone_into(&mut row.message);
+            }
+            self.tell(&running, |event| {
+                event.phase = phase;
+                message.clone_into(&mut event.message);
+                event.progress = progress;
+            });
+        }
+    }
+
+    fn tell(&self, running: &Running, change: impl FnOnce(&mut CommandEventObject)) {
+        let at = timestamp(self.site.wall().unix_ms());
+        running.step.send_modify(|event| {
+            event.sequence += 1;
+            event.at = at;
+            change(event);
+        });
+        let event = running.step.borrow().clone();
+        let message = crate::shell::control::command_event(&event);
+        for origin in lock(&running.origins).iter() {
+            self.site.events.tell_command(origin, &message);
+        }
+    }
+
+    /// The end of one that took longer than its first write: stored, then told.
+    pub(crate) async fn ended(&self, id: &str, mut row: CommandRow, outcome: Result<Value, Error>) {
+        close(&mut row, outcome, self.site.wall().unix_ms());
+        let commit = Commit::new().put_json(COMMANDS, id, &row);
+        if let Err(error) = self.site.store.commit(commit).await {
+            tracing::error!(command = id, %error, "a command's outcome could not be stored");
+        }
+        self.finish(id, row);
+    }
+
+    fn finish(&self, id: &str, row: CommandRow) {
+        lock(&self.table).apply(id, &row);
+        let running = lock(&self.running).remove(id);
+        if let Some(running) = running {
+            *lock(&running.row) = row.clone();
+            self.tell(&running, |event| {
+                event.phase = row.phase;
+                event.message = row.message;
+                event.progress = None;
+                event.error = row.error;
+                event.result = row.result;
+            });
+        }
+    }
+}
+
+fn close(row: &mut CommandRow, outcome: Result<Value, Error>, now: i64) {
+    row.ended_at_unix_ms = Some(now);
+    match outcome {
+        Ok(result) => {
+            row.phase = CommandPhase::Succeeded;
+            row.result = Some(result);
+        }
+        Err(error) => {
+            row.phase = match error.code {
+                Code::Cancelled => CommandPhase::Cancelled,
+                Code::DeadlineExceeded => CommandPhase::TimedOut,
+                _ => CommandPhase::Failed,
+            };
+            row.message.clone_from(&error.message);
+            row.error = Some(error_object(&error));
+        }
+    }
+}
+
+/// An error as operators see it.
+pub(crate) fn error_object(error: &Error) -> CommandErrorObject {
+    CommandErrorObject {
+        code: error.code.name().to_owned(),
+        reason: error.reason.clone().into_owned(),
+        message: error.message.clone(),
+    }
+}
+
+impl Running {
+    /// This control plane is told of every further step.
+    pub(crate) fn follow(&self, origin: Option<String>) {
+        if let Some(origin) = origin {
+            let mut origins = lock(&self.origins);
+            if !origins.contains(&origin) && origins.len() < 16 {
+                origins.push(origin);
+            }
+        }
+    }
+
+    /// Its steps from the latest one on.
+    pub(crate) fn steps(&self) -> watch::Receiver<CommandEventObject> {
+        self.step.subscribe()
+    }
+
+    /// The end if it comes in time, else the latest step.
+    async fn end(&self, wait: Duration) -> CommandEventObject {
+        let mut steps = self.steps();
+        let ended = tokio::time::timeout(wait, steps.wait_for(|event| event.phase.is_end())).await;
+        if let Ok(Ok(event)) = ended {
+            return event.clone();
+        }
+        self.step.borrow().clone()
+    }
+}
+
+impl Context<'_> {
+    /// The audit's entry of this command.
+    pub(crate) fn audit(&self, subject: impl Into<String>) -> AuditRecord {
+        AuditRecord::new(&self.request.operation, subject, "succeeded")
+            .by(&self.request.actor)
+            .of(&self.request.command_id, &self.request.correlation_id)
+            .because(self.request.reason.clone())
+    }
+
+    fn row(&self) -> Option<CommandRow> {
+        let running = self.commands.running(&self.request.command_id)?;
+        let row = lock(&running.row).clone();
+        Some(row)
+    }
+
+    /// What stores this command with its outcome, to be joined with its effect; [`Context::done`] follows.
+    pub(crate) fn outcome(&self, result: &Value) -> Commit {
+        let Some(mut row) = self.row() else { return Commit::new() };
+        close(&mut row, Ok(result.clone()), self.commands.site.wall().unix_ms());
+        self.storing(&row)
+    }
+
+    /// What stores this command as running, to be joined with its effect.
+    pub(crate) fn storing(&self, row: &CommandRow) -> Commit {
+        let id = &self.request.command_id;
+        let mut commit = Commit::new().require_absent(COMMANDS, id.clone()).put_json(COMMANDS, id.clone(), row);
+        for old in &self.forget {
+            commit = commit.remove(COMMANDS, old.clone());
+        }
+        commit
+    }
+
+    /// After the commit: the old ones are forgotten here too.
+    pub(crate) fn stored(&self, row: &CommandRow) {
+        let mut table = lock(&self.commands.table);
+        for old in &self.forget {
+            table.forget(old);
+        }
+        table.apply(&self.request.command_id, row);
+        if let Some(running) = self.commands.running(&self.request.command_id) {
+            *lock(&running.row) = row.clone();
+        }
+    }
+
+    /// The effect and the outcome are committed.
+    pub(crate) fn done(&self, result: Value) {
+        let Some(mut row) = self.row() else { return };
+        close(&mut row, Ok(result), self.commands.site.wall().unix_ms());
+        self.stored(&row);
+        self.commands.finish(&self.request.command_id, row);
+    }
+
+    /// This command's row as it runs.
+    pub(crate) fn begun(&self) -> CommandRow {
+        // It was put there before the operation began.
+        self.row().unwrap_or_else(|| CommandRow {
+            operation: self.request.operation.clone(),
+            digest: self.request.digest(),
+            actor: self.request.actor.clone(),
+            selector: self.request.selector.clone(),
+            phase: CommandPhase::Accepted,
+            message: String::new(),
+            error: None,
+            result: None,
+            accepted_at_unix_ms: self.commands.site.wall().unix_ms(),
+            ended_at_unix_ms: None,
+            nodes: Vec::new(),
+            until_unix_ms: None,
+        })
+    }
+}
+
+/// A store's refusal as the caller of a command sees it.
+pub(crate) fn store_error(error: &CommitError) -> Error {
+    match error {
+        CommitError::Conflict(_) => Error::new(
+            Code::Conflict,
+            "CHANGED_MEANWHILE",
+            "what this is about changed in the same moment; look again and repeat",
+        ),
+        CommitError::TooLarge(what) => Error::new(Code::TooLarge, "TOO_LARGE", *what),
+        _ => Error::new(
+            Code::InsufficientStorage,
+            "STORE_READ_ONLY",
+            "the edge cannot write its store; the site serves, but this cannot be stored: free space on its disk",
+        ),
+    }
+}
+
+/// The class of an operation of this build.
+pub(crate) fn class_of(operation: &str) -> Option<Class> {
+    operations::find(operation).map(|spec| spec.class)
+}

@@ -1,0 +1,87 @@
+//! The control planes that this site joined: one kept connection to each, and what they may ask.
+//!
+//! Owns the links (one directory under STATE/control-planes each), the heartbeat and the two streams that a
+//! control plane opens. Leaves readings and commands to their own parts. Invariant: the site needs none of them;
+//! each is independent of the others, and none can ask for more than the operations that the hello named.
+
+mod link;
+mod membership;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use umbel_contracts::objects::CommandEventObject;
+use umbel_contracts::proto::control::{CommandError, CommandProgress, EdgeCommandEvent};
+
+use crate::shell::commands::Commands;
+
+pub(crate) use membership::{Membership, REJECTION, write};
+
+/// How soon a control plane that was joined while the edge runs is dialed.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// Keeps a connection to every joined control plane, and takes up new ones, until it is cancelled.
+pub(crate) async fn keep(commands: Arc<Commands>, directory: PathBuf, shutdown: CancellationToken) {
+    let mut links: HashMap<String, CancellationToken> = HashMap::new();
+    // A directory that is not usable is told once, not at each look.
+    let mut told: HashMap<String, String> = HashMap::new();
+    loop {
+        let found = membership::all(&directory);
+        links.retain(|name, cancel| {
+            let there = found.iter().any(|(found, _)| found == name);
+            if !there {
+                cancel.cancel();
+            }
+            there
+        });
+        for (name, membership) in found {
+            if links.contains_key(&name) {
+                continue;
+            }
+            match membership {
+                Ok(membership) => {
+                    told.remove(&name);
+                    let cancel = shutdown.child_token();
+                    links.insert(name, cancel.clone());
+                    let role = link::Role::new(Arc::clone(&commands), membership);
+                    tokio::spawn(umbel_wire::keep_connected(Arc::new(role), cancel));
+                }
+                Err(error) => {
+                    if told.get(&name) != Some(&error) {
+                        tracing::error!(control_plane = %name, "it cannot be dialed: {error}");
+                        told.insert(name, error);
+                    }
+                }
+            }
+        }
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            () = tokio::time::sleep(LOOK_EVERY) => {}
+        }
+    }
+}
+
+/// A step of a command as it travels.
+pub(crate) fn command_event(event: &CommandEventObject) -> EdgeCommandEvent {
+    EdgeCommandEvent {
+        command_id: event.command_id.clone(),
+        sequence: event.sequence,
+        phase: event.phase.to_proto().into(),
+        message: event.message.clone(),
+        progress: event.progress.as_ref().map(|progress| CommandProgress {
+            done: progress.done,
+            total: progress.total,
+            unit: progress.unit.clone(),
+        }),
+        error: event.error.as_ref().map(|error| CommandError {
+            code: error.code.clone(),
+            reason: error.reason.clone(),
+            message: error.message.clone(),
+        }),
+        result_json: event.result.as_ref().and_then(|result| serde_json::to_vec(result).ok()).unwrap_or_default(),
+        at_unix_ms: event.at.as_millisecond(),
+    }
+}

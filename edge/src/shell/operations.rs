@@ -1,0 +1,211 @@
+//! What each operation does at this edge.
+//!
+//! Owns validation of arguments and selectors, and the commits of mutations. Leaves idempotency, phases and
+//! storing outcomes to [`crate::shell::commands`]. Invariant: a mutation is one commit that holds its effect, its
+//! audit entry and its command; what is refused has changed nothing.
+
+mod drain;
+mod nodes;
+mod reading;
+mod secrets;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::Value;
+use umbel_contracts::operations::{
+    self, ApiKeyCreate, ApiKeyList, ApiKeyRevoke, AuditTail, Class, CommandCancel, CommandShow, EnrollmentCreate,
+    EnrollmentList, EnrollmentRevoke, LARGEST_ARGS, LARGEST_STORED_RESULT, LONGEST_TEXT, NodeDrain, NodeEligible,
+    NodeList, NodeShow, NodeUndrain, Operation, QueueShow, Target,
+};
+use umbel_contracts::selector::{Candidate, Selector};
+use umbel_wire::{Code, Error};
+
+use crate::core::commands::Request;
+use crate::core::registry::node::Node;
+use crate::shell::commands::{Commands, Context};
+
+pub(crate) use drain::resume as resume_drain;
+
+fn invalid(reason: &'static str, message: impl Into<String>) -> Error {
+    Error::new(Code::InvalidArgument, reason, message)
+}
+
+/// Checks everything of a request that needs no state, and says its class.
+pub(crate) fn check(request: &Request) -> Result<Class, Error> {
+    if uuid::Uuid::try_parse(&request.command_id).map(|id| id.hyphenated().to_string()) != Ok(request.command_id.clone())
+    {
+        return Err(invalid("COMMAND_ID", "the command id must be a UUID in its usual spelling, lower case"));
+    }
+    let Some(spec) = operations::find(&request.operation) else {
+        let message = "this edge does not know the operation; it may be older than the one who asks";
+        return Err(Error::new(Code::Unimplemented, "OPERATION_UNKNOWN", message));
+    };
+    for (what, text) in
+        [("target_selector", &request.selector), ("reason", &request.reason), ("confirm", &request.confirm)]
+    {
+        if text.len() > LONGEST_TEXT {
+            return Err(Error::new(Code::TooLarge, "TEXT_TOO_LONG", format!("{what} is above {LONGEST_TEXT} bytes")));
+        }
+    }
+    match spec.target {
+        Target::Nothing if !request.selector.is_empty() => {
+            return Err(invalid("SELECTOR", format!("{} takes no target selector", spec.name)));
+        }
+        Target::Nodes if request.selector.is_empty() => {
+            return Err(invalid("SELECTOR", format!("{} needs a target selector; write `all` for all", spec.name)));
+        }
+        _ => {}
+    }
+    let args = serde_json::to_vec(&request.args).map_or(usize::MAX, |bytes| bytes.len());
+    if args > LARGEST_ARGS {
+        return Err(Error::new(Code::TooLarge, "ARGS_TOO_LARGE", format!("args are above {LARGEST_ARGS} bytes")));
+    }
+    if spec.name == NodeDrain::NAME && request.reason.trim().is_empty() {
+        return Err(invalid("REASON", "a drain needs a reason"));
+    }
+    Ok(spec.class)
+}
+
+fn args<O: Operation>(request: &Request) -> Result<O::Args, Error> {
+    serde_json::from_value(Value::Object(request.args.clone()))
+        .map_err(|error| invalid("ARGS", format!("args of {}: {error}", O::NAME)))
+}
+
+fn result<O: Operation>(result: O::Result) -> Result<Value, Error> {
+    serde_json::to_value(result)
+        .map_err(|error| Error::new(Code::Internal, "INTERNAL", format!("a result has no JSON form: {error}")))
+}
+
+/// What is stored of a result: one that is too long is told to its first asker only.
+fn stored(value: &Value) -> Value {
+    let length = serde_json::to_vec(value).map_or(0, |bytes| bytes.len());
+    if length <= LARGEST_STORED_RESULT {
+        return value.clone();
+    }
+    serde_json::json!({ "truncated": true, "bytes": length })
+}
+
+/// The nodes that a selector chooses. NOT_FOUND if it chooses none.
+fn select(commands: &Commands, selector: &str) -> Result<Vec<Arc<Node>>, Error> {
+    let selector = match selector {
+        "" => Selector::all(),
+        text => Selector::parse(text).map_err(|error| invalid("SELECTOR", error.to_string()))?,
+    };
+    let (_, nodes) = commands.site.nodes();
+    let chosen: Vec<_> = nodes.into_iter().filter(|node| matches(&selector, node)).collect();
+    if chosen.is_empty() {
+        let message = "no node of this site matches the selector; list the nodes to see which there are";
+        return Err(Error::new(Code::NotFound, "NO_MATCH", message));
+    }
+    Ok(chosen)
+}
+
+/// Whether a selector chooses a node.
+pub(crate) fn matches(selector: &Selector, node: &Node) -> bool {
+    let labels: BTreeMap<String, String> = node.all_labels();
+    let mut models: Vec<&str> = Vec::new();
+    for engine in &node.report.engines {
+        models.push(&engine.model);
+        models.extend(engine.aliases.iter().map(String::as_str));
+    }
+    let gpus: Vec<&str> = node
+        .inventory
+        .as_ref()
+        .map(|received| received.report.gpus.iter().map(|gpu| gpu.name.as_str()).collect())
+        .unwrap_or_default();
+    let id = node.id.to_string();
+    selector.matches(&Candidate {
+        node_id: &id,
+        name: &node.row.name,
+        labels: &labels,
+        models: &models,
+        gpus: &gpus,
+    })
+}
+
+/// Operations of class read.
+pub(crate) async fn read(commands: &Arc<Commands>, request: &Request) -> Result<Value, Error> {
+    match request.operation.as_str() {
+        AuditTail::NAME => result::<AuditTail>(reading::audit(commands, args::<AuditTail>(request)?).await?),
+        ApiKeyList::NAME => result::<ApiKeyList>(secrets::list_keys(commands, &args::<ApiKeyList>(request)?)?),
+        CommandShow::NAME => result::<CommandShow>(reading::command(commands, request).await?),
+        EnrollmentList::NAME => {
+            result::<EnrollmentList>(secrets::list_tokens(commands, &args::<EnrollmentList>(request)?)?)
+        }
+        NodeList::NAME => result::<NodeList>(reading::nodes(commands, request)?),
+        NodeShow::NAME => {
+            args::<NodeShow>(request)?;
+            result::<NodeShow>(reading::show(commands, &request.selector)?)
+        }
+        QueueShow::NAME => result::<QueueShow>(reading::queues(commands, &args::<QueueShow>(request)?)?),
+        other => Err(unknown(other)),
+    }
+}
+
+fn unknown(operation: &str) -> Error {
+    Error::new(Code::Unimplemented, "OPERATION_UNKNOWN", format!("this edge does not know {operation}"))
+}
+
+/// Says what a mutation would do.
+pub(crate) async fn dry_run(commands: &Arc<Commands>, request: &Request) -> Result<Value, Error> {
+    match request.operation.as_str() {
+        NodeDrain::NAME => {
+            args::<NodeDrain>(request)?;
+            result::<NodeDrain>(nodes::preview(commands, request, |row| row.draining = true)?)
+        }
+        NodeUndrain::NAME => {
+            args::<NodeUndrain>(request)?;
+            result::<NodeUndrain>(nodes::preview(commands, request, |row| row.draining = false)?)
+        }
+        NodeEligible::NAME => {
+            let eligible = args::<NodeEligible>(request)?.eligible;
+            result::<NodeEligible>(nodes::preview(commands, request, |row| row.eligible = eligible)?)
+        }
+        EnrollmentCreate::NAME => {
+            let row = secrets::token(commands, request, args::<EnrollmentCreate>(request)?)?;
+            result::<EnrollmentCreate>(secrets::token_result(commands, &row))
+        }
+        EnrollmentRevoke::NAME => {
+            let token_id = args::<EnrollmentRevoke>(request)?.token_id;
+            result::<EnrollmentRevoke>(secrets::revocable(commands, &token_id)?)
+        }
+        ApiKeyCreate::NAME => {
+            let row = secrets::key(commands, request, args::<ApiKeyCreate>(request)?);
+            result::<ApiKeyCreate>(secrets::key_object(&row, false))
+        }
+        ApiKeyRevoke::NAME => {
+            let key_id = args::<ApiKeyRevoke>(request)?.key_id;
+            result::<ApiKeyRevoke>(secrets::known_key(commands, &key_id)?)
+        }
+        CommandCancel::NAME => result::<CommandCancel>(reading::command(commands, request).await?),
+        other => Err(unknown(other)),
+    }
+}
+
+/// Begins a mutation: when it returns, its effect is stored with its command, and either it is done or it goes on
+/// by itself.
+///
+/// # Errors
+/// A refusal: nothing has changed.
+pub(crate) async fn start(context: &Context<'_>) -> Result<(), Error> {
+    let request = context.request;
+    match request.operation.as_str() {
+        NodeDrain::NAME => drain::start(context, args::<NodeDrain>(request)?).await,
+        NodeUndrain::NAME => {
+            args::<NodeUndrain>(request)?;
+            nodes::change(context, "node_undrained", |row| row.draining = false).await
+        }
+        NodeEligible::NAME => {
+            let eligible = args::<NodeEligible>(request)?.eligible;
+            let kind = if eligible { "node_eligible" } else { "node_not_eligible" };
+            nodes::change(context, kind, move |row| row.eligible = eligible).await
+        }
+        EnrollmentCreate::NAME => secrets::mint(context, args::<EnrollmentCreate>(request)?).await,
+        EnrollmentRevoke::NAME => secrets::revoke_token(context, &args::<EnrollmentRevoke>(request)?.token_id).await,
+        ApiKeyCreate::NAME => secrets::create_key(context, args::<ApiKeyCreate>(request)?).await,
+        ApiKeyRevoke::NAME => secrets::revoke_key(context, &args::<ApiKeyRevoke>(request)?.key_id).await,
+        CommandCancel::NAME => reading::cancel(context).await,
+        other => Err(unknown(other)),
+    }
+}

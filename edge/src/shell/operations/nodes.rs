@@ -1,0 +1,150 @@
+//! Operations that set a mark on nodes: undrain, eligible, and the first half of drain.
+//!
+//! Invariant: the rows of all chosen nodes change in one transaction, or none does; a repeated one changes nothing
+//! and says so.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+use umbel_contracts::operations::{NodeOutcome, NodeUndrain, NodesResult};
+use umbel_store::{Commit, CommitError};
+use umbel_wire::{Code, Error};
+
+use super::{result, select, stored};
+use crate::core::commands::{CommandRow, Request};
+use crate::core::registry::node::{Node, NodeRow};
+use crate::shell::commands::{Commands, Context, store_error};
+use crate::shell::events::Happened;
+use crate::shell::site::Site;
+
+/// How often a change is proposed again when a row changed in the same moment.
+const TRIES: usize = 8;
+
+/// What became of one node.
+pub(super) fn outcome(site: &Site, node: &Node, row: &NodeRow, not_durable: bool) -> NodeOutcome {
+    let in_flight = node
+        .report
+        .engines
+        .iter()
+        .filter_map(|engine| site.dispatch.figures(&node.provider_id(&engine.name)))
+        .map(|figures| u64::from(figures.in_flight))
+        .sum();
+    NodeOutcome {
+        node_id: node.id.to_string(),
+        name: row.name.clone(),
+        changed: node.row != *row,
+        draining: row.draining,
+        eligible: row.eligible,
+        in_flight,
+        not_durable,
+    }
+}
+
+fn changed(chosen: Vec<Arc<Node>>, set: &dyn Fn(&mut NodeRow)) -> Vec<(Arc<Node>, NodeRow)> {
+    chosen
+        .into_iter()
+        .map(|node| {
+            let mut row = node.row.clone();
+            set(&mut row);
+            (node, row)
+        })
+        .collect()
+}
+
+/// What a change would do.
+pub(super) fn preview(
+    commands: &Commands,
+    request: &Request,
+    set: impl Fn(&mut NodeRow),
+) -> Result<NodesResult, Error> {
+    let changes = changed(select(commands, &request.selector)?, &set);
+    let nodes = changes.iter().map(|(node, row)| outcome(&commands.site, node, row, false)).collect();
+    Ok(NodesResult { nodes })
+}
+
+/// A change that is done with its first write.
+pub(super) async fn change(
+    context: &Context<'_>,
+    kind: &'static str,
+    set: impl Fn(&mut NodeRow),
+) -> Result<(), Error> {
+    for _ in 0..TRIES {
+        let changes = changed(select(context.commands, &context.request.selector)?, &set);
+        let site = &context.commands.site;
+        let nodes: Vec<_> = changes.iter().map(|(node, row)| outcome(site, node, row, false)).collect();
+        let value = result::<NodeUndrain>(NodesResult { nodes })?;
+        let also = context.outcome(&stored(&value)).audit(context.audit(subjects(&changes)));
+        if apply(site, &changes, also).await?.is_some() {
+            tell(site, kind, &changes, &context.request.reason);
+            context.done(value);
+            return Ok(());
+        }
+    }
+    Err(store_error(&CommitError::Conflict(0)))
+}
+
+/// Marks the chosen nodes and stores the command as running. The nodes, and whether it is on disk: a drain takes
+/// force in memory even when the store cannot be written.
+pub(super) async fn mark(
+    context: &Context<'_>,
+    kind: &'static str,
+    set: impl Fn(&mut NodeRow),
+    row: impl Fn(&[Arc<Node>]) -> CommandRow,
+) -> Result<(Vec<NodeOutcome>, CommandRow), Error> {
+    let site = &context.commands.site;
+    for _ in 0..TRIES {
+        let chosen = select(context.commands, &context.request.selector)?;
+        let command = row(&chosen);
+        let changes = changed(chosen, &set);
+        let also = context.storing(&command).audit(context.audit(subjects(&changes)));
+        let durable = match apply(site, &changes, also).await {
+            Ok(None) => continue,
+            Ok(Some(())) => true,
+            Err(error) if error.code == Code::InsufficientStorage => {
+                site.change(|registry| {
+                    for (node, row) in &changes {
+                        registry.apply_in_memory(node.id, row.clone());
+                    }
+                });
+                false
+            }
+            Err(error) => return Err(error),
+        };
+        context.stored(&command);
+        tell(site, kind, &changes, &context.request.reason);
+        let outcomes = changes.iter().map(|(node, row)| outcome(site, node, row, !durable)).collect();
+        return Ok((outcomes, command));
+    }
+    Err(store_error(&CommitError::Conflict(0)))
+}
+
+async fn apply(site: &Site, changes: &[(Arc<Node>, NodeRow)], also: Commit) -> Result<Option<()>, Error> {
+    // Unchanged rows are written too: their preconditions make the answer one consistent reading.
+    site.store_nodes(changes.to_vec(), also).await.map_err(|error| store_error(&error))
+}
+
+fn subjects(changes: &[(Arc<Node>, NodeRow)]) -> String {
+    let mut text: String = changes.iter().take(16).map(|(node, _)| node.id.to_string()).collect::<Vec<_>>().join(",");
+    if changes.len() > 16 {
+        text.push_str(&format!(" and {} more", changes.len() - 16));
+    }
+    text
+}
+
+fn tell(site: &Site, kind: &'static str, changes: &[(Arc<Node>, NodeRow)], reason: &str) {
+    for (node, row) in changes.iter().filter(|(node, row)| node.row != *row) {
+        let message = if reason.is_empty() { row.name.clone() } else { format!("{}: {reason}", row.name) };
+        site.events.tell(Happened {
+            kind,
+            node_id: node.id.to_string(),
+            generation: node.generation.0,
+            message,
+            ..Happened::default()
+        });
+    }
+}
+
+/// The result's JSON, as each operation on nodes gives it.
+pub(super) fn value(nodes: Vec<NodeOutcome>) -> Result<Value, Error> {
+    result::<NodeUndrain>(NodesResult { nodes })
+}

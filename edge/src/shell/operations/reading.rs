@@ -1,0 +1,162 @@
+//! Operations that read: nodes, queues, commands, the audit; and `command.cancel`, which asks a running one to end.
+
+use std::sync::Arc;
+
+use umbel_contracts::objects::{AuditObject, CommandPhase, NodeObject, QueueObject, timestamp};
+use umbel_contracts::operations::{
+    AuditTailArgs, AuditTailResult, CommandArgs, CommandCancel, CommandShow, CommandStateResult, ListArgs, NodeList,
+    NodeListResult, QueueShowArgs, QueueShowResult,
+};
+use umbel_store::AuditEntry;
+use umbel_wire::{Code, Error};
+
+use super::{args, invalid, result, select, stored};
+use crate::core::commands::Request;
+use crate::shell::commands::{Commands, Context, store_error};
+use crate::shell::status;
+
+/// Entries a page unless said.
+const PAGE: u32 = 100;
+/// Most entries a page.
+const PAGE_MAX: u32 = 1_000;
+
+/// One page of a list that is already in its order; the cursor is the key of the last entry of the page before.
+pub(super) fn page<T>(
+    items: Vec<T>,
+    list: &ListArgs,
+    key: impl Fn(&T) -> String,
+) -> Result<(Vec<T>, Option<String>), Error> {
+    let limit = list.limit.unwrap_or(PAGE_MAX);
+    if limit == 0 || limit > PAGE_MAX {
+        return Err(invalid("ARGS", format!("limit must be 1 to {PAGE_MAX}")));
+    }
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    let start = match &list.cursor {
+        None => 0,
+        Some(cursor) => items.iter().position(|item| key(item) == *cursor).map_or(0, |at| at + 1),
+    };
+    let more = items.len() > start + limit;
+    let items: Vec<T> = items.into_iter().skip(start).take(limit).collect();
+    let next = if more { items.last().map(key) } else { None };
+    Ok((items, next))
+}
+
+pub(super) fn nodes(commands: &Commands, request: &Request) -> Result<NodeListResult, Error> {
+    let list = args::<NodeList>(request)?;
+    let chosen = match select(commands, &request.selector) {
+        Ok(nodes) => nodes,
+        // A site without nodes has an empty list; a selector without a match is a mistake.
+        Err(error) if error.code == Code::NotFound && request.selector.is_empty() => Vec::new(),
+        Err(error) => return Err(error),
+    };
+    let (chosen, next_cursor) = page(chosen, &list, |node| node.id.to_string())?;
+    let nodes = chosen.iter().map(|node| NodeObject::from_proto(status::node(&commands.site, node))).collect();
+    Ok(NodeListResult { nodes, next_cursor })
+}
+
+pub(super) fn show(commands: &Commands, selector: &str) -> Result<NodeListResult, Error> {
+    let chosen = select(commands, selector)?;
+    let nodes = chosen.iter().map(|node| NodeObject::from_proto(status::node(&commands.site, node))).collect();
+    Ok(NodeListResult { nodes, next_cursor: None })
+}
+
+pub(super) fn queues(commands: &Commands, args: &QueueShowArgs) -> Result<QueueShowResult, Error> {
+    let mut queues: Vec<_> = status::queues(&commands.site)
+        .into_iter()
+        .filter(|queue| args.model.as_ref().is_none_or(|model| queue.model == *model))
+        .map(QueueObject::from_proto)
+        .collect();
+    if let (Some(model), true) = (&args.model, queues.is_empty()) {
+        let message = format!("no node of this site serves a model called `{model}`");
+        return Err(Error::new(Code::NotFound, "MODEL_UNKNOWN", message));
+    }
+    queues.sort_by(|a, b| a.model.cmp(&b.model));
+    Ok(QueueShowResult { queues })
+}
+
+fn state(command_id: String, row: crate::core::commands::CommandRow) -> CommandStateResult {
+    CommandStateResult {
+        command_id,
+        operation: row.operation,
+        phase: row.phase,
+        message: row.message,
+        progress: None,
+        error: row.error,
+        result: row.result,
+        accepted_at: timestamp(row.accepted_at_unix_ms),
+        ended_at: row.ended_at_unix_ms.map(timestamp),
+    }
+}
+
+pub(super) async fn command(commands: &Arc<Commands>, request: &Request) -> Result<CommandStateResult, Error> {
+    let CommandArgs { command_id } = args::<CommandShow>(request)?;
+    let row = commands.row(&command_id).await?;
+    let mut shown = state(command_id, row);
+    if let Some(running) = commands.running(&shown.command_id) {
+        // Whoever asks about one that runs is told how it goes on.
+        running.follow(request.origin.clone());
+        shown.progress = running.steps().borrow().progress.clone();
+    }
+    Ok(shown)
+}
+
+pub(super) async fn cancel(context: &Context<'_>) -> Result<(), Error> {
+    let CommandArgs { command_id } = args::<CommandCancel>(context.request)?;
+    if command_id == context.request.command_id {
+        return Err(invalid("ARGS", "a command cannot cancel itself"));
+    }
+    let row = context.commands.row(&command_id).await?;
+    if row.phase.is_end() {
+        let message = format!("it has ended already: {}", row.phase.as_str());
+        return Err(Error::new(Code::Conflict, "COMMAND_ENDED", message));
+    }
+    let value = result::<CommandCancel>(CommandStateResult { phase: CommandPhase::Running, ..state(command_id.clone(), row) })?;
+    let commit = context.outcome(&stored(&value)).audit(context.audit(command_id.clone()));
+    // A cancellation that cannot be stored takes force all the same.
+    match context.commands.site.store.commit(commit).await {
+        Ok(_) | Err(umbel_store::CommitError::ReadOnly(_)) => {}
+        Err(error) => return Err(store_error(&error)),
+    }
+    if let Some(running) = context.commands.running(&command_id) {
+        running.cancel.cancel();
+    }
+    context.done(value);
+    Ok(())
+}
+
+/// An entry as operators see it.
+pub(crate) fn audit_object(edge_id: &str, entry: AuditEntry) -> AuditObject {
+    let some = |text: String| (!text.is_empty()).then_some(text);
+    let record = entry.record;
+    AuditObject {
+        sequence: entry.sequence,
+        at: timestamp(record.at_unix_ms),
+        actor: record.actor,
+        action: record.action,
+        edge_id: Some(edge_id.to_owned()),
+        subject: some(record.subject),
+        command_id: some(record.command_id),
+        selector: None,
+        argument_names: Vec::new(),
+        reason: some(record.detail),
+        outcome: record.outcome,
+        took_ms: None,
+        correlation_id: some(record.correlation_id),
+    }
+}
+
+pub(super) async fn audit(commands: &Commands, args: AuditTailArgs) -> Result<AuditTailResult, Error> {
+    let limit = args.limit.unwrap_or(PAGE);
+    if limit == 0 || limit > PAGE_MAX {
+        return Err(invalid("ARGS", format!("limit must be 1 to {PAGE_MAX}")));
+    }
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    let store = &commands.site.store;
+    let read = match args.after {
+        Some(after) => store.audit_after(after, limit).await,
+        None => store.audit_tail(limit).await,
+    };
+    let entries = read.map_err(|error| Error::new(Code::Unavailable, "STORE_UNREADABLE", error.to_string()))?;
+    let edge = commands.site.edge_id.as_str();
+    Ok(AuditTailResult { entries: entries.into_iter().map(|entry| audit_object(edge, entry)).collect() })
+}

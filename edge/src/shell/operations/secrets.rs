@@ -1,0 +1,267 @@
+//! Operations on what opens doors: enrollment tokens and API keys.
+//!
+//! Owns their validation and commits. Invariant: a secret never comes here, only its SHA-256; the asker composes
+//! the text that is shown once.
+
+use std::sync::PoisonError;
+
+use umbel_contracts::objects::{EnrollmentState, timestamp};
+use umbel_contracts::operations::{
+    ApiKeyCreate, ApiKeyCreateArgs, ApiKeyListResult, ApiKeyObject, EnrollmentCreate, EnrollmentCreateArgs,
+    EnrollmentCreateResult, EnrollmentListResult, EnrollmentObject, EnrollmentRevoke, ListArgs,
+};
+use umbel_store::{Commit, CommitError, Position};
+use umbel_wire::clock::Wall;
+use umbel_wire::enroll::{LONGEST_LIFE, TokenRow};
+use umbel_wire::secret::SecretHash;
+use umbel_wire::token::is_token_id;
+use umbel_wire::{Code, Error};
+
+use super::reading::page;
+use super::{invalid, result, stored};
+use crate::core::commands::Request;
+use crate::core::enrollment::EnrollmentRow;
+use crate::shell::commands::{Commands, Context, store_error};
+use crate::shell::keys::{Actor, KeyRow, Revoked};
+use crate::shell::site::ENROLLMENTS;
+
+/// Longest node or key name, label key or value, in bytes.
+const NAME: usize = 63;
+/// Most labels of a node.
+const LABELS: usize = 32;
+
+fn check_name(what: &str, name: &str) -> Result<(), Error> {
+    let sound = !name.trim().is_empty() && name.len() <= NAME && !name.chars().any(char::is_control);
+    if sound { Ok(()) } else { Err(invalid("ARGS", format!("{what} must have 1 to {NAME} printable characters"))) }
+}
+
+/// The row of a token that is asked for.
+pub(super) fn token(
+    commands: &Commands,
+    request: &Request,
+    args: EnrollmentCreateArgs,
+) -> Result<EnrollmentRow, Error> {
+    if !is_token_id(&args.token_id) {
+        return Err(invalid("ARGS", "token_id must have 8 to 36 characters of a-z, 0-9 and -"));
+    }
+    let Some(secret_hash) = SecretHash::from_hex(&args.secret_sha256) else {
+        return Err(invalid("ARGS", "secret_sha256 must have 64 hexadecimal digits"));
+    };
+    check_name("name", &args.name)?;
+    if args.labels.len() > LABELS {
+        return Err(invalid("ARGS", format!("a node has at most {LABELS} labels")));
+    }
+    for (key, value) in &args.labels {
+        check_name("a label's key", key)?;
+        check_name("a label's value", value)?;
+    }
+    if args.expires_in_seconds == 0 || args.expires_in_seconds > LONGEST_LIFE.as_secs() {
+        return Err(invalid("ARGS", "expires_in_seconds must be 1 to 86400"));
+    }
+    if commands.site.advertise.is_empty() {
+        let message = "this edge has no address that nodes could dial; set edge.advertise in its file";
+        return Err(Error::new(Code::Unprocessable, "NO_ADDRESS", message));
+    }
+    let now = commands.site.wall();
+    let life = std::time::Duration::from_secs(args.expires_in_seconds);
+    Ok(EnrollmentRow {
+        token: TokenRow {
+            token_id: args.token_id,
+            secret_hash,
+            created_at_unix_ms: now.unix_ms(),
+            expires_at_unix_ms: (now + life).unix_ms(),
+            revoked_at_unix_ms: None,
+            claim: None,
+        },
+        name: args.name,
+        labels: args.labels,
+        eligible: args.eligible,
+        created_by: request.actor.clone(),
+    })
+}
+
+pub(super) fn token_result(commands: &Commands, row: &EnrollmentRow) -> EnrollmentCreateResult {
+    EnrollmentCreateResult {
+        token_id: row.token.token_id.clone(),
+        edge_id: commands.site.edge_id.to_string(),
+        addresses: commands.site.advertise.clone(),
+        ca_sha256: commands.ca_sha256.clone(),
+        expires_at: timestamp(row.token.expires_at_unix_ms),
+    }
+}
+
+pub(super) async fn mint(context: &Context<'_>, args: EnrollmentCreateArgs) -> Result<(), Error> {
+    let commands = context.commands;
+    let row = token(commands, context.request, args)?;
+    let id = row.token.token_id.clone();
+    let tokens = &commands.site.tokens;
+    let room = tokens.lock().unwrap_or_else(PoisonError::into_inner).room(commands.site.wall())?;
+    let value = result::<EnrollmentCreate>(token_result(commands, &row))?;
+    let mut commit = Commit::new()
+        .require_absent(ENROLLMENTS, id.clone())
+        .put_json(ENROLLMENTS, id.clone(), &row)
+        .audit(context.audit(id))
+        .and(context.outcome(&stored(&value)));
+    if let Some(old) = &room {
+        commit = commit.remove(ENROLLMENTS, old.clone());
+    }
+    match commands.site.store.commit(commit).await {
+        Ok(position) => {
+            let mut tokens = tokens.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(old) = room {
+                tokens.remove(&old);
+            }
+            tokens.apply(row, position);
+        }
+        Err(CommitError::Conflict(0)) => {
+            let message = "a token of this id exists; make a new one";
+            return Err(Error::new(Code::Conflict, "TOKEN_EXISTS", message));
+        }
+        Err(error) => return Err(store_error(&error)),
+    }
+    context.done(value);
+    Ok(())
+}
+
+fn token_object(row: &EnrollmentRow, now: Wall) -> EnrollmentObject {
+    let claim = row.token.claim.as_ref();
+    EnrollmentObject {
+        token_id: row.token.token_id.clone(),
+        name: row.name.clone(),
+        labels: row.labels.clone(),
+        eligible: row.eligible,
+        state: match row.state(now) {
+            "used" => EnrollmentState::Used,
+            "revoked" => EnrollmentState::Revoked,
+            "expired" => EnrollmentState::Expired,
+            _ => EnrollmentState::Open,
+        },
+        created_at: timestamp(row.token.created_at_unix_ms),
+        created_by: row.created_by.clone(),
+        expires_at: timestamp(row.token.expires_at_unix_ms),
+        used_at: claim.map(|claim| timestamp(claim.claimed_at_unix_ms)),
+        node_id: claim.map(|claim| claim.subject.clone()),
+    }
+}
+
+pub(super) fn list_tokens(commands: &Commands, list: &ListArgs) -> Result<EnrollmentListResult, Error> {
+    let now = commands.site.wall();
+    let rows = commands.site.tokens.lock().unwrap_or_else(PoisonError::into_inner).all();
+    let (rows, next_cursor) = page(rows, list, |row| row.token.token_id.clone())?;
+    Ok(EnrollmentListResult { enrollments: rows.iter().map(|row| token_object(row, now)).collect(), next_cursor })
+}
+
+fn open_token(commands: &Commands, id: &str) -> Result<(EnrollmentRow, Position), Error> {
+    let tokens = commands.site.tokens.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some((row, position)) = tokens.get(id).cloned() else {
+        return Err(Error::new(Code::NotFound, "TOKEN_UNKNOWN", "no enrollment token of this id is kept here"));
+    };
+    if row.token.claim.is_some() {
+        let message = "it was used already; to shut the node out, revoke that node's credential";
+        return Err(Error::new(Code::Conflict, "TOKEN_USED", message));
+    }
+    Ok((row, position))
+}
+
+/// What revoking a token would give.
+pub(super) fn revocable(commands: &Commands, id: &str) -> Result<EnrollmentObject, Error> {
+    let (mut row, _) = open_token(commands, id)?;
+    let now = commands.site.wall();
+    row.token.revoked_at_unix_ms.get_or_insert(now.unix_ms());
+    Ok(token_object(&row, now))
+}
+
+pub(super) async fn revoke_token(context: &Context<'_>, id: &str) -> Result<(), Error> {
+    let commands = context.commands;
+    let site = &commands.site;
+    let (mut row, position) = open_token(commands, id)?;
+    let now = site.wall();
+    row.token.revoked_at_unix_ms.get_or_insert(now.unix_ms());
+    let value = result::<EnrollmentRevoke>(token_object(&row, now))?;
+    let commit = Commit::new()
+        .require_at(ENROLLMENTS, id, position)
+        .put_json(ENROLLMENTS, id, &row)
+        .audit(context.audit(id))
+        .and(context.outcome(&stored(&value)));
+    match site.store.commit(commit).await {
+        Ok(position) => site.tokens.lock().unwrap_or_else(PoisonError::into_inner).apply(row, position),
+        // Nobody can claim it while the store takes no writes; it is void here from now on.
+        Err(CommitError::ReadOnly(_)) => {
+            site.tokens.lock().unwrap_or_else(PoisonError::into_inner).apply_in_memory(row);
+        }
+        Err(error) => return Err(store_error(&error)),
+    }
+    context.done(value);
+    Ok(())
+}
+
+/// The row of a key that is asked for; `Keys` validates it.
+pub(super) fn key(commands: &Commands, request: &Request, args: ApiKeyCreateArgs) -> KeyRow {
+    KeyRow {
+        key_id: args.key_id,
+        name: args.name,
+        secret_sha256: args.secret_sha256,
+        models: args.models,
+        priority: args.priority.unwrap_or(50),
+        created_at_unix_ms: commands.site.wall().unix_ms(),
+        created_by: request.actor.clone(),
+        revoked_at_unix_ms: None,
+    }
+}
+
+pub(super) fn key_object(row: &KeyRow, not_durable: bool) -> ApiKeyObject {
+    ApiKeyObject {
+        key_id: row.key_id.clone(),
+        name: row.name.clone(),
+        models: row.models.clone(),
+        priority: row.priority,
+        created_at: timestamp(row.created_at_unix_ms),
+        created_by: row.created_by.clone(),
+        revoked_at: row.revoked_at_unix_ms.map(timestamp),
+        not_durable,
+    }
+}
+
+pub(super) fn list_keys(commands: &Commands, list: &ListArgs) -> Result<ApiKeyListResult, Error> {
+    let mut rows = commands.keys.list();
+    rows.sort_by(|a, b| a.name.cmp(&b.name).then(a.key_id.cmp(&b.key_id)));
+    let (rows, next_cursor) = page(rows, list, |row| row.key_id.clone())?;
+    Ok(ApiKeyListResult { apikeys: rows.iter().map(|row| key_object(row, false)).collect(), next_cursor })
+}
+
+pub(super) fn known_key(commands: &Commands, id: &str) -> Result<ApiKeyObject, Error> {
+    let row = commands.keys.list().into_iter().find(|row| row.key_id == id);
+    let row = row.ok_or_else(|| Error::new(Code::NotFound, "UNKNOWN_KEY", "no key has this id; list the keys"))?;
+    Ok(key_object(&row, false))
+}
+
+fn actor(context: &Context<'_>) -> Actor {
+    Actor {
+        name: context.request.actor.clone(),
+        command_id: context.request.command_id.clone(),
+        correlation_id: context.request.correlation_id.clone(),
+    }
+}
+
+pub(super) async fn create_key(context: &Context<'_>, args: ApiKeyCreateArgs) -> Result<(), Error> {
+    check_name("name", &args.name)?;
+    let row = key(context.commands, context.request, args);
+    let value = result::<ApiKeyCreate>(key_object(&row, false))?;
+    let also = context.outcome(&stored(&value));
+    context.commands.keys.create(row, &actor(context), also).await?;
+    context.done(value);
+    Ok(())
+}
+
+pub(super) async fn revoke_key(context: &Context<'_>, id: &str) -> Result<(), Error> {
+    let commands = context.commands;
+    let now = commands.site.wall().unix_ms();
+    let mut object = known_key(commands, id)?;
+    object.revoked_at.get_or_insert(timestamp(now));
+    let value = result::<ApiKeyCreate>(object.clone())?;
+    let also = context.outcome(&stored(&value));
+    let revoked = commands.keys.revoke(id, now, &actor(context), also).await?;
+    object.not_durable = revoked == Revoked::NotDurable;
+    context.done(result::<ApiKeyCreate>(object)?);
+    Ok(())
+}

@@ -1,0 +1,225 @@
+//! What the site says of itself, at one revision: for control planes and the local socket alike.
+//!
+//! Owns the reading: nodes are shared under the registry's lock at one revision, each model's figures are read
+//! together under admission's. Invariant: nothing here leaves out a node because it is not connected.
+
+use std::sync::Arc;
+
+use prost::Message;
+use umbel_contracts::proto::control::{
+    EdgeFacts, EdgeNodeSnapshot, EdgeStatusRequest, EdgeStatusResponse, EdgeSummary, Problem, QueueSnapshot, Revision,
+    StoreHealth,
+};
+use umbel_contracts::selector::Selector;
+use umbel_store::Health;
+use umbel_wire::{Code, Error, clock};
+
+use crate::core::registry::node::{Lifecycle, Node};
+use crate::core::registry::snapshot::{self, Figures};
+use crate::shell::operations::matches;
+use crate::shell::site::Site;
+
+/// Problems in a summary.
+const PROBLEMS: usize = 32;
+/// Nodes in one message of a status.
+const NODES_A_PART: usize = 256;
+/// A message is closed at this size, well below its bound, whatever its last node adds.
+const PART_BYTES: usize = 128 * 1024;
+
+/// One node as it is told.
+pub(crate) fn node(site: &Site, node: &Node) -> EdgeNodeSnapshot {
+    snapshot::node(node, clock::now(), &|provider| figures(site, provider))
+}
+
+fn figures(site: &Site, provider: &str) -> Option<Figures> {
+    site.dispatch.figures(provider).map(|figures| Figures {
+        capacity: figures.capacity,
+        in_flight: figures.in_flight,
+        queued: figures.queued,
+        long_capacity: figures.long_capacity,
+        long_in_flight: figures.long_in_flight,
+        unconfirmed: figures.unconfirmed,
+    })
+}
+
+/// The queue of each model.
+pub(crate) fn queues(site: &Site) -> Vec<QueueSnapshot> {
+    let at = site.wall().unix_ms();
+    let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+    site.dispatch
+        .queues()
+        .into_iter()
+        .map(|queue| QueueSnapshot {
+            model: queue.model.to_string(),
+            depth: count(queue.depth),
+            oldest_age_ms: u64::try_from(queue.oldest.as_millis()).unwrap_or(u64::MAX),
+            admitted_total: queue.admitted_total,
+            shed_total: queue.shed_total,
+            in_flight: queue.in_flight,
+            observed_at_unix_ms: at,
+        })
+        .collect()
+}
+
+/// The site in figures, at most 16 KiB.
+pub(crate) async fn summary(site: &Site) -> EdgeSummary {
+    let (revision, nodes) = site.nodes();
+    summary_of(site, revision, &nodes).await
+}
+
+async fn summary_of(site: &Site, revision: u64, nodes: &[Arc<Node>]) -> EdgeSummary {
+    let counts = snapshot::counts(nodes.iter().map(Arc::as_ref));
+    let totals = site.dispatch.totals();
+    let mut problems: Vec<Problem> = Vec::new();
+    if let Health::ReadOnly(cause) = site.store.health() {
+        problems.push(Problem {
+            code: "STORE_READ_ONLY".to_owned(),
+            message: format!("the edge's store cannot be written ({cause}); the site serves, changes are refused"),
+            since_unix_ms: site.wall().unix_ms(),
+            subject: String::new(),
+        });
+    }
+    let serving = nodes.iter().filter(|node| node.row.lifecycle != Lifecycle::Decommissioned);
+    problems.extend(serving.flat_map(|node| snapshot::problems(node)));
+    let problems_total = u32::try_from(problems.len()).unwrap_or(u32::MAX);
+    problems.truncate(PROBLEMS);
+    for problem in &mut problems {
+        cut(&mut problem.message, 256);
+    }
+    // A store that cannot be read has its health told above; the audit's place is then 0.
+    let head = site.store.audit_head().await.unwrap_or_default();
+    EdgeSummary {
+        revision: Some(revision_of(site, revision)),
+        facts: Some(facts(site)),
+        nodes_total: counts.nodes_total,
+        nodes_online: counts.nodes_online,
+        nodes_stale: counts.nodes_stale,
+        nodes_offline: counts.nodes_offline,
+        providers_total: counts.providers_total,
+        providers_available: counts.providers_available,
+        requests_in_flight: totals.in_flight().into(),
+        requests_queued: totals.waiting.into(),
+        problems,
+        problems_total,
+        audit_sequence: head.sequence,
+        audit_hash: head.hash.to_vec(),
+    }
+}
+
+fn cut(text: &mut String, length: usize) {
+    let mut end = length.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.truncate(end);
+}
+
+fn facts(site: &Site) -> EdgeFacts {
+    let uptime = clock::now().saturating_duration_since(site.started);
+    EdgeFacts {
+        software_version: env!("CARGO_PKG_VERSION").to_owned(),
+        uptime_ms: u64::try_from(uptime.as_millis()).unwrap_or(u64::MAX),
+        store: match site.store.health() {
+            Health::Ok => StoreHealth::Ok.into(),
+            Health::ReadOnly(_) => StoreHealth::ReadOnly.into(),
+        },
+        settings_version: 0,
+    }
+}
+
+fn revision_of(site: &Site, number: u64) -> Revision {
+    Revision { incarnation: site.store.incarnation().to_owned(), number }
+}
+
+/// What a status question asks for, validated.
+pub(crate) struct Question {
+    selector: Selector,
+    facts: bool,
+    nodes: bool,
+    queues: bool,
+    decommissioned: bool,
+    known: Option<Revision>,
+    request_id: String,
+}
+
+impl Question {
+    /// INVALID_ARGUMENT for a malformed selector or an unknown section.
+    pub(crate) fn check(request: EdgeStatusRequest) -> Result<Self, Error> {
+        let selector = match request.node_selector.as_str() {
+            "" => Selector::all(),
+            text => Selector::parse(text)
+                .map_err(|error| Error::new(Code::InvalidArgument, "SELECTOR", error.to_string()))?,
+        };
+        let sections = &request.sections;
+        let known = ["facts", "nodes", "queues"];
+        if let Some(bad) = sections.iter().find(|section| !known.contains(&section.as_str())) {
+            let message = format!("`{bad}` is no section; there are facts, nodes and queues");
+            return Err(Error::new(Code::InvalidArgument, "SECTION_UNKNOWN", message));
+        }
+        let wants = |section: &str| sections.is_empty() || sections.iter().any(|one| one == section);
+        Ok(Self {
+            facts: wants("facts"),
+            nodes: wants("nodes"),
+            queues: wants("queues"),
+            selector,
+            decommissioned: request.include_decommissioned,
+            known: request.known_revision,
+            request_id: request.request_id,
+        })
+    }
+}
+
+/// One consistent reading, in parts that are made as they are sent: a site of 5,000 nodes is never whole in
+/// memory twice.
+pub(crate) struct Reading {
+    first: Option<EdgeStatusResponse>,
+    nodes: std::vec::IntoIter<Arc<Node>>,
+}
+
+impl Reading {
+    /// Reads the site now.
+    pub(crate) async fn new(site: &Site, question: Question) -> Self {
+        let (revision, mut nodes) = site.nodes();
+        let revision_now = revision_of(site, revision);
+        let unchanged = question.known.as_ref() == Some(&revision_now);
+        let mut first = EdgeStatusResponse {
+            request_id: question.request_id.clone(),
+            edge_id: site.edge_id.to_string(),
+            revision: Some(revision_now),
+            observed_at_unix_ms: site.wall().unix_ms(),
+            unchanged,
+            ..EdgeStatusResponse::default()
+        };
+        if unchanged {
+            return Self { first: Some(first), nodes: Vec::new().into_iter() };
+        }
+        if question.queues {
+            first.queues = queues(site);
+        }
+        if question.facts {
+            first.summary = Some(summary_of(site, revision, &nodes).await);
+        }
+        nodes.retain(|node| {
+            question.nodes
+                && (question.decommissioned || node.row.lifecycle != Lifecycle::Decommissioned)
+                && matches(&question.selector, node)
+        });
+        Self { first: Some(first), nodes: nodes.into_iter() }
+    }
+
+    /// The next part; `None` at the end. The first one has everything but nodes.
+    pub(crate) fn next(&mut self, site: &Site) -> Option<EdgeStatusResponse> {
+        if let Some(first) = self.first.take() {
+            return Some(first);
+        }
+        let mut part = EdgeStatusResponse::default();
+        let mut bytes = 0;
+        while bytes < PART_BYTES && part.nodes.len() < NODES_A_PART {
+            let Some(next) = self.nodes.next() else { break };
+            let next = node(site, &next);
+            bytes += next.encoded_len();
+            part.nodes.push(next);
+        }
+        if part.nodes.is_empty() { None } else { Some(part) }
+    }
+}
