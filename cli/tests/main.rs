@@ -5,6 +5,7 @@
 
 mod configuration;
 mod ctl;
+mod dev;
 mod run;
 mod secrets;
 mod server;
