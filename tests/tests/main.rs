@@ -10,6 +10,7 @@
 
 mod cancel;
 mod disk;
+mod engines;
 mod journey;
 mod links;
 mod netns;

@@ -1,17 +1,30 @@
-//! The scripted engine as a process: `scripted-engine ADDRESS MODEL...`; prints its address and runs until ended.
+//! The scripted engine as a process: prints its address and runs until ended.
+//!
+//! It takes llama-server's options, so that a node can supervise it as one. An alias `ends-at-once` makes it print a
+//! few lines and end with code 3, as an engine that refuses its profile.
 
 use std::io::Write;
 
 fn main() -> std::io::Result<()> {
-    let mut args = std::env::args().skip(1);
-    let address = args.next().unwrap_or_else(|| "127.0.0.1:0".to_owned());
-    let models: Vec<String> = args.collect();
-    let models: Vec<&str> = models.iter().map(String::as_str).collect();
-    let engine = umbel_tests::engine::Engine::listen(
-        &address,
-        if models.is_empty() { &["scripted"] } else { &models },
-    )?;
-    writeln!(std::io::stdout(), "{}", engine.address())?;
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let option = |name: &str| {
+        let at = words.iter().position(|w| w == name)?;
+        words.get(at + 1).cloned()
+    };
+    let alias = option("--alias").unwrap_or_else(|| "scripted".to_owned());
+    let mut out = std::io::stdout();
+    if alias == "ends-at-once" {
+        for line in
+            ["loading the model", "error: the model needs more than this host has", "the last line of all"]
+        {
+            writeln!(out, "{line}")?;
+        }
+        std::process::exit(3);
+    }
+    let host = option("--host").unwrap_or_else(|| "127.0.0.1".to_owned());
+    let port = option("--port").unwrap_or_else(|| "0".to_owned());
+    let engine = umbel_tests::engine::Engine::listen(&format!("{host}:{port}"), &[&alias])?;
+    writeln!(out, "{}", engine.address())?;
     loop {
         std::thread::park();
     }
