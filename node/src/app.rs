@@ -1,20 +1,150 @@
 //! Builds every part of the agent, runs it, and drains it.
+//!
+//! Owns the order of start and stop; leaves the parts to `shell`. Invariant: what this agent started is gone before
+//! it ends, and a second signal shortens every wait.
 
-use crate::{Config, StartError};
+use std::{sync::Arc, time::Duration};
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use umbel_wire::keep_connected;
+
+use crate::{
+    Config, StartError,
+    core::supervisor::GRACE,
+    preflight,
+    shell::{
+        admin::{self, Admin},
+        edge::Edge,
+        engines::{self, Engines},
+        gpu::Gpus,
+        process,
+        relay::Relay,
+        reports::Reports,
+        state::State,
+    },
+};
+
+/// Orphans that end are reaped at the latest after this; normally a signal says so.
+const REAP: Duration = Duration::from_secs(5);
+/// Time for the last frames to the edge.
+const FAREWELL: Duration = Duration::from_secs(3);
+/// What streams that were cancelled at the end of the drain get to tell the edge so.
+const STRAGGLERS: Duration = Duration::from_secs(1);
 
 /// Runs the agent until SIGTERM or SIGINT and the drain after it. Builds its own runtime; blocks.
 ///
 /// # Errors
 /// What kept it from starting: [`StartError::exit_code`] says with which code to exit.
 pub fn run(config: Config) -> Result<(), StartError> {
-    let _ = config;
-    unimplemented!()
+    let runtime = runtime()?;
+    let result = runtime.block_on(agent(config));
+    // A look at a hanging disk or driver is not waited for.
+    runtime.shutdown_background();
+    result
 }
 
 /// The agent's runtime: one thread. A node relays more on one thread than on two that share the work.
 pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, StartError> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
+        // Files, `/proc` and name look-ups: short and rare.
+        .max_blocking_threads(8)
+        .thread_keep_alive(Duration::from_secs(2))
         .build()
         .map_err(|error| StartError::Failed(format!("no runtime: {error}")))
+}
+
+async fn agent(config: Config) -> Result<(), StartError> {
+    // From here on a signal ends the agent in order, not at once.
+    let mut signals = Signals::new()?;
+    let state = Arc::new(State::open(&config.state_dir)?);
+    let identity = state.identity()?.map(Arc::new).ok_or_else(|| {
+        StartError::Refused(format!(
+            "this node has no identity in {}: join an edge first with `umbel node enroll` and a token from `umbel ctl token create`",
+            config.state_dir.display()
+        ))
+    })?;
+    let gpus = Gpus::start(config.accelerator);
+    let found = preflight::check(config.accelerator, &gpus).await?;
+    let socket = admin::listen(&config.socket)?;
+
+    engines::end_leftovers(&state).await;
+    let engines = Arc::new(Engines::start(&config, &state));
+    if engines.are_supervised() || std::process::id() == 1 {
+        process::become_subreaper();
+        tokio::spawn(reap(signal_of(SignalKind::child())?));
+    }
+    let relay = Arc::new(Relay::new(Arc::clone(&identity), Arc::clone(&engines)));
+    let reports = Reports::new(&config, Arc::clone(&identity), Arc::clone(&engines), Arc::clone(&state), gpus, &found);
+    let reports = Arc::new(reports);
+    let edge =
+        Edge::new(&state, Arc::clone(&identity), Arc::clone(&relay), Arc::clone(&reports), Arc::clone(&engines))?;
+    let parts = Admin { identity, edge: Arc::clone(&edge), engines: Arc::clone(&engines), relay: Arc::clone(&relay), reports };
+    tracing::info!(node_id = %parts.identity.node_id, edge = %parts.identity.edge_id, "node agent started");
+    tokio::spawn(admin::serve(socket, Arc::new(parts)));
+    let end = CancellationToken::new();
+    let dialing = tokio::spawn(keep_connected(Arc::clone(&edge) as Arc<dyn umbel_wire::DialRole>, end.clone()));
+
+    signals.next().await;
+    tracing::info!("asked to stop: running streams are finished");
+    edge.drain();
+    let hurried = tokio::select! {
+        () = relay.idle() => false,
+        () = tokio::time::sleep(config.drain) => false,
+        () = signals.next() => true,
+    };
+    relay.cancel_all();
+    let _ = tokio::time::timeout(STRAGGLERS, relay.idle()).await;
+    stop_engines(&engines, &mut signals, hurried).await;
+    end.cancel();
+    let _ = tokio::time::timeout(FAREWELL, dialing).await;
+    // A path that is left behind does no harm: the next start sees that nobody listens.
+    let _ = std::fs::remove_file(&config.socket);
+    tracing::info!("node agent ended");
+    Ok(())
+}
+
+async fn stop_engines(engines: &Engines, signals: &mut Signals, hurried: bool) {
+    engines.stop(if hurried { Duration::ZERO } else { GRACE });
+    let stopped = engines.stopped();
+    tokio::pin!(stopped);
+    loop {
+        tokio::select! {
+            () = &mut stopped => return,
+            () = signals.next() => engines.stop(Duration::ZERO),
+        }
+    }
+}
+
+/// The signals that ask the agent to end.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Self, StartError> {
+        Ok(Self { terminate: signal_of(SignalKind::terminate())?, interrupt: signal_of(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+fn signal_of(kind: SignalKind) -> Result<Signal, StartError> {
+    signal(kind).map_err(|error| StartError::Failed(format!("signals cannot be taken: {error}")))
+}
+
+/// Reaps orphans of engines for ever.
+async fn reap(mut children: Signal) {
+    loop {
+        // Several ends may be behind one signal, and one may be missed.
+        let _ = tokio::time::timeout(REAP, children.recv()).await;
+        process::reap_orphans();
+    }
 }

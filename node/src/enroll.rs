@@ -1,6 +1,39 @@
 //! Joining an edge with a single-use token.
+//!
+//! Owns the order: preflight, key on the disk, one exchange, identity on the disk. Leaves the claim to the edge.
+//! Invariant: the key is safely stored before it is used, so that a lost answer can be asked for again with it; an
+//! identity is never overwritten.
 
-use crate::{Config, StartError};
+use std::{sync::Arc, time::Duration};
+
+use data_encoding::BASE64;
+use prost::Message;
+use umbel_contracts::{
+    NODE_PROTOCOL, bounds,
+    proto::node::{NodeEnrollRequest, NodeEnrollResponse},
+};
+use umbel_wire::{
+    DialError, DialTarget, HelloOut, NoHandler, NodeId, Purpose,
+    ca::certificate_digest,
+    dial_once,
+    peer::{PeerCertificate, PeerName},
+    tls::{KeyPair, Trust, wire_client},
+    token::{EnrollmentToken, TokenKind},
+};
+
+use crate::{
+    Config, StartError,
+    core::identity::{FORMAT, Identity, Joining, joining},
+    preflight,
+    shell::{
+        edge::{instance, server_name, step},
+        gpu::Gpus,
+        state::{self, State},
+    },
+};
+
+/// The exchange as a whole; each step of it has its own limit.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// What enrollment brought.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -11,6 +44,8 @@ pub struct Enrolled {
     pub edge_id: String,
     /// The name that the token gave it.
     pub name: String,
+    /// It belonged to that edge before: the token was not needed and not sent.
+    pub already: bool,
 }
 
 /// Runs the preflight, makes the key and joins the edge that the token names. Builds its own runtime; blocks.
@@ -19,6 +54,105 @@ pub struct Enrolled {
 /// Failed preflight, a token that is none, an edge that cannot be reached or that refuses, an identity that is
 /// already there for another edge.
 pub fn enroll(config: &Config, token: &str) -> Result<Enrolled, StartError> {
-    let _ = (config, token);
-    unimplemented!()
+    let token = EnrollmentToken::parse(token).map_err(|error| StartError::Refused(error.to_string()))?;
+    if token.kind != TokenKind::Node {
+        return Err(StartError::Refused(
+            "this token lets an edge join a control plane; a node needs one made by `umbel ctl token create`".into(),
+        ));
+    }
+    let state = State::open(&config.state_dir)?;
+    let present = state.identity()?;
+    match (joining(present.as_ref(), token.edge_id.as_str()), present) {
+        (Joining::Refused(why), _) => return Err(StartError::Refused(why)),
+        (Joining::Already, Some(identity)) => return Ok(told(&identity, true)),
+        _ => {}
+    }
+    let runtime = crate::app::runtime()?;
+    let result = runtime.block_on(async {
+        preflight::check(config.accelerator, &Gpus::start(config.accelerator)).await?;
+        join(config, &state, &token).await
+    });
+    runtime.shutdown_background();
+    result
+}
+
+async fn join(config: &Config, state: &State, token: &EnrollmentToken) -> Result<Enrolled, StartError> {
+    let key = state.key(state::KEY, true)?;
+    let failed = |why: String| StartError::Failed(format!("cannot enroll: {why}"));
+    let tls = wire_client(Trust::CaDigest(token.ca_digest), None).map_err(|error| failed(error.to_string()))?;
+    let target = DialTarget {
+        addresses: token.addresses.clone(),
+        server_name: server_name(token.edge_id.as_str()),
+        tls,
+    };
+    let request = NodeEnrollRequest {
+        token_id: token.token_id.clone(),
+        token_secret: token.secret.expose().to_vec(),
+        signing_request: key.signing_request().map_err(|error| failed(error.to_string()))?,
+        name: config.name.clone(),
+        software_version: env!("CARGO_PKG_VERSION").to_owned(),
+    };
+    let hello = HelloOut {
+        purpose: Purpose::Enroll,
+        versions: NODE_PROTOCOL,
+        instance: instance(),
+        payload: request.encode_to_vec(),
+    };
+    let dialing = dial_once(target, hello, |_, _| Ok(Arc::new(NoHandler)));
+    let (_, welcome) = tokio::time::timeout(LIMIT, dialing)
+        .await
+        .map_err(|_| StartError::Unreachable("the edge did not answer within 60 s".into()))?
+        .map_err(|error| refused(&error))?;
+    let answer: NodeEnrollResponse =
+        bounds::decode(&welcome.payload).map_err(|error| failed(format!("the edge's answer: {error}")))?;
+    let identity = accept(token, &key, answer).map_err(|why| failed(format!("the edge's answer {why}")))?;
+    state.set_identity(&identity)?;
+    Ok(told(&identity, false))
+}
+
+/// Checks that the answer is about this key and that edge.
+fn accept(token: &EnrollmentToken, key: &KeyPair, answer: NodeEnrollResponse) -> Result<Identity, String> {
+    let leaf = answer.certificate_chain.first().ok_or("has no certificate")?;
+    let leaf = PeerCertificate::parse(leaf).map_err(|error| format!("has a certificate that is none: {error}"))?;
+    let node_id = NodeId::parse(&answer.node_id).map_err(|_| "has no node id")?;
+    if leaf.key_hash != key.key_hash() {
+        return Err("has a certificate for another key".into());
+    }
+    let expected = PeerName::Node(token.edge_id.clone(), node_id);
+    if answer.edge_id != token.edge_id.as_str() || leaf.name.as_ref() != Some(&expected) {
+        return Err("is for another edge or node".into());
+    }
+    if certificate_digest(&answer.ca_certificate) != token.ca_digest {
+        return Err("has another CA than the token".into());
+    }
+    Identity {
+        format: FORMAT,
+        node_id: node_id.0,
+        edge_id: answer.edge_id,
+        name: answer.name,
+        addresses: token.addresses.clone(),
+        certificate_chain: answer.certificate_chain.iter().map(|der| BASE64.encode(der)).collect(),
+        ca_certificate: BASE64.encode(&answer.ca_certificate),
+        key_file: state::KEY.to_owned(),
+        not_after_unix_ms: answer.not_after_unix_ms,
+    }
+    .validated()
+}
+
+fn told(identity: &Identity, already: bool) -> Enrolled {
+    Enrolled {
+        node_id: identity.node_id.to_string(),
+        edge_id: identity.edge_id.clone(),
+        name: identity.name.clone(),
+        already,
+    }
+}
+
+fn refused(error: &DialError) -> StartError {
+    match &error.rejection {
+        Some(rejection) => {
+            StartError::Refused(format!("the edge refused: {} ({})", rejection.error.message, rejection.error.reason))
+        }
+        None => StartError::Unreachable(format!("the edge cannot be reached ({}): {error}", step(error.step))),
+    }
 }

@@ -1,5 +1,7 @@
 //! What the agent does: sockets, processes, files, the connection to the edge.
 
+pub(crate) mod admin;
+pub(crate) mod edge;
 pub(crate) mod engine_http;
 pub(crate) mod engines;
 pub(crate) mod gpu;
@@ -7,4 +9,5 @@ pub(crate) mod host;
 pub(crate) mod output;
 pub(crate) mod process;
 pub(crate) mod relay;
+pub(crate) mod reports;
 pub(crate) mod state;

@@ -10,7 +10,7 @@ use umbel_contracts::proto::node::{Gpu, NodeInventory, StorageRoot};
 /// GPUs of one node: the boundary's bound.
 pub(crate) const GPUS: usize = 64;
 /// Bytes of a fact that is free text.
-const TEXT: usize = 256;
+const TEXT: usize = 128;
 
 /// What was seen of the host.
 #[derive(Debug, Clone, Default, PartialEq)]

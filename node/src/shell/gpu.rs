@@ -29,6 +29,16 @@ pub(crate) enum Fault {
     NoTelemetry(String),
 }
 
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Unavailable(why) => write!(f, "NVIDIA_NVML_UNAVAILABLE: {why}"),
+            Self::NoDevice => f.write_str("NVIDIA_DEVICE_NOT_FOUND"),
+            Self::NoTelemetry(why) => write!(f, "NVIDIA_TELEMETRY_UNAVAILABLE: {why}"),
+        }
+    }
+}
+
 type Answer = oneshot::Sender<Result<GpuFacts, Fault>>;
 
 /// Asks the thread that owns the library.

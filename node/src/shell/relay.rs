@@ -13,18 +13,20 @@ use std::{
 };
 
 use prost::Message;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 use umbel_contracts::proto::node::{Header, InferenceEnd, InferenceHead, InferenceOpen, InferenceOutcome};
 use umbel_wire::{Code, Error, Generation, IncomingStream, Reset, limits};
 
 use crate::{
     core::{identity::Identity, supervisor::State, usage::UsageTail},
-    engines::sim::Reply,
     shell::{
         engine_http::{Answer, Bad, Head, Link, Patience, READ, Written, says},
         engines::{Engines, HttpRoute, Route, Visit},
     },
 };
 
+mod by_rule;
 mod open;
 #[cfg(test)]
 mod tests;
@@ -35,16 +37,39 @@ const FIRST_BYTE: Duration = Duration::from_secs(600);
 const BETWEEN: Duration = Duration::from_secs(300);
 /// After a broken connection: time to learn that the engine's process has ended.
 const GONE_WAIT: Duration = Duration::from_millis(200);
-/// A body that the built-in engine takes.
-const SIM_BODY: u64 = 32 * 1024 * 1024;
 
 /// Relays the streams of every connection to the edge.
 #[derive(Debug)]
 pub(crate) struct Relay {
     identity: Arc<Identity>,
     engines: Arc<Engines>,
-    /// Leases of the streams that are not over.
-    leases: Mutex<BTreeMap<(Generation, u64), u64>>,
+    /// The streams that are not over, by connection and stream id.
+    carried: Mutex<BTreeMap<(Generation, u64), Carried>>,
+    /// The last one ended.
+    idle: Notify,
+}
+
+/// A stream that is not over.
+#[derive(Debug)]
+struct Carried {
+    lease: u64,
+    cancel: CancellationToken,
+}
+
+/// A stream in the list of carried ones; dropping it takes it out, however its task ends.
+struct Entry<'a> {
+    relay: &'a Relay,
+    key: (Generation, u64),
+}
+
+impl Drop for Entry<'_> {
+    fn drop(&mut self) {
+        let mut carried = self.relay.lock();
+        carried.remove(&self.key);
+        if carried.is_empty() {
+            self.relay.idle.notify_waiters();
+        }
+    }
 }
 
 /// The end of a stream, as it is told.
@@ -89,12 +114,26 @@ impl Ended {
 
 impl Relay {
     pub(crate) fn new(identity: Arc<Identity>, engines: Arc<Engines>) -> Self {
-        Self { identity, engines, leases: Mutex::new(BTreeMap::new()) }
+        Self { identity, engines, carried: Mutex::new(BTreeMap::new()), idle: Notify::new() }
     }
 
     /// Leases that are still carried, of every connection.
     pub(crate) fn leases(&self) -> Vec<u64> {
-        self.lock().values().copied().collect()
+        self.lock().values().map(|carried| carried.lease).collect()
+    }
+
+    /// Cancels the streams of these leases: the edge does not own them any more.
+    pub(crate) fn cancel(&self, leases: &[u64]) {
+        for carried in self.lock().values().filter(|carried| leases.contains(&carried.lease)) {
+            carried.cancel.cancel();
+        }
+    }
+
+    /// Cancels every stream: the agent stops, and the time for draining is over.
+    pub(crate) fn cancel_all(&self) {
+        for carried in self.lock().values() {
+            carried.cancel.cancel();
+        }
     }
 
     /// Streams that are not over.
@@ -102,8 +141,8 @@ impl Relay {
         self.lock().len()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<(Generation, u64), u64>> {
-        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<(Generation, u64), Carried>> {
+        self.carried.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes a stream of the connection with that generation; `current` is the newest connection's.
@@ -150,12 +189,20 @@ impl Relay {
 
     async fn carry(&self, stream: IncomingStream, own: Generation, (open, visit): (InferenceOpen, Visit)) {
         let key = (own, stream.id());
-        self.lock().insert(key, open.lease_id);
+        let cancel = CancellationToken::new();
+        self.lock().insert(key, Carried { lease: open.lease_id, cancel: cancel.clone() });
+        let entry = Entry { relay: self, key };
         let mut progress = Progress::default();
         let ended = tokio::select! {
             biased;
             // Dropping the exchange closes the engine's connection, in whatever phase it is.
             reset = stream.reset() => Ended::cancelled(reset),
+            () = cancel.cancelled() => Ended::failed(
+                InferenceOutcome::Cancelled,
+                Code::Unavailable,
+                "NODE_STOPPING",
+                "the node stopped before the answer was complete",
+            ),
             ended = exchange(&stream, &open, &visit.route, &mut progress) => ended,
         };
         if let Some(error) = &ended.error {
@@ -163,8 +210,19 @@ impl Relay {
         }
         // Over here before it is over at the edge: a lease that was given back must find its slot free.
         drop(visit);
-        self.lock().remove(&key);
+        drop(entry);
         end(stream, ended, &progress);
+    }
+
+    /// Resolves when no stream is carried.
+    pub(crate) async fn idle(&self) {
+        loop {
+            let notified = self.idle.notified();
+            if self.in_flight() == 0 {
+                return;
+            }
+            notified.await;
+        }
     }
 }
 
@@ -187,10 +245,7 @@ fn end(stream: IncomingStream, ended: Ended, progress: &Progress) {
 async fn exchange(stream: &IncomingStream, open: &InferenceOpen, route: &Route, progress: &mut Progress) -> Ended {
     let carried = match route {
         Route::Http(http) => over_http(stream, open, http, progress).await,
-        Route::Sim(sim) => match whole_body(stream, open).await {
-            Ok(body) => answer_by_rule(stream, sim.reply(&open.method, &open.path, &body), progress).await,
-            Err(ended) => Err(ended),
-        },
+        Route::Sim(sim) => by_rule::answer(stream, open, sim, progress).await,
     };
     carried.err().unwrap_or_else(Ended::complete)
 }
@@ -339,21 +394,6 @@ async fn body_part(stream: &IncomingStream, left: &mut u64) -> Result<Option<byt
     }
 }
 
-async fn whole_body(stream: &IncomingStream, open: &InferenceOpen) -> Result<Vec<u8>, Ended> {
-    let mut left = open.body_bytes;
-    if left > SIM_BODY {
-        return Err(Ended::refused(Code::TooLarge, "BODY_TOO_LARGE", "the built-in engine takes at most 32 MiB"));
-    }
-    let mut body = Vec::new();
-    while left > 0 {
-        match body_part(stream, &mut left).await? {
-            Some(part) => body.extend_from_slice(&part),
-            None => break,
-        }
-    }
-    Ok(body)
-}
-
 async fn send_head(stream: &IncomingStream, head: &Head, body: &[u8], progress: &mut Progress) -> Result<(), Ended> {
     let headers = head
         .headers
@@ -381,38 +421,6 @@ async fn pass_on(stream: &IncomingStream, payload: &[u8], progress: &mut Progres
 fn note(progress: &mut Progress, payload: &[u8]) {
     progress.answer_bytes += payload.len() as u64;
     progress.usage.push(payload);
-}
-
-/// The built-in engine's answer, at its own pace.
-async fn answer_by_rule(stream: &IncomingStream, reply: Reply, progress: &mut Progress) -> Result<(), Ended> {
-    let (status, kind) = match &reply {
-        Reply::Whole { status, .. } => (*status, "application/json"),
-        Reply::Stream(_) => (200, "text/event-stream"),
-    };
-    let head = Head { status, headers: vec![("content-type", kind.into())] };
-    match reply {
-        Reply::Whole { body, delay, .. } => {
-            pause(delay).await;
-            send_head(stream, &head, &body, progress).await
-        }
-        Reply::Stream(mut events) => {
-            send_head(stream, &head, &[], progress).await?;
-            while let Some((delay, event)) = events.next() {
-                pause(delay).await;
-                pass_on(stream, &event, progress).await?;
-            }
-            Ok(())
-        }
-    }
-}
-
-async fn pause(delay: Duration) {
-    if delay.is_zero() {
-        // Other streams share this thread.
-        tokio::task::consume_budget().await;
-    } else {
-        tokio::time::sleep(delay).await;
-    }
 }
 
 fn bad(bad: Bad) -> Ended {

@@ -46,8 +46,6 @@ pub(crate) struct State {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Sequences {
     pub(crate) inventory: u64,
-    pub(crate) telemetry: u64,
-    pub(crate) heartbeat: u64,
 }
 
 /// What is known of an engine's process, for whoever comes after this agent.

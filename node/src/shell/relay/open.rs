@@ -5,7 +5,6 @@
 
 use std::time::Duration;
 
-use prost::Message;
 use umbel_contracts::proto::node::InferenceOpen;
 use umbel_wire::Code;
 
@@ -29,8 +28,8 @@ const VALUE_MAX: usize = 1024;
 
 /// Decodes and checks an opening.
 pub(super) fn parse(message: &[u8]) -> Result<InferenceOpen, Ended> {
-    let open = InferenceOpen::decode(message)
-        .map_err(|_| Ended::refused(Code::InvalidArgument, "BAD_OPENING", "the opening cannot be read"))?;
+    let open: InferenceOpen = umbel_contracts::bounds::decode(message)
+        .map_err(|error| Ended::refused(error.code, "BAD_OPENING", error.message))?;
     if !ROUTES.iter().any(|(method, path)| *method == open.method && *path == open.path) {
         return Err(Ended::refused(Code::Unimplemented, "UNKNOWN_ROUTE", "this node does not relay that route"));
     }

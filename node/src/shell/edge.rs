@@ -1,0 +1,300 @@
+//! The connection to the edge: dialed for ever, one at a time, with everything the node says on it.
+//!
+//! Owns hello, leases, heartbeats and events, and what is shown of the connection; leaves dialing and its pauses to
+//! `umbel_wire`, streams to `relay`. Invariant: only the newest connection gives work, and an identity is never
+//! dropped because an edge cannot be reached or says no.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use data_encoding::BASE64;
+use prost::Message;
+use tokio_util::sync::CancellationToken;
+use umbel_contracts::{NODE_PROTOCOL, bounds, event, method, proto::node::NodeHelloResponse};
+use umbel_wire::{
+    Attempt, CloseReason, Code, Connection, DialError, DialRole, DialStep, DialTarget, Error, Generation, Goaway,
+    GoawayReason, Handler, HelloOut, IncomingStream, InstanceId, Purpose, Welcome,
+    clock::Wall,
+    secret,
+    tls::{Trust, wire_client},
+};
+
+use crate::{
+    StartError,
+    core::identity::Identity,
+    shell::{
+        engines::Engines,
+        relay::Relay,
+        reports::Reports,
+        state::{State, client_identity},
+    },
+};
+
+mod session;
+
+/// What is shown of the connection.
+#[derive(Debug, Clone, serde::Serialize)]
+pub(crate) struct Shown {
+    /// `connecting`, `connected` or `draining`.
+    pub(crate) state: &'static str,
+    /// Number of the connection, while there is one.
+    pub(crate) generation: Option<u64>,
+    pub(crate) since_unix_ms: i64,
+    /// Why the last dial or connection ended.
+    pub(crate) last_error: Option<LastError>,
+}
+
+/// Why a dial failed or a connection ended. For this host only: it may name what was dialed.
+#[derive(Debug, Clone, serde::Serialize)]
+pub(crate) struct LastError {
+    /// `lookup`, `connect`, `tls`, `hello` or `session`.
+    pub(crate) step: &'static str,
+    /// A code and a reason, if the edge said why.
+    pub(crate) code: Option<&'static str>,
+    pub(crate) reason: Option<String>,
+    pub(crate) message: String,
+    pub(crate) at_unix_ms: i64,
+    pub(crate) retry_in_ms: u64,
+}
+
+#[derive(Debug)]
+struct Now {
+    shown: Shown,
+    connection: Option<Connection>,
+}
+
+/// The node's side of the boundary.
+pub(crate) struct Edge {
+    identity: Arc<Identity>,
+    tls: Arc<rustls::ClientConfig>,
+    instance: InstanceId,
+    relay: Arc<Relay>,
+    reports: Arc<Reports>,
+    engines: Arc<Engines>,
+    now: Mutex<Now>,
+    draining: CancellationToken,
+    /// For the handler and the session, which outlive a call.
+    own: std::sync::Weak<Edge>,
+}
+
+impl Edge {
+    /// Puts the boundary together; nothing is dialed yet.
+    ///
+    /// # Errors
+    /// If key or certificates cannot be used.
+    pub(crate) fn new(
+        state: &State,
+        identity: Arc<Identity>,
+        relay: Arc<Relay>,
+        reports: Arc<Reports>,
+        engines: Arc<Engines>,
+    ) -> Result<Arc<Self>, StartError> {
+        let tls = client_config(state, &identity)?;
+        let shown = Shown { state: "connecting", generation: None, since_unix_ms: Wall::now().unix_ms(), last_error: None };
+        Ok(Arc::new_cyclic(|own| Self {
+            identity,
+            tls,
+            instance: instance(),
+            relay,
+            reports,
+            engines,
+            now: Mutex::new(Now { shown, connection: None }),
+            draining: CancellationToken::new(),
+            own: own.clone(),
+        }))
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Now> {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn shown(&self) -> Shown {
+        self.lock().shown.clone()
+    }
+
+    fn current(&self) -> Option<Generation> {
+        self.lock().connection.as_ref().map(Connection::generation)
+    }
+
+    /// No new streams from now on: the edge is told so, and running ones go on.
+    pub(crate) fn drain(&self) {
+        self.draining.cancel();
+        let mut now = self.lock();
+        now.shown.state = "draining";
+        if let Some(connection) = &now.connection {
+            connection.goaway(GoawayReason::Shutdown, "the node agent stops", None);
+        }
+    }
+
+    /// The connection ended or could not be made.
+    fn failed(&self, error: LastError) {
+        let mut now = self.lock();
+        if !self.draining.is_cancelled() {
+            now.shown.state = "connecting";
+        }
+        now.shown.last_error = Some(error);
+    }
+}
+
+/// TLS towards the edge with this identity.
+///
+/// # Errors
+/// If key or certificates cannot be used.
+pub(crate) fn client_config(state: &State, identity: &Identity) -> Result<Arc<rustls::ClientConfig>, StartError> {
+    let unusable = |why: String| StartError::Failed(format!("the identity in the state directory cannot be used: {why}"));
+    let ca = BASE64.decode(identity.ca_certificate.as_bytes()).map_err(|error| unusable(error.to_string()))?;
+    let own = client_identity(state, identity)?;
+    wire_client(Trust::Ca(vec![ca.into()]), Some(own)).map_err(|error| unusable(error.to_string()))
+}
+
+/// Where and how the edge is dialed.
+pub(crate) fn target(identity: &Identity, tls: &Arc<rustls::ClientConfig>) -> DialTarget {
+    DialTarget {
+        addresses: identity.addresses.clone(),
+        server_name: server_name(&identity.edge_id),
+        tls: Arc::clone(tls),
+    }
+}
+
+/// The name in an edge's server certificate.
+pub(crate) fn server_name(edge_id: &str) -> String {
+    format!("{edge_id}.umbel")
+}
+
+/// A random name for this start of the process.
+pub(crate) fn instance() -> InstanceId {
+    let mut bytes = [0; 16];
+    secret::random_bytes(&mut bytes);
+    InstanceId(bytes)
+}
+
+/// The word for a step.
+pub(crate) fn step(step: DialStep) -> &'static str {
+    match step {
+        DialStep::Lookup => "lookup",
+        DialStep::Connect => "connect",
+        DialStep::Tls => "tls",
+        DialStep::Hello => "hello",
+    }
+}
+
+impl DialRole for Edge {
+    fn target(&self) -> DialTarget {
+        target(&self.identity, &self.tls)
+    }
+
+    fn hello(&self, _attempt: Attempt) -> HelloOut {
+        HelloOut {
+            purpose: Purpose::Hello,
+            versions: NODE_PROTOCOL,
+            instance: self.instance,
+            payload: self.reports.hello().encode_to_vec(),
+        }
+    }
+
+    fn on_welcome(&self, connection: &Connection, welcome: &Welcome) -> Result<Arc<dyn Handler>, Error> {
+        let hello: NodeHelloResponse = bounds::decode(&welcome.payload)?;
+        if hello.edge_id != self.identity.edge_id {
+            return Err(Error::new(Code::PermissionDenied, "OTHER_EDGE", "another edge answers at this address"));
+        }
+        let own = self.own.upgrade().ok_or_else(|| Error::new(Code::Unavailable, "STOPPING", "the agent stops"))?;
+        self.reports.raise(hello.inventory_sequence);
+        let generation = connection.generation();
+        tracing::info!(edge = %hello.edge_id, %generation, protocol = welcome.protocol, "connected to the edge");
+        {
+            let mut now = self.lock();
+            now.shown.state = if self.draining.is_cancelled() { "draining" } else { "connected" };
+            now.shown.generation = Some(generation.0);
+            now.shown.since_unix_ms = Wall::now().unix_ms();
+            now.shown.last_error = None;
+            now.connection = Some(connection.clone());
+        }
+        if self.draining.is_cancelled() {
+            connection.goaway(GoawayReason::Shutdown, "the node agent stops", None);
+        }
+        tokio::spawn(session::talk(Arc::clone(&own), connection.clone(), welcome.intervals));
+        Ok(Arc::new(Taker { edge: own, generation }))
+    }
+
+    fn on_failure(&self, error: &DialError, retry_in: Duration) {
+        let said = error.rejection.as_ref().map(|rejection| &rejection.error);
+        let code = said.map(|error| error.code.name());
+        tracing::warn!(
+            edge = %self.identity.edge_id,
+            step = step(error.step),
+            code,
+            reason = said.map(|error| error.reason.as_ref()),
+            retry_in_ms = millis(retry_in),
+            "cannot connect to the edge: {}",
+            error.message
+        );
+        self.failed(LastError {
+            step: step(error.step),
+            code,
+            reason: said.map(|error| error.reason.to_string()),
+            message: error.message.clone(),
+            at_unix_ms: Wall::now().unix_ms(),
+            retry_in_ms: millis(retry_in),
+        });
+    }
+
+    fn on_lost(&self, reason: &CloseReason, retry_in: Duration) {
+        tracing::warn!(edge = %self.identity.edge_id, retry_in_ms = millis(retry_in), "connection to the edge ended: {reason}");
+        self.failed(LastError {
+            step: "session",
+            code: None,
+            reason: Some(reason.name().to_owned()),
+            message: reason.to_string(),
+            at_unix_ms: Wall::now().unix_ms(),
+            retry_in_ms: millis(retry_in),
+        });
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Takes what comes on one connection.
+struct Taker {
+    edge: Arc<Edge>,
+    generation: Generation,
+}
+
+impl Handler for Taker {
+    fn on_stream(&self, _connection: &Connection, stream: IncomingStream) {
+        if stream.method() == method::INFERENCE {
+            // Without a connection there is no generation that this one could be.
+            let current = self.edge.current().unwrap_or_default();
+            self.edge.relay.take(stream, self.generation, current);
+        } else {
+            stream.fail(Error::new(Code::Unimplemented, "UNKNOWN_METHOD", "this node does not know the method"), true, &[]);
+        }
+    }
+
+    fn on_ack(&self, _connection: &Connection, number: u32, _key: &str, result: Result<(), Error>) {
+        if let Err(error) = result {
+            let what = if number == event::NODE_INVENTORY { "inventory" } else { "event" };
+            tracing::warn!(code = error.code.name(), reason = %error.reason, "the edge refused the node's {what}");
+        }
+    }
+
+    fn on_goaway(&self, _connection: &Connection, goaway: &Goaway) {
+        tracing::info!(reason = %goaway.reason, closing = goaway.closing, "the edge says: {}", goaway.message);
+    }
+
+    fn on_closed(&self, _connection: &Connection, _reason: &CloseReason) {
+        let mut now = self.edge.lock();
+        // A newer connection may have come first: only this one is forgotten.
+        if now.connection.as_ref().map(Connection::generation) == Some(self.generation) {
+            now.connection = None;
+            now.shown.generation = None;
+            now.shown.since_unix_ms = Wall::now().unix_ms();
+            if now.shown.state == "connected" {
+                now.shown.state = "connecting";
+            }
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! What the node says on one connection, from WELCOME to its end.
+//!
+//! Owns the order and the intervals; leaves the messages to `reports`. Invariant: leases come before the first
+//! heartbeat, and a slow or refusing edge never holds a stream up.
+
+use std::{sync::Arc, time::Duration};
+
+use prost::Message;
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
+use umbel_contracts::{
+    bounds, event, method,
+    proto::node::{NodeEngines, NodeHeartbeatAck, NodeLeases, NodeLeasesAck},
+};
+use umbel_wire::{Connection, Error, Intervals};
+
+use super::Edge;
+
+/// Where the edge suggests nothing.
+const HEARTBEAT: Duration = Duration::from_secs(10);
+const INVENTORY: Duration = Duration::from_secs(600);
+/// The host is looked at this often; told is what changed.
+const LOOK: Duration = Duration::from_secs(60);
+/// Changes of engines that come together are told together.
+const GATHER: Duration = Duration::from_millis(50);
+/// One request to the edge.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Between two tries to agree on leases; the edge gives 10 s in all.
+const LEASES_AGAIN: Duration = Duration::from_millis(100);
+
+/// Talks until the connection ends.
+pub(super) async fn talk(edge: Arc<Edge>, connection: Connection, intervals: Intervals) {
+    tokio::select! {
+        _ = connection.closed() => {}
+        () = speak(&edge, &connection, intervals) => {}
+    }
+}
+
+async fn speak(edge: &Arc<Edge>, connection: &Connection, intervals: Intervals) {
+    if let Err(error) = leases(edge, connection).await {
+        // The edge closes a connection that never names its leases, and the dialer makes the next one.
+        tracing::warn!(%error, "the edge did not take the node's leases");
+        return;
+    }
+    let every = |suggested: Duration, otherwise| if suggested.is_zero() { otherwise } else { suggested };
+    let inventory = every(intervals.inventory, INVENTORY);
+    let mut heartbeats = ticks(Instant::now(), every(intervals.heartbeat, HEARTBEAT));
+    let mut looks = ticks(Instant::now() + LOOK.min(inventory), LOOK.min(inventory));
+    let mut told = Instant::now();
+    let mut changes = edge.engines.changes();
+    loop {
+        tokio::select! {
+            _ = heartbeats.tick() => heartbeat(edge, connection),
+            _ = looks.tick() => {
+                let changed = edge.reports.look_again().await;
+                if (changed || told.elapsed() >= inventory)
+                    && let Some(message) = edge.reports.next_inventory()
+                {
+                    told = Instant::now();
+                    connection.event(event::NODE_INVENTORY, "inventory", message.encode_to_vec());
+                }
+            }
+            // The sender lives as long as the agent.
+            Ok(()) = changes.changed() => {
+                tokio::time::sleep(GATHER).await;
+                changes.borrow_and_update();
+                let message = NodeEngines { engines: edge.reports.statuses() };
+                connection.event(event::NODE_ENGINES, "engines", message.encode_to_vec());
+            }
+        }
+    }
+}
+
+fn ticks(from: Instant, period: Duration) -> tokio::time::Interval {
+    let mut ticks = interval_at(from, period);
+    // After a pause one report is enough.
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
+}
+
+/// Names the leases that are still carried, until the edge has none to cancel: the streams of older connections end
+/// by themselves once those are lost.
+async fn leases(edge: &Edge, connection: &Connection) -> Result<(), Error> {
+    loop {
+        let message = NodeLeases { lease_ids: edge.relay.leases() };
+        let answer = connection.request(method::NODE_LEASES, message.encode_to_vec(), TIMEOUT).await?;
+        let answer: NodeLeasesAck = bounds::decode(&answer)?;
+        if answer.cancel_lease_ids.is_empty() {
+            return Ok(());
+        }
+        edge.relay.cancel(&answer.cancel_lease_ids);
+        tokio::time::sleep(LEASES_AGAIN).await;
+    }
+}
+
+/// Sends a heartbeat without waiting for its answer here: the next one is due whatever becomes of it.
+fn heartbeat(edge: &Arc<Edge>, connection: &Connection) {
+    let message = edge.reports.heartbeat(edge.relay.in_flight()).encode_to_vec();
+    let connection = connection.clone();
+    tokio::spawn(async move {
+        let answered = connection.request(method::NODE_HEARTBEAT, message, TIMEOUT).await;
+        if let Err(error) = answered.and_then(|answer| bounds::decode::<NodeHeartbeatAck>(&answer)) {
+            tracing::debug!(code = error.code.name(), reason = %error.reason, "NodeHeartbeat");
+        }
+    });
+}
