@@ -1,12 +1,215 @@
 //! Builds every part of the control plane, runs it, and drains it.
+//!
+//! Order: settings, state directory, listeners (so that a port in use is told before anything starts), store, parts.
+//! Drain: ready turns off, edges are told (GOAWAY shutdown), answers finish, connections close, the store is closed.
 
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use umbel_contracts::serve::{Door, router};
+use umbel_store::{HighWater, Store};
+use umbel_wire::ids::Generation;
+use umbel_wire::{CloseReason, Connection, GoawayReason, files};
+
+use crate::core::views::Silence;
+use crate::http::api::Api;
+use crate::http::listen::{self, LocalListener};
+use crate::http::metrics;
+use crate::init::{STORE_FILE, STORE_OWNER};
+use crate::shell::authority::{Keys, ca_dir};
+use crate::shell::edges::EdgeDoor;
+use crate::shell::plane::{Plane, Settings};
+use crate::shell::signals::Signals;
 use crate::{Config, StartError};
+
+/// Generations set aside for one process: more connections than it will ever accept.
+const GENERATIONS: u64 = 1 << 32;
+/// For farewells and the store at the very end.
+const CLOSING: Duration = Duration::from_secs(3);
+/// Edges whose other addresses are tried come back here after this.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Runs the control plane until SIGTERM or SIGINT and the drain after it. Builds its own runtime; blocks.
 ///
 /// # Errors
 /// What kept it from starting: [`StartError::exit_code`] says with which code to exit.
 pub fn run(config: Config) -> Result<(), StartError> {
-    let _ = config;
-    unimplemented!()
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| StartError::Failed(format!("cannot start a runtime: {error}")))?;
+    runtime.block_on(async {
+        let mut signals =
+            Signals::take().map_err(|error| StartError::Failed(format!("cannot take signals: {error}")))?;
+        let running = Running::build(&config).await?;
+        tracing::info!(name = %config.name, edges = %running.edges_address, api = ?running.api_address, "serving");
+        let signal = signals.next().await;
+        tracing::info!("{signal}: draining for up to {:?}; a second signal ends at once", config.drain);
+        tokio::select! {
+            () = running.drain(config.drain) => {}
+            signal = signals.next() => tracing::warn!("{signal}: ending at once"),
+        }
+        Ok(())
+    })
+}
+
+/// Every part, built and serving.
+pub(crate) struct Running {
+    pub(crate) plane: Arc<Plane>,
+    pub(crate) edges_address: SocketAddr,
+    pub(crate) api_address: Option<SocketAddr>,
+    pub(crate) metrics_address: Option<SocketAddr>,
+    /// The listeners of operators: they end when the drain begins and their answers are out.
+    serving: JoinSet<()>,
+}
+
+/// What is bound before anything is started.
+struct Listeners {
+    edges: TcpListener,
+    api: Option<TcpListener>,
+    metrics: Option<TcpListener>,
+    local: LocalListener,
+}
+
+impl Running {
+    /// The one place where parts are put together.
+    pub(crate) async fn build(config: &Config) -> Result<Self, StartError> {
+        let state = config.state_dir.as_path();
+        if !ca_dir(config).exists() {
+            return Err(StartError::State(format!(
+                "{} is not initialised: run `umbel control-plane init` with the same --config first.",
+                state.display()
+            )));
+        }
+        files::private_dir(state)
+            .map_err(|error| StartError::State(format!("{}: {error}", state.display())))?;
+        let keys = Keys::open(config, umbel_wire::clock::Wall::now())?;
+        let listeners = Listeners::bind(config).await?;
+        let store = Store::open(&state.join(STORE_FILE), STORE_OWNER)
+            .map_err(|error| StartError::State(error.to_string()))?;
+        let generations = HighWater::open(&store, "generation", GENERATIONS)
+            .await
+            .map_err(|error| StartError::State(error.to_string()))?;
+        let plane = Plane::load(settings(config), store, keys, Generation(generations.take())).await?;
+        if plane.operators().active() == 0 {
+            tracing::warn!("no operator token is configured: the API refuses everybody but the local socket");
+        }
+        Self::start(plane, listeners)
+    }
+
+    fn start(plane: Arc<Plane>, listeners: Listeners) -> Result<Self, StartError> {
+        let Listeners { edges, api, metrics, local } = listeners;
+        let address = |listener: &TcpListener| {
+            listener
+                .local_addr()
+                .map_err(|error| StartError::Failed(format!("cannot name a listener: {error}")))
+        };
+        let edges_address = address(&edges)?;
+        let api_address = api.as_ref().map(address).transpose()?;
+        let metrics_address = metrics.as_ref().map(address).transpose()?;
+        let drain = plane.drain.clone();
+        let mut serving = JoinSet::new();
+        let fleet = Arc::new(Api(Arc::clone(&plane)));
+        if let Some(listener) = api {
+            let router = router(Arc::clone(&fleet), Door::Network);
+            serving.spawn(listen::tls(listener, Arc::clone(&plane.keys.api), router, drain.clone()));
+        }
+        serving.spawn(listen::local(local, router(fleet, Door::Local), drain.clone()));
+        if let Some(listener) = metrics {
+            serving.spawn(listen::plain(listener, metrics::router(Arc::clone(&plane)), drain.clone()));
+        }
+        let door = Arc::new(EdgeDoor(Arc::clone(&plane)));
+        serving.spawn(umbel_wire::serve(edges, Arc::clone(&plane.keys.edges), door, drain.clone()));
+        let watched = Arc::clone(&plane);
+        serving.spawn(async move { watched.keys.watch(drain).await });
+        Ok(Self { plane, edges_address, api_address, metrics_address, serving })
+    }
+
+    /// Ends everything in order, within `time` and a little for the farewells.
+    pub(crate) async fn drain(mut self, time: Duration) {
+        self.plane.drain.cancel();
+        self.plane.events.close();
+        self.plane.commands_moved();
+        let connections = self.connections();
+        for connection in &connections {
+            connection.goaway(GoawayReason::Shutdown, "The control plane ends.", Some(RETRY_AFTER));
+        }
+        let finished = async {
+            while self.serving.join_next().await.is_some() {}
+            for connection in &connections {
+                connection.drained().await;
+            }
+        };
+        if tokio::time::timeout(time, finished).await.is_err() {
+            tracing::warn!("the drain's time is over; what still runs is ended");
+        }
+        let closing = async {
+            for connection in self.connections() {
+                connection.close(CloseReason::Shutdown);
+                connection.closed().await;
+            }
+            self.plane.store().close().await;
+        };
+        if tokio::time::timeout(CLOSING, closing).await.is_err() {
+            tracing::warn!("some connections did not end in time");
+        }
+    }
+
+    fn connections(&self) -> Vec<Connection> {
+        self.plane.fleet().slots.owners().map(|(_, owner)| owner.handle.clone()).collect()
+    }
+}
+
+impl Listeners {
+    async fn bind(config: &Config) -> Result<Self, StartError> {
+        let api = match config.api {
+            Some(address) => Some(bind("listen.api", address).await?),
+            None => None,
+        };
+        let metrics = match config.metrics {
+            Some(address) => Some(bind("listen.metrics", address).await?),
+            None => None,
+        };
+        let edges = bind("listen.edges", config.edges).await?;
+        let local = LocalListener::bind(&config.socket).map_err(|error| {
+            StartError::Failed(format!(
+                "cannot make the socket {} (listen.socket): {error}. End the process that uses it, or give this one \
+                 another path of at most 100 characters.",
+                config.socket.display()
+            ))
+        })?;
+        Ok(Self { edges, api, metrics, local })
+    }
+}
+
+/// Binds a port, and says which key of the file to change if that cannot be.
+fn bind(key: &str, address: SocketAddr) -> impl Future<Output = Result<TcpListener, StartError>> {
+    async move {
+        TcpListener::bind(address).await.map_err(|error| {
+            let remedy = match error.kind() {
+                std::io::ErrorKind::AddrInUse => {
+                    "Another process listens there: end it, or choose another port"
+                }
+                std::io::ErrorKind::PermissionDenied => "This user may not: choose a port above 1023",
+                std::io::ErrorKind::AddrNotAvailable => "This host has no such address: correct it",
+                _ => "Correct it",
+            };
+            StartError::Failed(format!("cannot listen on {address}: {error}. {remedy} in {key}."))
+        })
+    }
+}
+
+fn settings(config: &Config) -> Settings {
+    Settings {
+        name: config.name.clone(),
+        fleet_name: config.fleet_name.clone(),
+        advertise: config.advertise.clone(),
+        heartbeat: config.heartbeat,
+        silence: Silence { stale: config.stale, offline: config.offline },
+        status_deadline: config.status_deadline,
+    }
 }

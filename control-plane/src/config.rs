@@ -1,13 +1,26 @@
 //! `control-plane.toml`: parsed without effects, strict, and valid once a [`Config`] exists.
+//!
+//! Owns the file's shape, its defaults and every check that needs only the file. Leaves the host (ports, the state
+//! directory) to `app`, `init` and `doctor`.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use umbel_contracts::config::{ConfigError, ConfigFile};
+use umbel_wire::ids::EdgeId;
+use umbel_wire::liveness::Times;
+use umbel_wire::token::is_address;
+
 use crate::StartError;
 
+mod file;
+
+use file::File;
+
 /// How log lines are written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum LogFormat {
     /// Text on a terminal, JSON otherwise.
     #[default]
@@ -19,15 +32,15 @@ pub enum LogFormat {
 }
 
 /// A valid file of the control plane.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Name of this control plane.
+    /// Name of this control plane: a DNS label. Edges keep what they have of it under this name.
     pub name: String,
     /// Name of the fleet, shown in every status.
     pub fleet_name: String,
     /// Store, authority and keys.
     pub state_dir: PathBuf,
-    /// Where edges dial: `host:port`, at most 8; stands in enrollment tokens.
+    /// Where edges dial: `host:port`, 1 to 8; stands in enrollment tokens.
     pub advertise: Vec<String>,
     /// The operator API, HTTPS; absent when off.
     pub api: Option<SocketAddr>,
@@ -65,10 +78,8 @@ impl Config {
     /// # Errors
     /// Names file, line and column, and what would be right.
     pub fn load(path: &Path) -> Result<Self, StartError> {
-        let text = std::fs::read_to_string(path).map_err(|error| {
-            StartError::Config(format!("cannot read {}: {error}. Write it, or pass --config FILE.", path.display()))
-        })?;
-        Self::parse(&text, path)
+        let file = ConfigFile::read(path).map_err(|error| StartError::Config(error.to_string()))?;
+        check(&file).map_err(|error| StartError::Config(error.to_string()))
     }
 
     /// Checks the text of a file; `path` is only named in errors.
@@ -76,7 +87,93 @@ impl Config {
     /// # Errors
     /// Names file, line and column, and what would be right.
     pub fn parse(text: &str, path: &Path) -> Result<Self, StartError> {
-        let _ = (text, path);
-        unimplemented!()
+        check(&ConfigFile::from_text(path, text)).map_err(|error| StartError::Config(error.to_string()))
     }
 }
+
+fn check(file: &ConfigFile) -> Result<Config, ConfigError> {
+    let read: File = file.parse()?;
+    let wrong = |key: &str, message: &str| Err(file.error(key, message));
+    let own = &read.control_plane;
+    if EdgeId::parse(&own.name).is_err() {
+        return wrong(
+            "control_plane.name",
+            "must be 1 to 63 characters of a-z, 0-9 and `-`, such as \"cp-1\"",
+        );
+    }
+    if own.state_dir.as_os_str().is_empty() {
+        return wrong("control_plane.state_dir", "is empty; name a directory that only this user may enter");
+    }
+    if own.advertise.is_empty() || own.advertise.len() > 8 {
+        return wrong(
+            "control_plane.advertise",
+            "needs 1 to 8 addresses that edges dial, such as \"cp.example.net:7441\"",
+        );
+    }
+    if let Some(odd) = own.advertise.iter().find(|address| !is_address(address)) {
+        return wrong("control_plane.advertise", &format!("\"{odd}\" is not host:port"));
+    }
+    let api = listen(file, "listen.api", &read.listen.api)?;
+    let Some(edges) = listen(file, "listen.edges", &read.listen.edges)? else {
+        return wrong("listen.edges", "cannot be off: edges connect there");
+    };
+    let metrics = listen(file, "listen.metrics", &read.listen.metrics)?;
+    let cert = path(&read.tls.api_cert_file);
+    let key = path(&read.tls.api_key_file);
+    if cert.is_some() != key.is_some() {
+        return wrong("tls.api_cert_file", "needs tls.api_key_file too, and the other way round");
+    }
+    let beats = &read.liveness;
+    if beats.heartbeat.0.is_zero() || beats.heartbeat.0 > Duration::from_secs(3600) {
+        return wrong("liveness.heartbeat", "must be above 0 and at most 1h");
+    }
+    if let Err(message) = Times::new(beats.stale.0, beats.offline.0) {
+        return wrong("liveness.stale", &message);
+    }
+    if beats.stale.0 <= beats.heartbeat.0 {
+        return wrong(
+            "liveness.stale",
+            "must be longer than liveness.heartbeat, or every edge is always stale",
+        );
+    }
+    let deadline = read.status.deadline.0;
+    if deadline < Duration::from_millis(50) || deadline > Duration::from_secs(30) {
+        return wrong("status.deadline", "must be 50ms to 30s");
+    }
+    Ok(Config {
+        name: own.name.clone(),
+        fleet_name: if own.fleet_name.is_empty() { own.name.clone() } else { own.fleet_name.clone() },
+        socket: path(&read.listen.socket).unwrap_or_else(|| own.state_dir.join("control-plane.sock")),
+        state_dir: own.state_dir.clone(),
+        advertise: own.advertise.clone(),
+        api,
+        edges,
+        metrics,
+        server_names: read.tls.server_names,
+        api_cert_file: cert,
+        api_key_file: key,
+        heartbeat: beats.heartbeat.0,
+        stale: beats.stale.0,
+        offline: beats.offline.0,
+        status_deadline: deadline,
+        log_level: read.log.level,
+        log_format: read.log.format,
+        drain: read.shutdown.drain.0,
+    })
+}
+
+/// An address, or nothing for the empty text.
+fn listen(file: &ConfigFile, key: &str, text: &str) -> Result<Option<SocketAddr>, ConfigError> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let wrong = |_| file.error(key, format!("\"{text}\" is not an address and port, such as 127.0.0.1:7440"));
+    text.parse().map(Some).map_err(wrong)
+}
+
+fn path(text: &str) -> Option<PathBuf> {
+    (!text.is_empty()).then(|| PathBuf::from(text))
+}
+
+#[cfg(test)]
+mod tests;

@@ -8,9 +8,12 @@
 
 mod app;
 mod config;
+mod core;
 mod doctor;
 mod error;
+mod http;
 mod init;
+mod shell;
 
 pub use app::run;
 pub use config::{Config, LogFormat};

@@ -5,30 +5,27 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::Router;
-use axum::body::{Body, to_bytes};
-use axum::extract::{Path, Query, Request, State};
+use axum::extract::{Path, Request, State};
+use axum::http::StatusCode;
 use axum::http::header::LOCATION;
-use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::from_fn;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use tokio::sync::Semaphore;
-use umbel_wire::error::{Code, Error};
+use umbel_wire::error::Code;
 
 use super::fleet::clip;
-use super::problem::{Failure, tell};
-use super::{
-    AuditQuestion, BODY_MAX, Caller, CommandCall, Door, Fleet, Follow, STREAMS_MAX, StatusQuestion, stream,
+use super::input::{
+    SELECTOR_MAX, check_command, command_id, deadline, duration, idempotency_key, json, query, reason, refuse,
 };
-use crate::objects::{CommandRequestBody, EdgeEnrollmentRequest, OperatorRequest, Page, ReasonBody, Role};
+use super::problem::{Failure, tell};
+use super::{AuditQuestion, Caller, CommandCall, Door, Fleet, Follow, STREAMS_MAX, StatusQuestion, stream};
+use crate::objects::{CommandRequestBody, EdgeEnrollmentRequest, OperatorRequest, Page, Role};
 use crate::operations::Class;
 
 /// Longest time a command's caller may wait for its end.
 const WAIT_MAX: Duration = Duration::from_secs(600);
-/// Shortest and longest time that sites are given for an answer.
-const DEADLINES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(30));
 /// Entries on a page of the audit.
 const AUDIT_PAGE: (usize, usize) = (100, 1000);
 
@@ -78,10 +75,6 @@ async fn no_route(_caller: Caller) -> Failure {
 
 async fn no_method(_caller: Caller) -> Failure {
     refuse(Code::InvalidArgument, "METHOD_NOT_ALLOWED", "This path does not take this method.")
-}
-
-fn refuse(code: Code, reason: &'static str, message: impl Into<String>) -> Failure {
-    Error::new(code, reason, message).into()
 }
 
 #[derive(Deserialize)]
@@ -152,9 +145,6 @@ impl DetailQuery {
         Ok(StatusQuestion { nodes, sections, deadline: deadline(self.deadline.as_deref())? })
     }
 }
-
-/// Bytes of a selector.
-const SELECTOR_MAX: usize = 1024;
 
 async fn edge_status<F: Fleet>(
     State(api): State<Api<F>>,
@@ -235,49 +225,6 @@ pub(super) fn role_for(class: Class) -> Role {
     }
 }
 
-fn check_command(body: &CommandRequestBody) -> Result<(), Failure> {
-    let bounds = [
-        ("operation", body.operation.len(), 64),
-        ("target_selector", body.target_selector.len(), SELECTOR_MAX),
-        ("reason", body.reason.len(), 512),
-        ("confirm", body.confirm.len(), 256),
-        ("client", body.client.len(), 64),
-    ];
-    if let Some((name, _, most)) = bounds.iter().find(|(_, length, most)| length > most) {
-        return Err(refuse(
-            Code::InvalidArgument,
-            "FIELD_TOO_LONG",
-            format!("`{name}` has at most {most} bytes."),
-        ));
-    }
-    if body.operation.is_empty() {
-        return Err(refuse(
-            Code::InvalidArgument,
-            "OPERATION_MISSING",
-            "`operation` is empty; `node.list` is one.",
-        ));
-    }
-    Ok(())
-}
-
-fn idempotency_key(headers: &HeaderMap) -> Result<String, Failure> {
-    let Some(value) = headers.get("idempotency-key") else {
-        return Ok(uuid::Uuid::new_v4().to_string());
-    };
-    let id = value
-        .to_str()
-        .ok()
-        .map(|text| text.trim().trim_matches('"'))
-        .and_then(|text| uuid::Uuid::parse_str(text).ok());
-    id.filter(|id| !id.is_nil()).map(|id| id.to_string()).ok_or_else(|| {
-        refuse(
-            Code::InvalidArgument,
-            "COMMAND_ID_MALFORMED",
-            "`Idempotency-Key` is the command's id and must be a UUID.",
-        )
-    })
-}
-
 async fn command_show<F: Fleet>(
     State(api): State<Api<F>>,
     caller: Caller,
@@ -297,12 +244,6 @@ async fn command_events<F: Fleet>(
     let command = command_id(&command)?;
     let permit = stream::admit(&api.streams)?;
     Ok(stream::command(api.fleet.command_events(&caller, &edge, &command).await?, permit))
-}
-
-fn command_id(text: &str) -> Result<String, Failure> {
-    uuid::Uuid::parse_str(text)
-        .map(|id| id.to_string())
-        .map_err(|_| refuse(Code::InvalidArgument, "COMMAND_ID_MALFORMED", "A command's id is a UUID."))
 }
 
 #[derive(Deserialize)]
@@ -431,83 +372,4 @@ async fn operator_revoke<F: Fleet>(
     caller.need(Role::Admin)?;
     let reason = reason(request.into_body()).await?;
     Ok(Json(api.fleet.operator_revoke(&caller, &operator, &reason).await?).into_response())
-}
-
-fn query<Q: DeserializeOwned>(request: &Request) -> Result<Q, Failure> {
-    match Query::<Q>::try_from_uri(request.uri()) {
-        Ok(Query(query)) => Ok(query),
-        Err(rejection) => Err(refuse(
-            Code::InvalidArgument,
-            "QUERY_MALFORMED",
-            format!("The query is not understood: {}.", clip(&rejection.body_text())),
-        )),
-    }
-}
-
-async fn bytes(body: Body) -> Result<bytes::Bytes, Failure> {
-    to_bytes(body, BODY_MAX).await.map_err(|error| {
-        if std::error::Error::source(&error).is_some_and(|cause| cause.to_string().contains("length limit")) {
-            return refuse(
-                Code::TooLarge,
-                "BODY_TOO_LARGE",
-                format!("A request body has at most {BODY_MAX} bytes."),
-            );
-        }
-        refuse(Code::InvalidArgument, "BODY_INCOMPLETE", "The request body ended too early.")
-    })
-}
-
-async fn json<T: DeserializeOwned>(body: Body) -> Result<T, Failure> {
-    let bytes = bytes(body).await?;
-    serde_json::from_slice(&bytes).map_err(|error| {
-        refuse(
-            Code::InvalidArgument,
-            "BODY_MALFORMED",
-            format!("The request body is not understood: {}.", clip(&error.to_string())),
-        )
-    })
-}
-
-/// The reason of a write whose body has nothing else; an empty body has none.
-async fn reason(body: Body) -> Result<String, Failure> {
-    let bytes = bytes(body).await?;
-    if bytes.is_empty() {
-        return Ok(String::new());
-    }
-    let ReasonBody { reason } = serde_json::from_slice(&bytes).map_err(|error| {
-        refuse(
-            Code::InvalidArgument,
-            "BODY_MALFORMED",
-            format!("The request body is not understood: {}.", clip(&error.to_string())),
-        )
-    })?;
-    if reason.len() > 512 {
-        return Err(refuse(Code::InvalidArgument, "FIELD_TOO_LONG", "`reason` has at most 512 bytes."));
-    }
-    Ok(reason)
-}
-
-fn deadline(text: Option<&str>) -> Result<Option<Duration>, Failure> {
-    let (least, most) = DEADLINES;
-    text.map(|text| duration(text, "deadline").map(|asked| asked.clamp(least, most))).transpose()
-}
-
-/// `500ms`, `30s`, `2m`, or a bare number of seconds.
-fn duration(text: &str, name: &str) -> Result<Duration, Failure> {
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at(digits);
-    let milliseconds = match unit {
-        "ms" => 1,
-        "" | "s" => 1000,
-        "m" => 60_000,
-        _ => 0,
-    };
-    match number.parse::<u64>().ok().and_then(|number| number.checked_mul(milliseconds)) {
-        Some(time) if milliseconds > 0 => Ok(Duration::from_millis(time)),
-        _ => Err(refuse(
-            Code::InvalidArgument,
-            "DURATION_MALFORMED",
-            format!("`{name}` is a time such as 500ms, 30s or 2m, not `{}`.", clip(text)),
-        )),
-    }
 }

@@ -8,6 +8,7 @@
 mod api;
 mod call;
 mod fleet;
+mod input;
 mod problem;
 mod ring;
 mod stream;

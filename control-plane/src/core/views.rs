@@ -1,0 +1,241 @@
+//! What each edge last said, in memory only, with its age by this host's own clock.
+//!
+//! Owns the views and their bounds. Leaves identities to `edges` and connections to `wire::slots`. Invariant: a view
+//! is never stored, never older than this process, and at most [`SUMMARY_MAX`] bytes of what the edge said.
+//!
+//! ```text
+//!   never --hello--> connected --stale time--> stale --offline time--> disconnected
+//!                      ^  ^---------heartbeat----+                        |
+//!                      `--------------------hello------------------------'
+//!                      `--close of the current generation--> disconnected
+//! ```
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use prost::Message;
+use umbel_contracts::objects::EdgeConnection;
+use umbel_contracts::operations::Class;
+use umbel_contracts::proto::control::{EdgeHelloRequest, EdgeSummary};
+use umbel_wire::error::{Code, Error};
+use umbel_wire::ids::{EdgeId, Generation};
+
+/// Encoded bytes of a summary that are kept for an edge: 10,000 edges then cost 160 MB at the very worst.
+pub(crate) const SUMMARY_MAX: usize = 16 * 1024;
+/// Operations that an edge may name; the design lists about sixty.
+pub(crate) const OPERATIONS_MAX: usize = 256;
+/// Bytes of a name or version that an edge tells.
+const TEXT_MAX: usize = 128;
+
+/// The times after which silence means something.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Silence {
+    pub(crate) stale: Duration,
+    pub(crate) offline: Duration,
+}
+
+/// One edge's view.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct View {
+    pub(crate) display_name: String,
+    pub(crate) software_version: String,
+    pub(crate) operations: Arc<Vec<(String, Class)>>,
+    pub(crate) protocol: u32,
+    /// The connection that owns the view now.
+    pub(crate) generation: Option<Generation>,
+    /// The last connection's, kept after its end.
+    pub(crate) last_generation: Option<Generation>,
+    pub(crate) heard: Option<Instant>,
+    pub(crate) summary: Option<Summary>,
+    /// Sequence of the last event of the current connection.
+    event_sequence: u64,
+    pub(crate) events_lost: u64,
+    /// Another process showed this edge's credential while it was connected.
+    pub(crate) duplicate_at_unix_ms: Option<i64>,
+    /// It did not answer the last question in time: others are asked before it.
+    pub(crate) slow: bool,
+}
+
+/// The last figures of an edge.
+#[derive(Clone, Debug)]
+pub(crate) struct Summary {
+    pub(crate) said: Arc<EdgeSummary>,
+    pub(crate) received: Instant,
+    pub(crate) observed_at_unix_ms: i64,
+}
+
+impl View {
+    /// Whether its connection is up, judged now.
+    pub(crate) fn connection(&self, now: Instant, silence: Silence) -> EdgeConnection {
+        let Some(heard) = self.heard else {
+            return EdgeConnection::Never;
+        };
+        if self.generation.is_none() {
+            return EdgeConnection::Disconnected;
+        }
+        let quiet = now.saturating_duration_since(heard);
+        if quiet >= silence.offline {
+            EdgeConnection::Disconnected
+        } else if quiet >= silence.stale {
+            EdgeConnection::Stale
+        } else {
+            EdgeConnection::Connected
+        }
+    }
+
+    /// Milliseconds since anything was heard.
+    pub(crate) fn heard_ms(&self, now: Instant) -> Option<u64> {
+        self.heard.map(|heard| age_ms(now, heard))
+    }
+
+    /// The class that the edge named for an operation.
+    pub(crate) fn class(&self, operation: &str) -> Option<Class> {
+        self.operations.iter().find(|(name, _)| name == operation).map(|(_, class)| *class)
+    }
+}
+
+/// Whole milliseconds from `then` to `now`.
+pub(crate) fn age_ms(now: Instant, then: Instant) -> u64 {
+    u64::try_from(now.saturating_duration_since(then).as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The views of all edges that said something since the start.
+#[derive(Debug, Default)]
+pub(crate) struct Views {
+    views: HashMap<EdgeId, View>,
+}
+
+/// What a heartbeat or event of an edge comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    /// It counted.
+    Yes,
+    /// It came over a connection that is no longer the edge's.
+    Stale,
+}
+
+impl Views {
+    pub(crate) fn get(&self, edge_id: &EdgeId) -> Option<&View> {
+        self.views.get(edge_id)
+    }
+
+    /// An accepted hello: called once the connection owns its slot.
+    pub(crate) fn connected(
+        &mut self,
+        now: Instant,
+        edge_id: &EdgeId,
+        generation: Generation,
+        protocol: u32,
+        hello: &EdgeHelloRequest,
+    ) {
+        let view = self.views.entry(edge_id.clone()).or_default();
+        view.display_name = clip(&hello.display_name);
+        view.software_version = clip(&hello.software_version);
+        view.operations = Arc::new(operations(hello));
+        view.protocol = protocol;
+        view.generation = Some(generation);
+        view.last_generation = Some(generation);
+        view.heard = Some(now);
+        view.event_sequence = 0;
+        view.slow = false;
+    }
+
+    /// The end of a connection; changes nothing unless it is the current one.
+    pub(crate) fn disconnected(&mut self, edge_id: &EdgeId, generation: Generation) -> bool {
+        match self.views.get_mut(edge_id) {
+            Some(view) if view.generation == Some(generation) => {
+                view.generation = None;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// A heartbeat or a fresh answer with the edge's figures.
+    pub(crate) fn summary(
+        &mut self,
+        now: Instant,
+        edge_id: &EdgeId,
+        generation: Generation,
+        observed_at_unix_ms: i64,
+        said: EdgeSummary,
+    ) -> Result<Taken, Error> {
+        if said.encoded_len() > SUMMARY_MAX {
+            return Err(Error::new(
+                Code::TooLarge,
+                "SUMMARY_TOO_LARGE",
+                format!("A summary has at most {SUMMARY_MAX} bytes; shorten the problems' texts."),
+            ));
+        }
+        let Some(view) = self.current(edge_id, generation) else {
+            return Ok(Taken::Stale);
+        };
+        view.heard = Some(now);
+        view.slow = false;
+        view.summary = Some(Summary { said: Arc::new(said), received: now, observed_at_unix_ms });
+        Ok(Taken::Yes)
+    }
+
+    /// Anything else that shows the edge alive.
+    pub(crate) fn heard(&mut self, now: Instant, edge_id: &EdgeId, generation: Generation) {
+        if let Some(view) = self.current(edge_id, generation) {
+            view.heard = Some(now);
+            view.slow = false;
+        }
+    }
+
+    /// It let a question's deadline pass.
+    pub(crate) fn slow(&mut self, edge_id: &EdgeId, generation: Generation) {
+        if let Some(view) = self.current(edge_id, generation) {
+            view.slow = true;
+        }
+    }
+
+    /// An event with the edge's sequence: how many before it never came. `None` over a stale connection.
+    pub(crate) fn event(
+        &mut self,
+        now: Instant,
+        edge_id: &EdgeId,
+        generation: Generation,
+        sequence: u64,
+    ) -> Option<u64> {
+        let view = self.current(edge_id, generation)?;
+        view.heard = Some(now);
+        // The first one of a connection starts the count: what came before it went to another connection.
+        let expected = if view.event_sequence == 0 { sequence } else { view.event_sequence + 1 };
+        view.event_sequence = view.event_sequence.max(sequence);
+        let lost = sequence.saturating_sub(expected);
+        view.events_lost = view.events_lost.saturating_add(lost);
+        Some(lost)
+    }
+
+    /// A newcomer with this edge's credential was refused because the edge is alive.
+    pub(crate) fn duplicate(&mut self, edge_id: &EdgeId, at_unix_ms: i64) {
+        if let Some(view) = self.views.get_mut(edge_id) {
+            view.duplicate_at_unix_ms = Some(at_unix_ms);
+        }
+    }
+
+    fn current(&mut self, edge_id: &EdgeId, generation: Generation) -> Option<&mut View> {
+        self.views.get_mut(edge_id).filter(|view| view.generation == Some(generation))
+    }
+}
+
+fn operations(hello: &EdgeHelloRequest) -> Vec<(String, Class)> {
+    hello
+        .operations
+        .iter()
+        .filter(|operation| !operation.name.is_empty() && operation.name.len() <= 64)
+        .take(OPERATIONS_MAX)
+        .map(|operation| (operation.name.clone(), Class::from_number(operation.class)))
+        .collect()
+}
+
+/// A text of an edge, short and without control characters: it goes to operators' terminals.
+pub(crate) fn clip(text: &str) -> String {
+    text.chars().filter(|letter| !letter.is_control()).take(TEXT_MAX).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,110 @@
+//! Views: whose word counts, how old it is, and what is never kept.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use umbel_contracts::proto::control::{Operation, Problem};
+
+use super::*;
+
+const SILENCE: Silence = Silence { stale: Duration::from_secs(30), offline: Duration::from_secs(90) };
+
+fn edge() -> EdgeId {
+    EdgeId::parse("ber1").unwrap()
+}
+
+fn hello() -> EdgeHelloRequest {
+    let operation = |name: &str, class| Operation { name: name.into(), class };
+    EdgeHelloRequest {
+        edge_id: "ber1".into(),
+        display_name: "Berlin\u{1b}[2J".into(),
+        operations: vec![operation("node.list", 1), operation("node.drain", 2), operation("new.thing", 77)],
+        ..Default::default()
+    }
+}
+
+fn connected(now: Instant) -> Views {
+    let mut views = Views::default();
+    views.connected(now, &edge(), Generation(7), 1, &hello());
+    views
+}
+
+#[test]
+fn silence_turns_a_connection_stale_and_then_disconnected_by_this_hosts_clock() {
+    let start = Instant::now();
+    let mut views = connected(start);
+    let at = |views: &Views, seconds| {
+        views.get(&edge()).unwrap().connection(start + Duration::from_secs(seconds), SILENCE)
+    };
+    assert_eq!(at(&views, 0), EdgeConnection::Connected);
+    assert_eq!(at(&views, 30), EdgeConnection::Stale);
+    assert_eq!(at(&views, 90), EdgeConnection::Disconnected);
+    // A heartbeat that claims to be from the distant past counts from when it came.
+    let later = start + Duration::from_secs(89);
+    views.summary(later, &edge(), Generation(7), 1, EdgeSummary::default()).unwrap();
+    assert_eq!(at(&views, 100), EdgeConnection::Connected);
+    assert_eq!(View::default().connection(start, SILENCE), EdgeConnection::Never);
+}
+
+#[test]
+fn a_stale_connection_changes_nothing() {
+    let start = Instant::now();
+    let mut views = connected(start);
+    views.connected(start, &edge(), Generation(8), 1, &hello());
+    assert!(!views.disconnected(&edge(), Generation(7)), "a late close is not the live connection's");
+    let taken = views.summary(start, &edge(), Generation(7), 1, EdgeSummary::default());
+    assert_eq!(taken, Ok(Taken::Stale));
+    assert_eq!(views.event(start, &edge(), Generation(7), 1), None);
+    assert!(views.get(&edge()).unwrap().summary.is_none());
+    assert!(views.disconnected(&edge(), Generation(8)));
+    let view = views.get(&edge()).unwrap();
+    assert_eq!(view.connection(start, SILENCE), EdgeConnection::Disconnected);
+    assert_eq!(view.last_generation, Some(Generation(8)));
+}
+
+/// Fault row 7: the last word stays, with its age, when the edge is cut off.
+#[test]
+fn the_last_summary_outlives_the_connection() {
+    let start = Instant::now();
+    let mut views = connected(start);
+    let said = EdgeSummary { nodes_total: 3, ..Default::default() };
+    views.summary(start, &edge(), Generation(7), 1, said).unwrap();
+    views.disconnected(&edge(), Generation(7));
+    let summary = views.get(&edge()).unwrap().summary.clone().unwrap();
+    assert_eq!(summary.said.nodes_total, 3);
+    assert_eq!(age_ms(start + Duration::from_secs(60), summary.received), 60_000);
+}
+
+/// Fault row 47: a summary beyond the bound is refused and the former one kept.
+#[test]
+fn a_view_has_a_bound() {
+    let start = Instant::now();
+    let mut views = connected(start);
+    let problem = Problem { message: "x".repeat(1024), ..Default::default() };
+    let said = EdgeSummary { problems: vec![problem; 17], ..Default::default() };
+    let refused = views.summary(start, &edge(), Generation(7), 1, said).unwrap_err();
+    assert_eq!(refused.code, Code::TooLarge);
+    assert!(views.get(&edge()).unwrap().summary.is_none());
+}
+
+#[test]
+fn gaps_in_the_events_are_counted() {
+    let start = Instant::now();
+    let mut views = connected(start);
+    let mut event = |sequence| views.event(start, &edge(), Generation(7), sequence);
+    assert_eq!(event(41), Some(0), "the first event of a connection starts the count");
+    assert_eq!(event(42), Some(0));
+    assert_eq!(event(45), Some(2));
+    assert_eq!(event(44), Some(0), "one that comes late loses nothing");
+    assert_eq!(event(46), Some(0));
+    assert_eq!(views.get(&edge()).unwrap().events_lost, 2);
+}
+
+#[test]
+fn an_operation_of_an_unknown_class_needs_an_admin() {
+    let views = connected(Instant::now());
+    let view = views.get(&edge()).unwrap();
+    assert_eq!(view.class("node.list"), Some(Class::Read));
+    assert_eq!(view.class("node.drain"), Some(Class::Operate));
+    assert_eq!(view.class("new.thing"), Some(Class::Admin));
+    assert_eq!(view.class("no.such"), None);
+    assert_eq!(view.display_name, "Berlin[2J", "no escape sequence reaches an operator's terminal");
+}

@@ -1,0 +1,6 @@
+//! What the control plane answers to operators and to what watches it: the API, metrics and health.
+
+pub(crate) mod api;
+mod identities;
+pub(crate) mod listen;
+pub(crate) mod metrics;

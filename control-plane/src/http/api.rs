@@ -1,0 +1,331 @@
+//! The operator API's answers: the control plane as a fleet.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use umbel_contracts::objects::{
+    AuditObject, CommandEventObject, CommandObject, EdgeEnrollmentObject, EdgeEnrollmentRequest, EdgeObject,
+    FleetNodes, FleetStatus, Freshness, NodeObject, OperatorObject, OperatorRequest, Page, QueueObject, Role,
+    SiteNode, SiteStatus, SummaryObject, timestamp,
+};
+use umbel_contracts::operations::Class;
+use umbel_contracts::serve::{AuditQuestion, Caller, CommandCall, Feed, Fleet, Follow, StatusQuestion, Told};
+use umbel_wire::clock;
+use umbel_wire::error::{Code, Error};
+use umbel_wire::ids::EdgeId;
+use umbel_wire::token::{BearerKind, parse_bearer};
+
+use super::identities;
+use crate::core::audit;
+use crate::core::operators::unknown_token;
+use crate::core::views::age_ms;
+use crate::shell::plane::{Link, Plane, not_connected, unreadable};
+use crate::shell::status::{Asked, ask_all};
+use crate::shell::{relay, settle};
+
+/// Nodes in one answer about the whole fleet; sites beyond it are named as missing.
+const NODES_MAX: usize = 50_000;
+/// Entries of the audit that one filtered question reads at most.
+const AUDIT_READ_MAX: usize = 10_000;
+
+/// The control plane as the operator API sees it.
+#[derive(Clone)]
+pub(crate) struct Api(pub(crate) Arc<Plane>);
+
+impl Api {
+    /// The links of the wanted edges, or of all.
+    fn links(&self, only: Option<&EdgeId>) -> Vec<Link> {
+        let fleet = self.0.fleet();
+        fleet
+            .slots
+            .owners()
+            .filter(|(edge_id, owner)| {
+                only.is_none_or(|wanted| wanted == *edge_id) && !owner.handle.is_closed()
+            })
+            .map(|(edge_id, owner)| Link {
+                edge_id: edge_id.clone(),
+                generation: owner.generation,
+                connection: owner.handle.clone(),
+            })
+            .collect()
+    }
+
+    /// Every enrolled site with what it answered, or what was known.
+    async fn sites(&self, only: Option<&EdgeId>, question: &StatusQuestion) -> Vec<SiteStatus> {
+        let deadline = question.deadline.unwrap_or(self.0.settings.status_deadline);
+        let mut asked = ask_all(&self.0, self.links(only), question, deadline).await;
+        let enrolled: Vec<EdgeId> = {
+            let fleet = self.0.fleet();
+            fleet.edges.sorted().into_iter().map(|(edge_id, _)| edge_id.clone()).collect()
+        };
+        enrolled
+            .into_iter()
+            .filter(|edge_id| only.is_none_or(|wanted| wanted == edge_id))
+            .map(|edge_id| {
+                let answer = asked.remove(&edge_id);
+                self.site(&edge_id, answer, question, deadline)
+            })
+            .collect()
+    }
+
+    fn site(
+        &self,
+        edge_id: &EdgeId,
+        answer: Option<Option<Asked>>,
+        question: &StatusQuestion,
+        deadline: Duration,
+    ) -> SiteStatus {
+        let now = clock::now();
+        let fleet = self.0.fleet();
+        let view = fleet.views.get(edge_id);
+        let last = view.and_then(|view| view.summary.clone());
+        let stored = fleet.edges.get(edge_id).map(|known| known.row.display_name.clone());
+        let connected = fleet.slots.owner(edge_id).is_some_and(|owner| !owner.handle.is_closed());
+        let named = view.map(|view| view.display_name.clone()).filter(|name| !name.is_empty());
+        let display_name =
+            named.or(stored).filter(|name| !name.is_empty()).unwrap_or_else(|| edge_id.to_string());
+        drop(fleet);
+        let mut site = SiteStatus {
+            edge_id: edge_id.to_string(),
+            display_name,
+            freshness: Freshness::Disconnected,
+            age_ms: last.as_ref().map(|summary| age_ms(now, summary.received)),
+            observed_at: last.as_ref().map(|summary| timestamp(summary.observed_at_unix_ms)),
+            note: None,
+            summary: last.map(|summary| SummaryObject::from_proto((*summary.said).clone())),
+            nodes: None,
+            queues: None,
+        };
+        let late = format!("The edge is connected and did not answer within {} ms.", deadline.as_millis());
+        (site.freshness, site.note) = match answer {
+            Some(Some(Ok(said))) => {
+                site.age_ms = Some(0);
+                site.observed_at = Some(timestamp(said.observed_at_unix_ms));
+                if let Some(summary) = &said.summary {
+                    site.summary = Some(SummaryObject::from_proto(summary.clone()));
+                }
+                let wanted = |section: &str| {
+                    question.sections.is_empty() || question.sections.iter().any(|name| name == section)
+                };
+                site.nodes =
+                    wanted("nodes").then(|| said.nodes.iter().cloned().map(NodeObject::from_proto).collect());
+                site.queues = wanted("queues")
+                    .then(|| said.queues.iter().cloned().map(QueueObject::from_proto).collect());
+                (Freshness::Fresh, None)
+            }
+            Some(None) => (Freshness::TimedOut, Some(late)),
+            Some(Some(Err(error))) if error.code == Code::DeadlineExceeded => {
+                (Freshness::TimedOut, Some(late))
+            }
+            Some(Some(Err(error))) if connected => (Freshness::Cached, Some(error.message)),
+            None if connected => {
+                (Freshness::Cached, Some("The edge has just connected and was not asked.".into()))
+            }
+            _ => (Freshness::Disconnected, Some(not_connected_note(site.summary.is_some()))),
+        };
+        site
+    }
+
+    fn find(&self, edge_id: &str) -> Result<EdgeId, Error> {
+        self.0.fleet().edges.find(edge_id).map(|(edge_id, _)| edge_id)
+    }
+}
+
+fn not_connected_note(known: bool) -> String {
+    let what = if known { "the figures are its last" } else { "nothing was heard of it since this start" };
+    format!("The edge is not connected; {what}.")
+}
+
+impl Fleet for Api {
+    async fn authenticate(&self, token: &str) -> Result<(String, Role), Error> {
+        let bearer = parse_bearer(token, BearerKind::OperatorToken).map_err(|_| unknown_token())?;
+        self.0.operators().authenticate(&bearer.id, &bearer.secret)
+    }
+
+    async fn status(&self, deadline: Option<Duration>) -> Result<FleetStatus, Error> {
+        let question =
+            StatusQuestion { sections: vec!["facts".into()], deadline, ..StatusQuestion::default() };
+        let sites = self.sites(None, &question).await;
+        let settings = &self.0.settings;
+        let deadline = deadline.unwrap_or(settings.status_deadline);
+        Ok(FleetStatus {
+            fleet_name: settings.fleet_name.clone(),
+            answered_by: settings.name.clone(),
+            observed_at: timestamp(self.0.clock.now().unix_ms()),
+            deadline_ms: u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX),
+            sites,
+        })
+    }
+
+    async fn edges(&self) -> Result<Vec<EdgeObject>, Error> {
+        Ok(identities::edges(&self.0))
+    }
+
+    async fn edge(&self, edge_id: &str) -> Result<EdgeObject, Error> {
+        let edge_id = self.find(edge_id)?;
+        identities::edge(&self.0, &edge_id).ok_or_else(|| not_connected(&edge_id))
+    }
+
+    async fn edge_status(&self, edge_id: &str, question: StatusQuestion) -> Result<SiteStatus, Error> {
+        let edge_id = self.find(edge_id)?;
+        let deadline = question.deadline.unwrap_or(self.0.settings.status_deadline);
+        let mut asked = ask_all(&self.0, self.links(Some(&edge_id)), &question, deadline).await;
+        let answer = asked.remove(&edge_id);
+        // What the asker got wrong is his answer and no state of the site.
+        if let Some(Some(Err(error))) = &answer
+            && matches!(error.code, Code::InvalidArgument | Code::NotFound)
+        {
+            return Err(error.clone());
+        }
+        Ok(self.site(&edge_id, answer, &question, deadline))
+    }
+
+    async fn nodes(&self, question: StatusQuestion) -> Result<FleetNodes, Error> {
+        let mut items = Vec::new();
+        let mut missing = Vec::new();
+        for mut site in self.sites(None, &question).await {
+            match site.nodes.take() {
+                Some(nodes) if items.len() + nodes.len() <= NODES_MAX => {
+                    let edge_id = site.edge_id;
+                    items.extend(nodes.into_iter().map(|node| SiteNode { edge_id: edge_id.clone(), node }));
+                }
+                Some(_) => {
+                    site.note =
+                        Some(format!("An answer has at most {NODES_MAX} nodes. Ask this site by itself."));
+                    missing.push(site);
+                }
+                None => missing.push(site),
+            }
+        }
+        Ok(FleetNodes { items, missing })
+    }
+
+    async fn operation_class(&self, edge_id: &str, operation: &str) -> Result<Class, Error> {
+        let link = self.0.link(edge_id)?;
+        let fleet = self.0.fleet();
+        Ok(fleet.views.get(&link.edge_id).and_then(|view| view.class(operation)).unwrap_or(Class::Admin))
+    }
+
+    async fn command(
+        &self,
+        caller: &Caller,
+        edge_id: &str,
+        call: CommandCall,
+    ) -> Result<CommandObject, Error> {
+        let class = self.operation_class(edge_id, &call.body.operation).await?;
+        relay::command(&self.0, caller, edge_id, class, call).await
+    }
+
+    async fn command_show(
+        &self,
+        _caller: &Caller,
+        edge_id: &str,
+        command_id: &str,
+    ) -> Result<CommandObject, Error> {
+        settle::show(&self.0, edge_id, command_id).await
+    }
+
+    async fn command_events(
+        &self,
+        _caller: &Caller,
+        edge_id: &str,
+        command_id: &str,
+    ) -> Result<Feed<CommandEventObject>, Error> {
+        settle::follow(&self.0, edge_id, command_id).await
+    }
+
+    async fn events(&self, follow: Follow) -> Result<Feed<Told>, Error> {
+        Ok(self.0.events.follow(&follow))
+    }
+
+    async fn audit(&self, question: AuditQuestion) -> Result<Page<AuditObject>, Error> {
+        let store = self.0.store();
+        let head = store.audit_head().await.map_err(unreadable)?.sequence;
+        let mut before = question.before.unwrap_or(u64::MAX).min(head.saturating_add(1));
+        let mut items = Vec::new();
+        let mut read = 0;
+        while before > 1 && items.len() < question.limit && read < AUDIT_READ_MAX {
+            let page = u64::try_from(question.limit.clamp(100, 1_000)).unwrap_or(100).min(before - 1);
+            let after = before - 1 - page;
+            let entries =
+                store.audit_after(after, usize::try_from(page).unwrap_or(100)).await.map_err(unreadable)?;
+            read += entries.len();
+            let mut full = false;
+            for entry in entries.iter().rev() {
+                let object = audit::object(entry);
+                if question.edge_id.is_none() || question.edge_id == object.edge_id {
+                    before = entry.sequence;
+                    items.push(object);
+                    full = items.len() == question.limit;
+                }
+                if full {
+                    break;
+                }
+            }
+            if !full {
+                before = after + 1;
+            }
+            // Older ones were pruned.
+            if entries.is_empty() {
+                before = 1;
+            }
+        }
+        Ok(Page { items, next_cursor: (before > 1).then(|| before.to_string()) })
+    }
+
+    async fn edge_enrollment_create(
+        &self,
+        caller: &Caller,
+        request: EdgeEnrollmentRequest,
+    ) -> Result<EdgeEnrollmentObject, Error> {
+        identities::enrollment_create(&self.0, caller, request).await
+    }
+
+    async fn edge_enrollments(&self) -> Result<Vec<EdgeEnrollmentObject>, Error> {
+        identities::enrollments(&self.0).await
+    }
+
+    async fn edge_enrollment(&self, token_id: &str) -> Result<EdgeEnrollmentObject, Error> {
+        identities::enrollment(&self.0, token_id).await
+    }
+
+    async fn edge_enrollment_revoke(
+        &self,
+        caller: &Caller,
+        token_id: &str,
+        reason: &str,
+    ) -> Result<EdgeEnrollmentObject, Error> {
+        identities::enrollment_revoke(&self.0, caller, token_id, reason).await
+    }
+
+    async fn credential_revoke(
+        &self,
+        caller: &Caller,
+        edge_id: &str,
+        reason: &str,
+    ) -> Result<EdgeObject, Error> {
+        let edge_id = self.find(edge_id)?;
+        identities::credential_revoke(&self.0, caller, &edge_id, reason).await
+    }
+
+    async fn operators(&self) -> Result<Vec<OperatorObject>, Error> {
+        Ok(self.0.operators().objects())
+    }
+
+    async fn operator_create(
+        &self,
+        caller: &Caller,
+        request: OperatorRequest,
+    ) -> Result<OperatorObject, Error> {
+        identities::operator_create(&self.0, caller, request).await
+    }
+
+    async fn operator_revoke(
+        &self,
+        caller: &Caller,
+        operator_id: &str,
+        reason: &str,
+    ) -> Result<OperatorObject, Error> {
+        identities::operator_revoke(&self.0, caller, operator_id, reason).await
+    }
+}

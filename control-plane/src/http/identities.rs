@@ -1,0 +1,370 @@
+//! What an admin changes: edges' enrollments and credentials, and operators. Each change is one commit with its
+//! audit entry, and is applied only once it is stored.
+//!
+//! Invariant: a revocation takes force even when the store cannot be written; the answer says that it is not durable.
+
+use std::sync::Arc;
+
+use umbel_contracts::objects::{
+    CredentialObject, CredentialState, EdgeConnection, EdgeEnrollmentObject, EdgeEnrollmentRequest,
+    EdgeObject, OperationObject, OperatorObject, OperatorRequest, ProblemObject, SummaryObject, timestamp,
+};
+use umbel_contracts::serve::Caller;
+use umbel_store::{Commit, Position, Row};
+use umbel_wire::error::{Code, Error};
+use umbel_wire::ids::EdgeId;
+use umbel_wire::{CloseReason, clock};
+
+use crate::core::audit::{Deed, Detail};
+use crate::core::edges::{EDGES, EdgeRow, Known, Revoked};
+use crate::core::enrollments::{self, ENROLLMENTS, ENROLLMENTS_MAX, EnrollmentRow, KEPT_MS};
+use crate::core::operators::{self, OPERATORS, OPERATORS_MAX, OperatorRow};
+use crate::core::views::{View, age_ms};
+use crate::shell::plane::{Plane, unreadable};
+
+/// Rows that one commit forgets at most.
+const FORGET_MAX: usize = 500;
+
+fn deed(caller: &Caller, action: &'static str, subject: &str, edge: &str, reason: &str) -> Deed {
+    Deed {
+        actor: caller.actor.clone(),
+        action,
+        subject: subject.to_owned(),
+        outcome: "succeeded".into(),
+        command_id: String::new(),
+        correlation_id: caller.correlation_id.clone(),
+        detail: Detail { edge: edge.to_owned(), reason: reason.to_owned(), ..Detail::default() },
+    }
+}
+
+/// Every enrolled edge, by name.
+pub(super) fn edges(plane: &Plane) -> Vec<EdgeObject> {
+    let fleet = plane.fleet();
+    let now = clock::now();
+    fleet
+        .edges
+        .sorted()
+        .into_iter()
+        .map(|(edge_id, known)| {
+            object(plane, known, fleet.views.get(edge_id), now, round_trip(&fleet, edge_id))
+        })
+        .collect()
+}
+
+/// One edge; `None` if it is not enrolled.
+pub(super) fn edge(plane: &Plane, edge_id: &EdgeId) -> Option<EdgeObject> {
+    let fleet = plane.fleet();
+    let known = fleet.edges.get(edge_id)?;
+    Some(object(plane, known, fleet.views.get(edge_id), clock::now(), round_trip(&fleet, edge_id)))
+}
+
+fn round_trip(fleet: &crate::shell::plane::FleetState, edge_id: &EdgeId) -> Option<u64> {
+    let round_trip = fleet.slots.owner(edge_id)?.handle.stats().round_trip?;
+    u64::try_from(round_trip.as_micros()).ok()
+}
+
+fn object(
+    plane: &Plane,
+    known: &Known,
+    view: Option<&View>,
+    now: std::time::Instant,
+    round_trip_us: Option<u64>,
+) -> EdgeObject {
+    let row = &known.row;
+    let revoked = row.revoked.as_ref();
+    let some = |text: &String| (!text.is_empty()).then(|| text.clone());
+    let named = view.and_then(|view| some(&view.display_name)).or_else(|| some(&row.display_name));
+    let operations = view.map(|view| Arc::clone(&view.operations)).unwrap_or_default();
+    let summary = view.and_then(|view| view.summary.as_ref());
+    let duplicate = view.and_then(|view| view.duplicate_at_unix_ms).map(|since| ProblemObject {
+        code: "DUPLICATE_IDENTITY".into(),
+        message:
+            "Another process showed this edge's credential while it was connected: was its state directory \
+                  copied? Remove the copy, or revoke the credential and enroll anew."
+                .into(),
+        since: timestamp(since),
+        subject: None,
+    });
+    EdgeObject {
+        edge_id: row.edge_id.clone(),
+        display_name: named.unwrap_or_else(|| row.edge_id.clone()),
+        connection: view.map_or(EdgeConnection::Never, |view| view.connection(now, plane.settings.silence)),
+        last_heard_ms: view.and_then(|view| view.heard_ms(now)),
+        generation: view.and_then(|view| view.last_generation).map(|generation| generation.0),
+        round_trip_us,
+        software_version: view.and_then(|view| some(&view.software_version)),
+        protocol: view.map(|view| view.protocol),
+        operations: operations
+            .iter()
+            .map(|(name, class)| OperationObject { name: name.clone(), class: class.as_str().into() })
+            .collect(),
+        events_lost: view.map_or(0, |view| view.events_lost),
+        credential: CredentialObject {
+            state: if revoked.is_some() { CredentialState::Revoked } else { CredentialState::Active },
+            key_sha256: row.key_sha256.clone(),
+            not_after: timestamp(row.not_after_unix_ms),
+            revoked_at: revoked.map(|revoked| timestamp(revoked.at_unix_ms)),
+            revoked_reason: revoked.map(|revoked| revoked.reason.clone()),
+        },
+        enrolled_at: timestamp(row.enrolled_at_unix_ms),
+        last_summary: summary.map(|summary| SummaryObject::from_proto((*summary.said).clone())),
+        last_summary_age_ms: summary.map(|summary| age_ms(now, summary.received)),
+        problems: duplicate.into_iter().collect(),
+    }
+}
+
+pub(super) async fn enrollment_create(
+    plane: &Plane,
+    caller: &Caller,
+    request: EdgeEnrollmentRequest,
+) -> Result<EdgeEnrollmentObject, Error> {
+    let now = plane.clock.now();
+    let (edge_id, row) = enrollments::new_row(&request, &caller.actor, now)?;
+    if plane.fleet().edges.get(&edge_id).is_some_and(|known| known.row.revoked.is_none()) {
+        return Err(Error::new(
+            Code::Conflict,
+            "EDGE_ALREADY_ENROLLED",
+            format!(
+                "Edge `{edge_id}` is enrolled. If its credential is lost, revoke it first; another site needs another name."
+            ),
+        ));
+    }
+    let stored = plane.store().load(ENROLLMENTS).await.map_err(unreadable)?;
+    let mut commit = Commit::new()
+        .require_absent(ENROLLMENTS, row.token.token_id.as_str())
+        .put_json(ENROLLMENTS, row.token.token_id.as_str(), &row)
+        .audit(deed(caller, "enrollment.create", &row.token.token_id, edge_id.as_str(), "").record());
+    let mut kept = stored.len();
+    for old in stored.iter().filter(|old| over(old, now.unix_ms())).take(FORGET_MAX) {
+        commit = commit
+            .require_at(ENROLLMENTS, old.key.as_str(), old.position)
+            .remove(ENROLLMENTS, old.key.as_str());
+        kept -= 1;
+    }
+    if kept >= ENROLLMENTS_MAX {
+        return Err(Error::new(
+            Code::ResourceExhausted,
+            "TOO_MANY_ENROLLMENTS",
+            format!(
+                "{ENROLLMENTS_MAX} enrollment tokens are kept, which is the most. They are forgotten a week after their end."
+            ),
+        ));
+    }
+    plane.metrics.audit_total.inc();
+    plane.commit(commit).await.map_err(|error| match error.code {
+        Code::Conflict => {
+            Error::new(Code::Conflict, "TOKEN_ID_TAKEN", "There is a token with this id. Draw another one.")
+        }
+        _ => error,
+    })?;
+    let mut object = enrollments::object(&row, now);
+    object.addresses = plane.settings.advertise.clone();
+    object.ca_sha256 = Some(data_encoding::HEXLOWER.encode(&plane.keys.authority.digest()));
+    Ok(object)
+}
+
+/// Whether a stored token was over long ago.
+fn over(row: &Row, now_unix_ms: i64) -> bool {
+    row.json::<EnrollmentRow>()
+        .is_ok_and(|row| row.token.expires_at_unix_ms.saturating_add(KEPT_MS) < now_unix_ms)
+}
+
+pub(super) async fn enrollments(plane: &Plane) -> Result<Vec<EdgeEnrollmentObject>, Error> {
+    let now = plane.clock.now();
+    let mut objects = Vec::new();
+    for row in plane.store().load(ENROLLMENTS).await.map_err(unreadable)? {
+        objects.push(enrollments::object(&row.json::<EnrollmentRow>().map_err(unreadable)?, now));
+    }
+    objects.sort_by(|one, other| (other.created_at, &other.token_id).cmp(&(one.created_at, &one.token_id)));
+    Ok(objects)
+}
+
+async fn stored_enrollment(plane: &Plane, token_id: &str) -> Result<(EnrollmentRow, Position), Error> {
+    let unknown = || Error::new(Code::NotFound, "TOKEN_UNKNOWN", "There is no such enrollment token.");
+    if !umbel_wire::token::is_token_id(token_id) {
+        return Err(unknown());
+    }
+    let stored = plane.store().get(ENROLLMENTS, token_id).await.map_err(unreadable)?.ok_or_else(unknown)?;
+    Ok((stored.json().map_err(unreadable)?, stored.position))
+}
+
+pub(super) async fn enrollment(plane: &Plane, token_id: &str) -> Result<EdgeEnrollmentObject, Error> {
+    let (row, _) = stored_enrollment(plane, token_id).await?;
+    Ok(enrollments::object(&row, plane.clock.now()))
+}
+
+pub(super) async fn enrollment_revoke(
+    plane: &Plane,
+    caller: &Caller,
+    token_id: &str,
+    reason: &str,
+) -> Result<EdgeEnrollmentObject, Error> {
+    let (mut row, position) = stored_enrollment(plane, token_id).await?;
+    let now = plane.clock.now();
+    if row.token.claim.is_some() {
+        return Err(Error::new(
+            Code::Conflict,
+            "TOKEN_USED",
+            format!("This token was used by edge `{}`. Revoke that edge's credential instead.", row.edge_id),
+        ));
+    }
+    if row.token.revoked_at_unix_ms.is_none() {
+        row.token.revoked_at_unix_ms = Some(now.unix_ms());
+        let commit = Commit::new()
+            .require_at(ENROLLMENTS, token_id, position)
+            .put_json(ENROLLMENTS, token_id, &row)
+            .audit(deed(caller, "enrollment.revoke", token_id, &row.edge_id, reason).record());
+        plane.metrics.audit_total.inc();
+        plane.commit(commit).await?;
+    }
+    Ok(enrollments::object(&row, now))
+}
+
+pub(super) async fn credential_revoke(
+    plane: &Plane,
+    caller: &Caller,
+    edge_id: &EdgeId,
+    reason: &str,
+) -> Result<EdgeObject, Error> {
+    let unknown = || Error::new(Code::NotFound, "EDGE_UNKNOWN", "No such edge is enrolled here.");
+    let known = plane.fleet().edges.get(edge_id).cloned().ok_or_else(unknown)?;
+    if known.row.revoked.is_none() {
+        let revoked = Revoked {
+            at_unix_ms: plane.clock.now().unix_ms(),
+            by: caller.actor.clone(),
+            reason: reason.to_owned(),
+        };
+        let row = EdgeRow { revoked: Some(revoked), ..known.row.clone() };
+        let written = write_revocation(plane, caller, edge_id, &row, known.position, reason).await;
+        match written {
+            Ok(position) => in_force(plane, edge_id, row, position),
+            // In force all the same, until a restart: the operator is told.
+            Err(error) if error.code == Code::InsufficientStorage => {
+                in_force(plane, edge_id, row, known.position);
+                return Err(Error::new(
+                    Code::InsufficientStorage,
+                    "NOT_DURABLE",
+                    "The credential is revoked until this control plane restarts: its store cannot be written. Free \
+                     space on its disk and repeat.",
+                ));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    edge(plane, edge_id).ok_or_else(unknown)
+}
+
+async fn write_revocation(
+    plane: &Plane,
+    caller: &Caller,
+    edge_id: &EdgeId,
+    row: &EdgeRow,
+    position: Position,
+    reason: &str,
+) -> Result<Position, Error> {
+    let mut commit = Commit::new()
+        .require_at(EDGES, edge_id.as_str(), position)
+        .put_json(EDGES, edge_id.as_str(), row)
+        .audit(deed(caller, "credential.revoke", edge_id.as_str(), edge_id.as_str(), reason).record());
+    // The token that it came of gives it to nobody any more.
+    if let Ok((mut token, at)) = stored_enrollment(plane, &row.token_id).await
+        && let Some(claim) = &mut token.token.claim
+    {
+        claim.void = true;
+        commit = commit.require_at(ENROLLMENTS, row.token_id.as_str(), at).put_json(
+            ENROLLMENTS,
+            row.token_id.as_str(),
+            &token,
+        );
+    }
+    plane.metrics.audit_total.inc();
+    plane.commit(commit).await
+}
+
+fn in_force(plane: &Plane, edge_id: &EdgeId, row: EdgeRow, position: Position) {
+    let evicted = {
+        let mut fleet = plane.fleet();
+        fleet.edges.apply(row, position);
+        let evicted = fleet.slots.evict(edge_id);
+        if let Some(owner) = &evicted {
+            fleet.views.disconnected(edge_id, owner.generation);
+        }
+        evicted
+    };
+    tracing::warn!(edge = %edge_id, "credential revoked");
+    plane.tell(edge_id, "credential_revoked", None, "The edge's credential was revoked.");
+    if let Some(owner) = evicted {
+        owner.handle.close(CloseReason::Revoked);
+        let message = "The edge's connection ended (revoked).";
+        plane.tell(edge_id, "edge_disconnected", Some(owner.generation), message);
+    }
+}
+
+pub(super) async fn operator_create(
+    plane: &Plane,
+    caller: &Caller,
+    request: OperatorRequest,
+) -> Result<OperatorObject, Error> {
+    let row = operators::new_row(&request, &caller.actor, plane.clock.now().unix_ms())?;
+    if plane.operators().len() >= OPERATORS_MAX {
+        return Err(Error::new(
+            Code::ResourceExhausted,
+            "TOO_MANY_OPERATORS",
+            format!("{OPERATORS_MAX} operators are kept, revoked ones included, which is the most."),
+        ));
+    }
+    let commit = Commit::new()
+        .require_absent(OPERATORS, row.operator_id.as_str())
+        .put_json(OPERATORS, row.operator_id.as_str(), &row)
+        .audit(
+            deed(caller, "operator.create", &format!("{} ({})", row.name, row.role.as_str()), "", "")
+                .record(),
+        );
+    plane.metrics.audit_total.inc();
+    let position = plane.commit(commit).await.map_err(|error| match error.code {
+        Code::Conflict => Error::new(
+            Code::Conflict,
+            "OPERATOR_ID_TAKEN",
+            "There is an operator with this id. Draw another one.",
+        ),
+        _ => error,
+    })?;
+    let object = row.object();
+    plane.operators().apply(row, position);
+    Ok(object)
+}
+
+pub(super) async fn operator_revoke(
+    plane: &Plane,
+    caller: &Caller,
+    operator_id: &str,
+    reason: &str,
+) -> Result<OperatorObject, Error> {
+    let known = plane.operators().get(operator_id).cloned();
+    let (row, position) =
+        known.ok_or_else(|| Error::new(Code::NotFound, "OPERATOR_UNKNOWN", "There is no such operator."))?;
+    if row.revoked_at_unix_ms.is_some() {
+        return Ok(row.object());
+    }
+    let row = OperatorRow { revoked_at_unix_ms: Some(plane.clock.now().unix_ms()), ..row };
+    let commit = Commit::new()
+        .require_at(OPERATORS, operator_id, position)
+        .put_json(OPERATORS, operator_id, &row)
+        .audit(deed(caller, "operator.revoke", &row.name, "", reason).record());
+    plane.metrics.audit_total.inc();
+    let object = row.object();
+    match plane.commit(commit).await {
+        Ok(position) => plane.operators().apply(row, position),
+        Err(error) if error.code == Code::InsufficientStorage => {
+            plane.operators().apply(row, position);
+            return Err(Error::new(
+                Code::InsufficientStorage,
+                "NOT_DURABLE",
+                "The token is revoked until this control plane restarts: its store cannot be written. Free space on \
+                 its disk and repeat.",
+            ));
+        }
+        Err(error) => return Err(error),
+    }
+    Ok(object)
+}

@@ -1,0 +1,12 @@
+//! What the control plane does: sockets, tasks, the store, certificates and signals around the decisions of `core`.
+
+pub(crate) mod authority;
+pub(crate) mod clock;
+pub(crate) mod delimited;
+pub(crate) mod edges;
+pub(crate) mod enrollment;
+pub(crate) mod plane;
+pub(crate) mod relay;
+pub(crate) mod settle;
+pub(crate) mod signals;
+pub(crate) mod status;

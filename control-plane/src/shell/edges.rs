@@ -1,0 +1,338 @@
+//! The edges' port: judges who says hello, registers the connection, and takes what it says from then on.
+//!
+//! Invariant: registry check, slot and view change in one step under one lock; the order is register, WELCOME, event;
+//! a connection's end counts only if it still owns the slot.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use prost::Message;
+use umbel_contracts::CONTROL_PROTOCOL;
+use umbel_contracts::objects::{CommandEventObject, EventObject};
+use umbel_contracts::proto::control::{
+    EdgeCommandEvent, EdgeHeartbeat, EdgeHeartbeatAck, EdgeHelloRequest, EdgeHelloResponse, EdgeNodeEvent,
+};
+use umbel_contracts::{event, method};
+use umbel_wire::error::{Code, Error};
+use umbel_wire::ids::{EdgeId, Generation, KeyHash};
+use umbel_wire::io::handle::BoxFuture;
+use umbel_wire::slots::{Accepted, Knock, Owner, Refusal};
+use umbel_wire::{
+    CloseReason, Connection, Door, GoawayReason, Handler, IncomingRequest, Intervals, Newcomer, Purpose,
+    Rejection, WelcomeOut, clock, limits,
+};
+
+use super::plane::{FleetState, Link, Plane};
+use super::{enrollment, relay, settle};
+use crate::core::edges::{HelloFacts, HelloRefusal};
+use crate::core::views::clip;
+
+/// How long a second newcomer's question to the first connection may take.
+const PROBE: Duration = Duration::from_secs(1);
+/// How long a connection that a newer one of the same process replaced may finish what it carries.
+const REPLACED: Duration = Duration::from_secs(30);
+
+/// The door of the edges' port.
+pub(crate) struct EdgeDoor(pub(crate) Arc<Plane>);
+
+impl Door for EdgeDoor {
+    fn knows(&self, key: &KeyHash) -> bool {
+        self.0.fleet().edges.knows(key)
+    }
+
+    fn knock(&self, newcomer: Newcomer) -> BoxFuture<'static, ()> {
+        let plane = Arc::clone(&self.0);
+        Box::pin(async move {
+            match newcomer.hello().purpose {
+                Purpose::Hello => hello(plane, newcomer).await,
+                Purpose::Enroll => enrollment::answer(plane, newcomer).await,
+            }
+        })
+    }
+}
+
+/// First redial after a loss: as long as it takes this many peers to come back without a crowd.
+pub(super) fn reconnect_spread(peers: usize) -> Duration {
+    let spread = Duration::from_millis(5).saturating_mul(u32::try_from(peers).unwrap_or(u32::MAX));
+    spread.max(Duration::from_millis(200))
+}
+
+pub(super) fn rejection(error: Error, newcomer: &Newcomer) -> Rejection {
+    Rejection { error, verdict: None, yours: newcomer.hello().versions, mine: CONTROL_PROTOCOL }
+}
+
+async fn hello(plane: Arc<Plane>, newcomer: Newcomer) {
+    let Ok(hello) = EdgeHelloRequest::decode(newcomer.hello().payload.clone()) else {
+        let error = Error::new(Code::InvalidArgument, "HELLO_MALFORMED", "The hello cannot be read.");
+        let rejection = rejection(error, &newcomer);
+        return newcomer.reject(rejection);
+    };
+    let judged = match judge(&plane, &newcomer, &hello) {
+        Ok(Entered::Yes(entered)) => Ok(entered),
+        Ok(Entered::Probe(edge_id, probe, old)) => {
+            // Without the lock: others may knock and be told to come back in a second.
+            let answered = old.handle.probe(PROBE).await;
+            judge_again(&plane, &newcomer, &hello, &edge_id, probe, answered)
+        }
+        Err(refusal) => Err(refusal),
+    };
+    match judged {
+        Ok(entered) => welcome(&plane, newcomer, entered),
+        Err(refusal) => {
+            plane.metrics.hellos_refused_total.inc();
+            tracing::warn!(address = %newcomer.address(), edge = %clip(&hello.edge_id), code = refusal.error.code.name(),
+                reason = %refusal.error.reason, "an edge's hello was refused");
+            let mut rejection = rejection(refusal.error, &newcomer);
+            rejection.verdict = refusal.verdict;
+            newcomer.reject(rejection);
+        }
+    }
+}
+
+struct Accept {
+    edge_id: EdgeId,
+    protocol: u32,
+    generation: Generation,
+    superseded: Option<Owner<Connection>>,
+    /// It was alive as far as anyone knew: same process, which dialed anew.
+    same_process: bool,
+    peers: usize,
+}
+
+enum Entered {
+    Yes(Accept),
+    Probe(EdgeId, umbel_wire::slots::Probe, Owner<Connection>),
+}
+
+/// Judges and registers in one step.
+fn judge(plane: &Plane, newcomer: &Newcomer, hello: &EdgeHelloRequest) -> Result<Entered, HelloRefusal> {
+    let mut fleet = plane.fleet();
+    let (edge_id, protocol) = fleet.edges.judge(facts(plane, newcomer, hello))?;
+    let said = newcomer.hello();
+    match fleet.slots.knock(clock::now(), &edge_id, said.instance, said.attempt, newcomer.connection()) {
+        Knock::Accept(accepted) => {
+            Ok(Entered::Yes(register(&mut fleet, edge_id, protocol, accepted, hello, true)))
+        }
+        Knock::Probe { probe, old } => Ok(Entered::Probe(edge_id, probe, old)),
+        Knock::Refuse(refusal) => Err(refused(plane, &mut fleet, &edge_id, refusal)),
+    }
+}
+
+/// The same after the probe: the credential may have been revoked meanwhile.
+fn judge_again(
+    plane: &Plane,
+    newcomer: &Newcomer,
+    hello: &EdgeHelloRequest,
+    edge_id: &EdgeId,
+    probe: umbel_wire::slots::Probe,
+    answered: bool,
+) -> Result<Accept, HelloRefusal> {
+    let mut fleet = plane.fleet();
+    let protocol = match fleet.edges.judge(facts(plane, newcomer, hello)) {
+        Ok((_, protocol)) => protocol,
+        Err(refusal) => {
+            fleet.slots.abandon(edge_id, probe);
+            return Err(refusal);
+        }
+    };
+    let said = newcomer.hello();
+    match fleet.slots.probed(edge_id, probe, answered, said.instance, said.attempt, newcomer.connection()) {
+        Ok(accepted) => Ok(register(&mut fleet, edge_id.clone(), protocol, accepted, hello, false)),
+        Err(refusal) => Err(refused(plane, &mut fleet, edge_id, refusal)),
+    }
+}
+
+fn facts<'a>(plane: &Plane, newcomer: &Newcomer, hello: &'a EdgeHelloRequest) -> HelloFacts<'a> {
+    HelloFacts {
+        edge_id: &hello.edge_id,
+        certificate: newcomer.certificate().map(|shown| (shown.key_hash, shown.not_after.unix_ms())),
+        versions: newcomer.hello().versions,
+        now_unix_ms: plane.clock.plausible().map(clock::Wall::unix_ms),
+    }
+}
+
+fn register(
+    fleet: &mut FleetState,
+    edge_id: EdgeId,
+    protocol: u32,
+    accepted: Accepted<Connection>,
+    hello: &EdgeHelloRequest,
+    same_process: bool,
+) -> Accept {
+    let Accepted { generation, superseded } = accepted;
+    fleet.views.connected(clock::now(), &edge_id, generation, protocol, hello);
+    let peers = fleet.slots.owners().count();
+    Accept { edge_id, protocol, generation, superseded, same_process, peers }
+}
+
+fn refused(plane: &Plane, fleet: &mut FleetState, edge_id: &EdgeId, refusal: Refusal) -> HelloRefusal {
+    if refusal == Refusal::Duplicate {
+        fleet.views.duplicate(edge_id, plane.clock.now().unix_ms());
+    }
+    HelloRefusal { error: refusal.error(), verdict: None }
+}
+
+fn welcome(plane: &Arc<Plane>, newcomer: Newcomer, accept: Accept) {
+    let Accept { edge_id, protocol, generation, superseded, same_process, peers } = accept;
+    let response = EdgeHelloResponse {
+        control_plane_id: plane.settings.name.clone(),
+        fleet_name: plane.settings.fleet_name.clone(),
+    };
+    let welcome = WelcomeOut {
+        protocol,
+        generation,
+        intervals: Intervals { heartbeat: plane.settings.heartbeat, ..Intervals::default() },
+        reconnect_spread: reconnect_spread(peers),
+        max_streams: limits::STREAMS_CONTROL,
+        payload: response.encode_to_vec(),
+    };
+    let handler = EdgeHandler { plane: Arc::clone(plane), edge_id: edge_id.clone(), generation };
+    tracing::info!(edge = %edge_id, %generation, address = %newcomer.address(), "edge connected");
+    let connection = newcomer.accept(welcome, Arc::new(handler));
+    plane.tell(&edge_id, "edge_connected", Some(generation), "The edge's connection is up.");
+    if let Some(old) = superseded {
+        retire(old.handle, same_process);
+    }
+    tokio::spawn(settle::settle(Arc::clone(plane), Link { edge_id, generation, connection }));
+}
+
+/// Ends a connection that no longer owns its slot: at once if it was found dead, else when it has finished.
+fn retire(old: Connection, may_finish: bool) {
+    if !may_finish {
+        return old.close(CloseReason::Superseded);
+    }
+    old.goaway(GoawayReason::Reconnect, "A newer connection of this process took over.", None);
+    tokio::spawn(async move {
+        // Whether it drained in time or not, it ends now.
+        let _ = tokio::time::timeout(REPLACED, old.drained()).await;
+        old.close(CloseReason::Superseded);
+    });
+}
+
+/// What an accepted edge says.
+struct EdgeHandler {
+    plane: Arc<Plane>,
+    edge_id: EdgeId,
+    generation: Generation,
+}
+
+impl EdgeHandler {
+    fn heartbeat(&self, payload: &[u8]) -> Result<Vec<u8>, Error> {
+        let heartbeat = EdgeHeartbeat::decode(payload).map_err(|_| malformed("heartbeat"))?;
+        let now = clock::now();
+        let mut fleet = self.plane.fleet();
+        match heartbeat.summary {
+            Some(summary) => {
+                let at = heartbeat.observed_at_unix_ms;
+                fleet.views.summary(now, &self.edge_id, self.generation, at, summary)?;
+            }
+            None => fleet.views.heard(now, &self.edge_id, self.generation),
+        }
+        let spread = reconnect_spread(fleet.slots.owners().count());
+        drop(fleet);
+        let ack = EdgeHeartbeatAck {
+            received_at_unix_ms: self.plane.clock.now().unix_ms(),
+            reconnect_spread_ms: u32::try_from(spread.as_millis()).unwrap_or(u32::MAX),
+        };
+        Ok(ack.encode_to_vec())
+    }
+
+    fn node_event(&self, payload: &[u8]) -> Result<(), Error> {
+        let told = EdgeNodeEvent::decode(payload).map_err(|_| malformed("event"))?;
+        let lost =
+            self.plane.fleet().views.event(clock::now(), &self.edge_id, self.generation, told.sequence);
+        let Some(lost) = lost else {
+            return Ok(());
+        };
+        if lost > 0 {
+            self.plane.metrics.events_lost_total.inc_by(lost);
+            self.plane.tell(
+                &self.edge_id,
+                "events_lost",
+                Some(self.generation),
+                format!("{lost} events of the edge were lost on their way."),
+            );
+        }
+        let mut event = EventObject::from_proto(told);
+        // An edge speaks for itself only, and its words are short.
+        event.edge_id = self.edge_id.to_string();
+        event.kind = clip(&event.kind);
+        event.message = clip_long(&event.message);
+        event.node_id = event.node_id.map(|id| clip(&id));
+        event.provider_id = event.provider_id.map(|id| clip(&id));
+        self.plane.publish(event);
+        Ok(())
+    }
+
+    fn command_event(&self, payload: &[u8]) -> Result<(), Error> {
+        let told = EdgeCommandEvent::decode(payload).map_err(|_| malformed("command's event"))?;
+        let key = (self.edge_id.clone(), told.command_id.clone());
+        let Some(step) = CommandEventObject::from_proto(told) else {
+            return Ok(());
+        };
+        let now = clock::now();
+        self.plane.fleet().views.heard(now, &self.edge_id, self.generation);
+        let ended = self.plane.commands().step(now, &key, step);
+        self.plane.commands_moved();
+        if let Some(ended) = ended {
+            let plane = Arc::clone(&self.plane);
+            tokio::spawn(async move { relay::record_end(&plane, ended).await });
+        }
+        Ok(())
+    }
+}
+
+fn malformed(what: &str) -> Error {
+    Error::new(Code::InvalidArgument, "MESSAGE_MALFORMED", format!("The {what} cannot be read."))
+}
+
+/// A sentence of an edge, for the ring of events.
+fn clip_long(text: &str) -> String {
+    text.chars().filter(|letter| !letter.is_control()).take(256).collect()
+}
+
+impl Handler for EdgeHandler {
+    fn on_request(&self, _connection: &Connection, request: IncomingRequest) {
+        let answer = match request.method {
+            method::EDGE_HEARTBEAT => self.heartbeat(&request.payload),
+            _ => Err(Error::new(
+                Code::Unimplemented,
+                "UNKNOWN_METHOD",
+                "This control plane does not know the method; it may be older than the edge.",
+            )),
+        };
+        request.respond(answer);
+    }
+
+    fn on_event(
+        &self,
+        _connection: &Connection,
+        event: u32,
+        _key: &str,
+        payload: &[u8],
+    ) -> Result<(), Error> {
+        match event {
+            event::EDGE_NODE => self.node_event(payload),
+            event::EDGE_COMMAND => self.command_event(payload),
+            _ => Err(Error::new(
+                Code::Unimplemented,
+                "UNKNOWN_EVENT",
+                "This control plane does not know the event.",
+            )),
+        }
+    }
+
+    fn on_closed(&self, _connection: &Connection, reason: &CloseReason) {
+        let cleared = {
+            let mut fleet = self.plane.fleet();
+            fleet.slots.clear(&self.edge_id, self.generation);
+            fleet.views.disconnected(&self.edge_id, self.generation)
+        };
+        // The close of a connection that a newer one replaced is nobody's disconnect.
+        if cleared {
+            tracing::info!(edge = %self.edge_id, generation = %self.generation, "edge disconnected: {reason}");
+            let message = format!("The edge's connection ended ({}).", reason.name());
+            self.plane.tell(&self.edge_id, "edge_disconnected", Some(self.generation), message);
+        }
+    }
+}

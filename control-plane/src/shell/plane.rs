@@ -1,0 +1,232 @@
+//! What all parts of the control plane share: the settings, the store, and the state behind its locks.
+//!
+//! Invariant: no lock is held across an await, and [`Plane::fleet`] guards registry, views and slots together, so
+//! that a credential is checked and a connection registered in one step that a revocation cannot slip into.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use umbel_contracts::objects::EventObject;
+use umbel_contracts::serve::EventRing;
+use umbel_store::{Commit, CommitError, ReadError, Store};
+use umbel_wire::error::{Code, Error};
+use umbel_wire::ids::{EdgeId, Generation};
+use umbel_wire::slots::Slots;
+use umbel_wire::{Connection, clock};
+
+use super::authority::Keys;
+use super::clock::WallClock;
+use super::status::Questions;
+use crate::StartError;
+use crate::core::audit::{Deed, timestamp};
+use crate::core::commands::{Commands, PENDING, PendingRow};
+use crate::core::edges::{EDGES, EdgeRow, Edges};
+use crate::core::operators::{OPERATORS, OperatorRow, Operators};
+use crate::core::views::{Silence, Views};
+use crate::http::metrics::Metrics;
+
+/// Events kept for readers that come late: about 4 MiB.
+const EVENTS_KEPT: usize = 8_192;
+
+/// What does not change while the process runs.
+#[derive(Debug, Clone)]
+pub(crate) struct Settings {
+    pub(crate) name: String,
+    pub(crate) fleet_name: String,
+    pub(crate) advertise: Vec<String>,
+    pub(crate) heartbeat: Duration,
+    pub(crate) silence: Silence,
+    pub(crate) status_deadline: Duration,
+}
+
+/// Registry, views and connections.
+pub(crate) struct FleetState {
+    pub(crate) edges: Edges,
+    pub(crate) views: Views,
+    pub(crate) slots: Slots<EdgeId, Connection>,
+}
+
+/// A connection that owns its edge's slot.
+#[derive(Clone)]
+pub(crate) struct Link {
+    pub(crate) edge_id: EdgeId,
+    pub(crate) generation: Generation,
+    pub(crate) connection: Connection,
+}
+
+/// The control plane.
+pub(crate) struct Plane {
+    pub(crate) settings: Settings,
+    pub(crate) clock: WallClock,
+    pub(crate) keys: Keys,
+    pub(crate) events: Arc<EventRing>,
+    pub(crate) metrics: Metrics,
+    pub(crate) questions: Questions,
+    /// Cancelled when the process begins to end: whatever only waits stops waiting.
+    pub(crate) drain: CancellationToken,
+    /// Counts up whenever anything is learnt of a command.
+    pub(crate) commands_changed: watch::Sender<u64>,
+    store: Store,
+    fleet: Mutex<FleetState>,
+    operators: Mutex<Operators>,
+    commands: Mutex<Commands>,
+    /// Refused enrollments that were audited lately, so that repeats do not fill the disk.
+    pub(crate) told: Mutex<HashMap<String, std::time::Instant>>,
+}
+
+impl Plane {
+    /// Loads what is stored. Generations continue above those of earlier processes: `above` is their mark.
+    pub(crate) async fn load(
+        settings: Settings,
+        store: Store,
+        keys: Keys,
+        above: Generation,
+    ) -> Result<Arc<Self>, StartError> {
+        let read =
+            |error: ReadError| StartError::State(format!("{error}. Restore the last backup of the store."));
+        let mut edges = Edges::default();
+        for row in store.load(EDGES).await.map_err(read)? {
+            edges.apply(row.json::<EdgeRow>().map_err(read)?, row.position);
+        }
+        let mut operators = Operators::default();
+        for row in store.load(OPERATORS).await.map_err(read)? {
+            operators.apply(row.json::<OperatorRow>().map_err(read)?, row.position);
+        }
+        let mut commands = Commands::default();
+        for row in store.load(PENDING).await.map_err(read)? {
+            commands.restore(row.json::<PendingRow>().map_err(read)?);
+        }
+        let last = store.audit_tail(1).await.map_err(read)?;
+        let persisted = last.last().map_or(0, |entry| entry.record.at_unix_ms);
+        let fleet = FleetState { edges, views: Views::default(), slots: Slots::new(above) };
+        Ok(Arc::new(Self {
+            settings,
+            clock: WallClock::new(clock::Wall(persisted)),
+            keys,
+            events: EventRing::new(umbel_wire::token::new_id(), EVENTS_KEPT),
+            metrics: Metrics::default(),
+            questions: Questions::default(),
+            drain: CancellationToken::new(),
+            commands_changed: watch::Sender::new(0),
+            store,
+            fleet: Mutex::new(fleet),
+            operators: Mutex::new(operators),
+            commands: Mutex::new(commands),
+            told: Mutex::default(),
+        }))
+    }
+
+    pub(crate) fn fleet(&self) -> MutexGuard<'_, FleetState> {
+        self.fleet.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn operators(&self) -> MutexGuard<'_, Operators> {
+        self.operators.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn commands(&self) -> MutexGuard<'_, Commands> {
+        self.commands.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Something was learnt of a command: wakes those who wait for it.
+    pub(crate) fn commands_moved(&self) {
+        self.commands_changed.send_modify(|count| *count = count.wrapping_add(1));
+    }
+
+    /// The connection of an edge that a caller named. NOT_FOUND, or UNAVAILABLE at once.
+    pub(crate) fn link(&self, edge_id: &str) -> Result<Link, Error> {
+        let fleet = self.fleet();
+        let (edge_id, _) = fleet.edges.find(edge_id)?;
+        let owner = fleet.slots.owner(&edge_id).filter(|owner| !owner.handle.is_closed());
+        owner
+            .map(|owner| Link {
+                generation: owner.generation,
+                connection: owner.handle.clone(),
+                edge_id: edge_id.clone(),
+            })
+            .ok_or_else(|| not_connected(&edge_id))
+    }
+
+    /// Tells what happened at an edge, after it did.
+    pub(crate) fn tell(
+        &self,
+        edge_id: &EdgeId,
+        kind: &str,
+        generation: Option<Generation>,
+        message: impl Into<String>,
+    ) {
+        self.publish(EventObject {
+            edge_id: edge_id.to_string(),
+            sequence: 0,
+            at: timestamp(self.clock.now().unix_ms()),
+            kind: kind.to_owned(),
+            node_id: None,
+            provider_id: None,
+            generation: generation.map(|generation| generation.0),
+            message: message.into(),
+        });
+    }
+
+    pub(crate) fn publish(&self, event: EventObject) {
+        self.metrics.events_total.inc();
+        self.events.publish(event);
+    }
+
+    /// Commits, and says in words why it could not.
+    pub(crate) async fn commit(&self, commit: Commit) -> Result<umbel_store::Position, Error> {
+        self.store.commit(commit).await.map_err(|error| match error {
+            CommitError::Conflict(_) => Error::new(
+                Code::Conflict,
+                "CHANGED_MEANWHILE",
+                "It was changed by someone else in the same moment. Look again, then repeat.",
+            ),
+            CommitError::ReadOnly(_) => read_only(),
+            CommitError::TooLarge(what) => Error::new(Code::TooLarge, "ROW_TOO_LARGE", format!("{what}.")),
+            error => Error::new(Code::Unavailable, "STORE_CLOSED", format!("{error}.")),
+        })
+    }
+
+    /// Audits something that changed no row.
+    pub(crate) async fn audit(&self, deed: Deed) -> Result<(), Error> {
+        self.metrics.audit_total.inc();
+        self.commit(Commit::new().audit(deed.record())).await.map(drop)
+    }
+}
+
+/// The edge's own words are not to be had now.
+pub(crate) fn not_connected(edge_id: &EdgeId) -> Error {
+    Error::new(
+        Code::Unavailable,
+        "EDGE_NOT_CONNECTED",
+        format!(
+            "Edge `{edge_id}` is not connected; nothing was sent, and nothing is kept for later. Its own host can \
+             still be asked: `umbel ctl --socket` there."
+        ),
+    )
+}
+
+fn read_only() -> Error {
+    Error::new(
+        Code::InsufficientStorage,
+        "STORE_READ_ONLY",
+        "The control plane's store cannot be written, so that nothing can be audited. Free space on its disk, then \
+         repeat; the sites go on serving.",
+    )
+}
+
+/// What cannot be read from the store.
+pub(crate) fn unreadable(error: ReadError) -> Error {
+    tracing::error!("the store cannot be read: {error}");
+    Error::new(
+        Code::Unavailable,
+        "STORE_UNREADABLE",
+        "The control plane's store cannot be read; its log says why.",
+    )
+}
