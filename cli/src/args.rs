@@ -41,7 +41,7 @@ pub(crate) enum Command {
     /// Run a whole fleet on loopback, to try things out
     Dev(DevArgs),
     /// Operate a fleet or a site
-    Ctl(CtlArgs),
+    Ctl(Box<CtlArgs>),
     /// Check and show configuration files
     Config {
         #[command(subcommand)]

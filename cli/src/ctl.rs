@@ -29,7 +29,7 @@ use crate::{
     client::{Client, find_server, interactive},
     exit::{Exit, Failure, Outcome},
     mint::Manner,
-    output::{Format, Style, Table, indent, line, put, say},
+    output::{Format, Style, Table, indent, line, put, say, width},
 };
 
 /// What every command of `ctl` works with.
@@ -212,29 +212,4 @@ pub(crate) fn with_site(site: &str, raw: &RawValue) -> Outcome<Box<RawValue>> {
         None => text.to_owned(),
     };
     RawValue::from_string(joined).map_err(|error| Failure::failed(error.to_string()))
-}
-
-/// Lines of `Key  value`, aligned. Values may hold colour, so they are cleaned by whoever made them.
-pub(crate) fn details(lines: &[(&str, String)]) -> String {
-    let width = lines.iter().map(|(key, _)| key.chars().count()).max().unwrap_or(0);
-    let mut text = String::new();
-    for (key, value) in lines {
-        let value = if value.starts_with('\u{1b}') {
-            value.clone()
-        } else {
-            crate::output::printable(value).into_owned()
-        };
-        text.push_str(&format!("{key:<width$}  {value}\n"));
-    }
-    text
-}
-
-/// The width of the terminal; none when standard output is no terminal.
-pub(crate) fn width() -> Option<usize> {
-    let stdout = std::io::stdout();
-    if !stdout.is_terminal() {
-        return None;
-    }
-    let size = rustix::termios::tcgetwinsize(&stdout).ok()?;
-    (size.ws_col > 0).then_some(usize::from(size.ws_col))
 }

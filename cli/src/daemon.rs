@@ -3,24 +3,26 @@
 //! Owns exit codes and printing; leaves everything else to the tiers' crates. Invariant: this process never
 //! outlives a parent that asked for it with `--parent-pipe`.
 
+mod report;
+
 use std::{
     io::Read as _,
     path::{Path, PathBuf},
 };
 
 use rustix::process::{Signal, getpid, kill_process};
-use serde::Serialize;
 
 use crate::{
     args::{
-        ControlPlaneArgs, ControlPlaneVerb, DaemonFlags, DoctorFlags, EdgeArgs, EdgeDaemonVerb, NodeArgs,
-        NodeDaemonVerb,
+        ControlPlaneArgs, ControlPlaneVerb, DaemonFlags, EdgeArgs, EdgeDaemonVerb, NodeArgs, NodeDaemonVerb,
     },
     exit::{Exit, Failure, Outcome},
     logging::{self, LogFormat},
-    output::{ColorChoice, Format, Style, Tone, indent, line, put, say},
+    output::{put, say},
     secrets,
 };
+
+use report::{Check, checks, plain, print_object};
 
 /// The file of a tier when no other is named.
 pub(crate) fn default_file(tier: &str) -> PathBuf {
@@ -217,77 +219,12 @@ pub(crate) fn node(args: NodeArgs) -> Outcome {
                 if unreachable { Failure::new(Exit::Unreachable, error.to_string()) } else { ending!(error) }
             })?;
             if flags.output.is_json() {
-                print_object(&status, flags.output)
-            } else {
-                Ok(put(&plain(&status)))
+                return print_object(&status, flags.output);
             }
+            put(&plain(&status));
+            Ok(())
         }
     }
-}
-
-/// One step of a doctor, whatever tier it is of.
-#[derive(Debug, Serialize)]
-struct Check<'a> {
-    name: &'a str,
-    passed: bool,
-    message: &'a str,
-    next_step: &'a str,
-}
-
-/// Prints the steps of a doctor; a failed one is exit code 3.
-fn checks<'a>(flags: &DoctorFlags, checks: impl Iterator<Item = Check<'a>>) -> Outcome {
-    let checks: Vec<Check<'a>> = checks.collect();
-    if flags.output.is_json() {
-        print_object(&checks, flags.output)?;
-    } else {
-        let style = Style::stdout(ColorChoice::Auto);
-        let width = checks.iter().map(|check| check.name.chars().count()).max().unwrap_or(0);
-        let mut text = String::new();
-        for check in &checks {
-            let mark =
-                if check.passed { style.paint(Tone::Good, "ok  ") } else { style.paint(Tone::Bad, "fail") };
-            text.push_str(&format!(
-                "{mark}  {:<width$}  {}\n",
-                check.name,
-                crate::output::printable(check.message)
-            ));
-            if !check.passed && !check.next_step.is_empty() {
-                text.push_str(&format!(
-                    "      {:<width$}  try: {}\n",
-                    "",
-                    crate::output::printable(check.next_step)
-                ));
-            }
-        }
-        put(&text);
-    }
-    let failed = checks.iter().filter(|check| !check.passed).count();
-    if failed == 0 {
-        return Ok(());
-    }
-    Err(Failure::new(Exit::Condition, format!("{failed} of {} checks failed", checks.len())))
-}
-
-fn print_object<T: Serialize>(object: &T, format: Format) -> Outcome {
-    let raw = serde_json::to_string(object).map_err(|error| Failure::failed(error.to_string()))?;
-    put(&if format == Format::Jsonl { line(&raw) } else { indent(&raw) });
-    Ok(())
-}
-
-/// An object of a daemon as lines of `key  value`, for people.
-fn plain(object: &serde_json::Value) -> String {
-    let Some(members) = object.as_object() else { return object.to_string() };
-    let width = members.keys().map(|key| key.chars().count()).max().unwrap_or(0);
-    let mut text = String::new();
-    for (key, value) in members {
-        let value = match value {
-            serde_json::Value::String(value) => value.clone(),
-            serde_json::Value::Null => "-".to_owned(),
-            other => other.to_string(),
-        };
-        text.push_str(&format!("{key:<width$}  {}\n", crate::output::printable(&value)));
-    }
-    text
 }
 
 /// Ends this process in good order when the other end of standard input is gone.

@@ -62,7 +62,7 @@ fn dispatch(command: Command) -> Outcome {
         Command::Edge(args) => daemon::edge(args),
         Command::Node(args) => daemon::node(args),
         Command::Dev(args) => block_on(dev::run(args)),
-        Command::Ctl(args) => block_on(ctl::run(args)),
+        Command::Ctl(args) => block_on(ctl::run(*args)),
         Command::Config { verb } => configuration::run(&verb),
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -10,7 +10,7 @@ mod words;
 
 pub(crate) use json::{indent, line, members};
 pub(crate) use style::{ColorChoice, Style, Tone, state_tone};
-pub(crate) use table::{Column, Table};
+pub(crate) use table::{Column, Table, details, width};
 pub(crate) use words::{age_ms, ago, bytes, clock, count, duration_ms, utc};
 
 use std::borrow::Cow;

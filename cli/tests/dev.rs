@@ -61,7 +61,9 @@ impl Dev {
         let record = self.record();
         let tiers = record["edges"].as_array().unwrap().iter().chain(record["nodes"].as_array().unwrap());
         let pids = tiers.map(|tier| tier["pid"].as_u64().unwrap());
-        pids.chain([record["control_plane"]["pid"].as_u64().unwrap()]).map(|pid| u32::try_from(pid).unwrap()).collect()
+        pids.chain([record["control_plane"]["pid"].as_u64().unwrap()])
+            .map(|pid| u32::try_from(pid).unwrap())
+            .collect()
     }
 
     fn signal(&self, signal: Signal) {
@@ -130,7 +132,8 @@ fn a_fleet_serves_loses_its_control_plane_and_comes_back() {
     assert!(banner.contains("2 sites and 3 nodes") && banner.contains("umk_"), "{banner}");
     let record = dev.record();
     assert_eq!(record["edges"].as_array().unwrap().len(), 2);
-    let sites: Vec<&str> = record["nodes"].as_array().unwrap().iter().map(|n| n["edge_id"].as_str().unwrap()).collect();
+    let sites: Vec<&str> =
+        record["nodes"].as_array().unwrap().iter().map(|n| n["edge_id"].as_str().unwrap()).collect();
     assert_eq!(sites, ["site-1", "site-2", "site-1"]);
     let socket = record["control_plane"]["socket"].as_str().unwrap().to_owned();
     let model = record["model"].as_str().unwrap().to_owned();
@@ -142,7 +145,15 @@ fn a_fleet_serves_loses_its_control_plane_and_comes_back() {
     let control_plane = &record["control_plane"];
     let word = |key: &str| control_plane[key].as_str().unwrap().to_owned();
     let ran: Ran = umbel()
-        .args(["ctl", "--addr", &word("api_url"), "--token-file", &word("token_file"), "--ca-file", &word("ca_file")])
+        .args([
+            "ctl",
+            "--addr",
+            &word("api_url"),
+            "--token-file",
+            &word("token_file"),
+            "--ca-file",
+            &word("ca_file"),
+        ])
         .args(["node", "-o", "name"])
         .output()
         .unwrap()

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use umbel_contracts::objects::{CommandErrorObject, CommandEventObject, CommandPhase, ProgressObject};
 
-use super::{Ctl, details};
+use super::Ctl;
 use crate::{
     args::CommandVerb,
     calls::{Call, Told, check_end, command_path, new_command_id},
     client::{interactive, parse},
     exit::{Exit, Failure, Outcome},
-    output::{Format, Style, clock, line, printable, put, say, state_tone},
+    output::{Format, Style, clock, details, line, printable, put, say, state_tone},
 };
 
 /// Between two tries to follow a command whose stream broke off.

@@ -160,7 +160,7 @@ async fn show(ctl: &Ctl, name: &str) -> Outcome {
     if ctl.global.output == Format::Wide && !operations.is_empty() {
         lines.push(("Operations", operations.join(" ")));
     }
-    put(&super::details(&lines));
+    put(&crate::output::details(&lines));
     for problem in &edge.problems {
         put(&format!("{}  {}", ctl.style.paint(Tone::Bad, &problem.code), printable(&problem.message)));
     }

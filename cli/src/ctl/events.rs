@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use umbel_contracts::objects::{EventGap, EventObject};
 
-use super::{Ctl, pick, width};
+use super::{Ctl, pick};
 use crate::{
     args::EventsArgs,
     client::{Event, parse},
     exit::{Exit, Failure, Outcome},
-    output::{Column, Format, Table, clock, line, put, say},
+    output::{Column, Format, Table, clock, line, put, say, width},
 };
 
 const AGAIN: Duration = Duration::from_secs(1);

@@ -2,14 +2,14 @@
 
 use umbel_contracts::operations::ApiKeyObject;
 
-use super::{Ctl, command, details, gather::gather, pick};
+use super::{Ctl, command, gather::gather, pick};
 use crate::{
     args::KeyVerb,
     calls::Call,
     client::parse,
     exit::Outcome,
     mint,
-    output::{Column, Format, Table, ago, put, say, utc},
+    output::{Column, Format, Table, ago, details, put, say, utc},
     secrets::Handover,
 };
 

@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 
 use umbel_contracts::objects::{FleetNodes, NodeObject, SiteNode};
 
-use super::{Ctl, command, details, gather::silent, pick, width};
+use super::{Ctl, command, gather::silent, pick};
 use crate::{
     args::NodeVerb,
     calls::Call,
     exit::Outcome,
-    output::{Column, Format, Table, Tone, ago, bytes, members, printable, put, state_tone},
+    output::{Column, Format, Table, Tone, ago, bytes, details, members, printable, put, state_tone, width},
 };
 
 const LIST: &str = "umbel ctl node";

@@ -2,13 +2,13 @@
 
 use umbel_contracts::objects::{OperatorObject, Page, ReasonBody};
 
-use super::{Ctl, details, pick};
+use super::{Ctl, pick};
 use crate::{
     args::{OperatorVerb, Role},
     calls::segment,
     exit::Outcome,
     mint,
-    output::{Column, Format, Table, ago, members, put, say, utc},
+    output::{Column, Format, Table, ago, details, members, put, say, utc},
     secrets::Handover,
 };
 

@@ -4,10 +4,10 @@
 
 use umbel_contracts::objects::{FleetStatus, Freshness, SiteStatus};
 
-use super::{Ctl, pick, width};
+use super::{Ctl, pick};
 use crate::{
     exit::{Exit, Failure, Outcome},
-    output::{Column, Format, Table, Tone, age_ms, count, members, printable, put, say, utc},
+    output::{Column, Format, Table, Tone, age_ms, count, members, printable, put, say, utc, width},
 };
 
 pub(crate) async fn run(ctl: &Ctl, check: bool) -> Outcome {

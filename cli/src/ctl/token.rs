@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use umbel_contracts::{objects::EnrollmentState, operations::EnrollmentObject};
 
-use super::{Ctl, command, details, gather::gather, pick};
+use super::{Ctl, command, gather::gather, pick};
 use crate::{
     args::TokenVerb,
     calls::Call,
     client::parse,
     exit::{Failure, Outcome},
     mint::{self, NodeTokenWish},
-    output::{Column, Format, Table, ago, put, say, utc},
+    output::{Column, Format, Table, ago, details, put, say, utc},
     secrets::Handover,
 };
 

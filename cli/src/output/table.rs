@@ -2,6 +2,8 @@
 //!
 //! Owns widths and alignment. Invariant: a rendered line is never wider than the width that was given.
 
+use std::{borrow::Cow, io::IsTerminal as _};
+
 use super::printable;
 use super::style::{Style, Tone, state_tone};
 
@@ -12,7 +14,7 @@ const GAP: usize = 2;
 /// One column of a table.
 #[derive(Clone, Debug)]
 pub(crate) struct Column {
-    title: &'static str,
+    title: Cow<'static, str>,
     right: bool,
     wide: bool,
     state: bool,
@@ -21,27 +23,27 @@ pub(crate) struct Column {
 
 impl Column {
     /// A left-aligned column.
-    pub(crate) const fn left(title: &'static str) -> Self {
-        Column { title, right: false, wide: false, state: false, text: false }
+    pub(crate) fn left(title: impl Into<Cow<'static, str>>) -> Self {
+        Column { title: title.into(), right: false, wide: false, state: false, text: false }
     }
 
     /// A column of numbers.
-    pub(crate) const fn number(title: &'static str) -> Self {
-        Column { title, right: true, wide: false, state: false, text: false }
+    pub(crate) fn number(title: impl Into<Cow<'static, str>>) -> Self {
+        Column { title: title.into(), right: true, wide: false, state: false, text: false }
     }
 
     /// A column whose words are states: coloured by what they mean.
-    pub(crate) const fn state(title: &'static str) -> Self {
-        Column { title, right: false, wide: false, state: true, text: false }
+    pub(crate) fn state(title: impl Into<Cow<'static, str>>) -> Self {
+        Column { title: title.into(), right: false, wide: false, state: true, text: false }
     }
 
     /// A column of sentences: cut to the width that is left. Only the last column may be one.
-    pub(crate) const fn text(title: &'static str) -> Self {
-        Column { title, right: false, wide: false, state: false, text: true }
+    pub(crate) fn text(title: impl Into<Cow<'static, str>>) -> Self {
+        Column { title: title.into(), right: false, wide: false, state: false, text: true }
     }
 
     /// Shown with `-o wide` only.
-    pub(crate) const fn wide(mut self) -> Self {
+    pub(crate) fn wide(mut self) -> Self {
         self.wide = true;
         self
     }
@@ -85,7 +87,7 @@ impl Table {
             }
         }
         let mut out = String::new();
-        let titles: Vec<String> = self.columns.iter().map(|c| c.title.to_owned()).collect();
+        let titles: Vec<String> = self.columns.iter().map(|c| c.title.clone().into_owned()).collect();
         self.line(&mut out, &titles, &shown, &widths, width, |_, text| style.paint(Tone::Dim, text));
         for row in &self.rows {
             self.line(&mut out, row, &shown, &widths, width, |column, text| {
@@ -148,6 +150,29 @@ impl Table {
         }
         out.push('\n');
     }
+}
+
+/// Lines of `Key  value`, aligned. Values may hold colour, so they are cleaned by whoever made them.
+pub(crate) fn details(lines: &[(&str, String)]) -> String {
+    let width = lines.iter().map(|(key, _)| key.chars().count()).max().unwrap_or(0);
+    let mut text = String::new();
+    for (key, value) in lines {
+        let value = if value.is_empty() { "-" } else { value };
+        let value =
+            if value.starts_with('\u{1b}') { value.to_owned() } else { printable(value).into_owned() };
+        text.push_str(&format!("{key:<width$}  {value}\n"));
+    }
+    text
+}
+
+/// The width of the terminal; none when standard output is no terminal.
+pub(crate) fn width() -> Option<usize> {
+    let stdout = std::io::stdout();
+    if !stdout.is_terminal() {
+        return None;
+    }
+    let size = rustix::termios::tcgetwinsize(&stdout).ok()?;
+    (size.ws_col > 0).then_some(usize::from(size.ws_col))
 }
 
 /// `text` in at most `width` characters, with `…` where something is missing.
