@@ -1,12 +1,285 @@
 //! Builds every part of the edge, runs it, and drains it.
+//!
+//! Order: state directory, certificates, listeners (so that a port in use is told before anything starts), store,
+//! parts. Drain: ready turns off, nodes and control planes are told (GOAWAY shutdown), running streams finish,
+//! connections close, the store is closed. Invariant: nothing is served before the stored site is whole in memory.
 
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use umbel_store::Store;
+use umbel_wire::clock::Wall;
+use umbel_wire::liveness::Times;
+use umbel_wire::{CloseReason, Connection, GoawayReason, files, tls::TlsServer};
+
+use crate::http::{Front, FrontOptions, serve, serve_metrics, serve_tls};
+use crate::metrics::Metrics;
+use crate::shell::admin::{self, Admin, LocalListener};
+use crate::shell::authority::{Certificates, ca_dir};
+use crate::shell::commands::Commands;
+use crate::shell::control;
+use crate::shell::dispatch::{Dispatch, Limits};
+use crate::shell::events::Happened;
+use crate::shell::keys::Keys;
+use crate::shell::nodes::NodeDoor;
+use crate::shell::signals::Signals;
+use crate::shell::site::{Opening, Site};
 use crate::{Config, StartError};
+
+/// File of the store in the state directory.
+pub(crate) const STORE_FILE: &str = "store.redb";
+/// Whose the store is.
+pub(crate) const STORE_OWNER: &str = "edge";
+/// Directory of the joined control planes in the state directory.
+pub(crate) const CONTROL_PLANES: &str = "control-planes";
+/// For farewells and the store at the very end.
+const CLOSING: Duration = Duration::from_secs(3);
+/// Nodes whose other addresses are tried come back here after this.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Runs the edge until SIGTERM or SIGINT and the drain after it. Builds its own runtime; blocks.
 ///
 /// # Errors
 /// What kept it from starting: [`StartError::exit_code`] says with which code to exit.
 pub fn run(config: Config) -> Result<(), StartError> {
-    let _ = config;
-    unimplemented!()
+    // One thread: it relays more than two that share the work (10-wire, costs).
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| StartError::Failed(format!("cannot start a runtime: {error}")))?;
+    runtime.block_on(async {
+        let mut signals =
+            Signals::take().map_err(|error| StartError::Failed(format!("cannot take signals: {error}")))?;
+        let running = Running::build(&config).await?;
+        tracing::info!(
+            site = %config.site, nodes = %running.nodes_address, api = ?running.api_address, "serving"
+        );
+        let signal = signals.next().await;
+        tracing::info!("{signal}: draining for up to {:?}; a second signal ends at once", config.drain);
+        tokio::select! {
+            () = running.drain(config.drain) => {}
+            signal = signals.next() => tracing::warn!("{signal}: ending at once"),
+        }
+        Ok(())
+    })
+}
+
+/// Every part, built and serving.
+pub(crate) struct Running {
+    pub(crate) site: Arc<Site>,
+    pub(crate) commands: Arc<Commands>,
+    pub(crate) front: Arc<Front>,
+    pub(crate) nodes_address: SocketAddr,
+    pub(crate) api_address: Option<SocketAddr>,
+    // The listeners and the links to control planes: they end when the drain begins.
+    shutdown: CancellationToken,
+    serving: JoinSet<()>,
+    // Keepers: they end with the process.
+    _keeping: JoinSet<()>,
+}
+
+/// What is bound before anything is started.
+struct Listeners {
+    nodes: TcpListener,
+    api: Option<TcpListener>,
+    https: Option<TcpListener>,
+    metrics: Option<TcpListener>,
+    local: LocalListener,
+}
+
+/// The parts that listeners serve.
+struct Parts {
+    site: Arc<Site>,
+    commands: Arc<Commands>,
+    front: Arc<Front>,
+    certificates: Certificates,
+    control_planes: std::path::PathBuf,
+}
+
+impl Running {
+    /// The one place where parts are put together.
+    pub(crate) async fn build(config: &Config) -> Result<Self, StartError> {
+        let state = config.state_dir.as_path();
+        if !ca_dir(config).exists() {
+            return Err(StartError::State(format!(
+                "{} is not initialised: run `umbel edge init` with the same --config first.",
+                state.display()
+            )));
+        }
+        files::private_dir(state).map_err(|error| StartError::State(format!("{}: {error}", state.display())))?;
+        let certificates = Certificates::open(config)?;
+        let listeners = Listeners::bind(config).await?;
+        let store = Store::open(&state.join(STORE_FILE), STORE_OWNER)
+            .map_err(|error| StartError::State(error.to_string()))?;
+        let parts = Parts::open(config, store, certificates).await?;
+        Self::start(parts, listeners)
+    }
+
+    fn start(parts: Parts, listeners: Listeners) -> Result<Self, StartError> {
+        let Parts { site, commands, front, certificates, control_planes } = parts;
+        let Listeners { nodes, api, https, metrics, local } = listeners;
+        let address = |listener: &TcpListener| {
+            listener.local_addr().map_err(|error| StartError::Failed(format!("cannot name a listener: {error}")))
+        };
+        let nodes_address = address(&nodes)?;
+        let api_address = api.as_ref().map(address).transpose()?;
+        let shutdown = CancellationToken::new();
+        let mut serving = JoinSet::new();
+        let mut keeping = JoinSet::new();
+        keeping.spawn(Arc::clone(&site.dispatch).run());
+        keeping.spawn(Arc::clone(&site).keep());
+        if let Some(listener) = api {
+            serving.spawn(serve(listener, Arc::clone(&front), shutdown.clone()));
+        }
+        if let (Some(listener), Some(tls)) = (https, certificates.front()) {
+            serving.spawn(serve_tls(listener, tls, Arc::clone(&front), shutdown.clone()));
+        }
+        if let Some(listener) = metrics {
+            // Told to the last: a scrape during the drain shows how it goes.
+            keeping.spawn(serve_metrics(listener, Arc::clone(&front), CancellationToken::new()));
+        }
+        let tls: Arc<TlsServer> = Arc::clone(&certificates.nodes);
+        let door = NodeDoor { site: Arc::clone(&site), authority: Arc::clone(&certificates.authority) };
+        serving.spawn(umbel_wire::serve(nodes, tls, Arc::new(door), shutdown.clone()));
+        let not_after = certificates.nodes.not_after();
+        let admin = Arc::new(Admin { commands: Arc::clone(&commands), not_after });
+        serving.spawn(admin::serve(local, admin, shutdown.clone()));
+        serving.spawn(control::keep(Arc::clone(&commands), control_planes, shutdown.clone()));
+        keeping.spawn(certificates.watch(shutdown.clone()));
+        site.events.tell(Happened {
+            kind: "edge_started",
+            message: format!("version {}", env!("CARGO_PKG_VERSION")),
+            ..Happened::default()
+        });
+        Ok(Self { site, commands, front, nodes_address, api_address, shutdown, serving, _keeping: keeping })
+    }
+
+    /// Ends everything in order, within `time` and a little for the farewells.
+    pub(crate) async fn drain(mut self, time: Duration) {
+        self.front.drain();
+        self.site.events.tell(Happened {
+            kind: "edge_stopping",
+            message: "running requests finish, new ones are refused".to_owned(),
+            ..Happened::default()
+        });
+        let nodes = self.connections();
+        for connection in &nodes {
+            connection.goaway(GoawayReason::Shutdown, "the edge ends", Some(RETRY_AFTER));
+        }
+        self.site.events.ring().close();
+        self.shutdown.cancel();
+        let site = Arc::clone(&self.site);
+        let finished = async {
+            site.dispatch.idle().await;
+            while self.serving.join_next().await.is_some() {}
+        };
+        if tokio::time::timeout(time, finished).await.is_err() {
+            tracing::warn!("the drain's time is over; what still runs is ended");
+        }
+        let closing = async {
+            for connection in self.connections() {
+                connection.close(CloseReason::Shutdown);
+                connection.closed().await;
+            }
+            self.site.flush().await;
+            self.site.store.close().await;
+        };
+        if tokio::time::timeout(CLOSING, closing).await.is_err() {
+            tracing::warn!("some connections did not end in time");
+        }
+    }
+
+    fn connections(&self) -> Vec<Connection> {
+        self.site.read(|registry| registry.slots.owners().map(|(_, owner)| owner.handle.clone()).collect())
+    }
+}
+
+impl Parts {
+    async fn open(config: &Config, store: Store, certificates: Certificates) -> Result<Self, StartError> {
+        let state = |error: umbel_wire::Error| StartError::State(error.message);
+        let metrics = Arc::new(Metrics::new());
+        let limits = Limits {
+            waiting: usize::try_from(config.queue.max_requests).unwrap_or(usize::MAX),
+            max_wait: config.queue.max_wait,
+            max_wait_loading: config.queue.max_wait_loading,
+            ..Limits::default()
+        };
+        // Above every lease of an earlier process, as long as the clock does not go back by years.
+        let first_lease = u64::try_from(Wall::now().unix_ms()).unwrap_or(0) << 20;
+        let dispatch = Dispatch::new(limits, first_lease, Arc::clone(&metrics));
+        let keys = Keys::load(store.clone()).await.map_err(|error| StartError::State(error.to_string()))?;
+        let times = Times::new(config.liveness.stale, config.liveness.offline).map_err(StartError::Config)?;
+        let site = Site::open(Opening {
+            edge_id: config.site.clone(),
+            name: config.name.clone(),
+            advertise: config.advertise.clone(),
+            store,
+            dispatch: Arc::clone(&dispatch),
+            times,
+            heartbeat: config.liveness.heartbeat,
+        })
+        .await
+        .map_err(state)?;
+        let digest = data_encoding::HEXLOWER.encode(&certificates.authority.digest());
+        let commands = Commands::open(Arc::clone(&site), Arc::clone(&keys), digest).await.map_err(state)?;
+        let options = FrontOptions {
+            body_max: usize::try_from(config.api.body_max).unwrap_or(usize::MAX),
+            held_max: config.api.held_max,
+            keepalive: config.api.keepalive,
+            first_byte_timeout: config.upstream.first_byte_timeout,
+            idle_timeout: config.upstream.idle_timeout,
+            ..FrontOptions::default()
+        };
+        let front = Front::new(dispatch, keys, metrics, options);
+        let control_planes = config.state_dir.join(CONTROL_PLANES);
+        Ok(Self { site, commands, front, certificates, control_planes })
+    }
+}
+
+impl Listeners {
+    async fn bind(config: &Config) -> Result<Self, StartError> {
+        let listen = &config.listen;
+        Ok(Self {
+            nodes: bind("listen.nodes", listen.nodes).await?,
+            api: optional("listen.api", listen.api).await?,
+            https: optional("listen.api_https", listen.api_https).await?,
+            metrics: optional("listen.metrics", listen.metrics).await?,
+            local: local(&listen.socket)?,
+        })
+    }
+}
+
+fn local(path: &Path) -> Result<LocalListener, StartError> {
+    LocalListener::bind(path).map_err(|error| {
+        StartError::Failed(format!(
+            "cannot make the socket {} (listen.socket): {error}. End the process that uses it, or give this one another \
+             path of at most 100 characters.",
+            path.display()
+        ))
+    })
+}
+
+async fn optional(key: &str, address: Option<SocketAddr>) -> Result<Option<TcpListener>, StartError> {
+    match address {
+        Some(address) => bind(key, address).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+/// Binds a port, and says which key of the file to change if that cannot be.
+async fn bind(key: &str, address: SocketAddr) -> Result<TcpListener, StartError> {
+    TcpListener::bind(address).await.map_err(|error| {
+        let remedy = match error.kind() {
+            std::io::ErrorKind::AddrInUse => "Another process listens there: end it, or choose another port",
+            std::io::ErrorKind::PermissionDenied => "This user may not: choose a port above 1023",
+            std::io::ErrorKind::AddrNotAvailable => "This host has no such address: correct it",
+            _ => "Correct it",
+        };
+        StartError::Failed(format!("cannot listen on {address}: {error}. {remedy} in {key}."))
+    })
 }

@@ -1,5 +1,7 @@
 //! What an edge does: sockets, tasks and the store around the cores.
 
+pub(crate) mod admin;
+pub(crate) mod authority;
 pub(crate) mod commands;
 pub(crate) mod control;
 pub(crate) mod dispatch;
@@ -7,5 +9,6 @@ pub(crate) mod events;
 pub(crate) mod keys;
 pub(crate) mod nodes;
 pub(crate) mod operations;
+pub(crate) mod signals;
 pub(crate) mod site;
 pub(crate) mod status;

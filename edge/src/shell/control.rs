@@ -5,7 +5,7 @@
 //! each is independent of the others, and none can ask for more than the operations that the hello named.
 
 mod link;
-mod membership;
+pub(crate) mod membership;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -17,8 +17,6 @@ use umbel_contracts::objects::CommandEventObject;
 use umbel_contracts::proto::control::{CommandError, CommandProgress, EdgeCommandEvent};
 
 use crate::shell::commands::Commands;
-
-pub(crate) use membership::{Membership, REJECTION, write};
 
 /// How soon a control plane that was joined while the edge runs is dialed.
 const LOOK_EVERY: Duration = Duration::from_secs(2);

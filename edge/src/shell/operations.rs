@@ -26,6 +26,7 @@ use crate::core::registry::node::Node;
 use crate::shell::commands::{Commands, Context};
 
 pub(crate) use drain::resume as resume_drain;
+pub(crate) use reading::audit_object;
 
 fn invalid(reason: &'static str, message: impl Into<String>) -> Error {
     Error::new(Code::InvalidArgument, reason, message)

@@ -37,6 +37,8 @@ pub(crate) struct Membership {
     pub(crate) addresses: Vec<String>,
     pub(crate) tls: Arc<rustls::ClientConfig>,
     pub(crate) not_after: umbel_wire::clock::Wall,
+    /// SHA-256 of its authority's certificate.
+    pub(crate) ca_digest: [u8; 32],
 }
 
 impl Membership {
@@ -55,6 +57,8 @@ impl Membership {
         let ca = tls::parse_chain(&ca).map_err(|error| problem(CA, &error))?;
         let leaf = chain.first().ok_or_else(|| problem(CHAIN, &"no certificate in it"))?;
         let leaf = umbel_wire::peer::PeerCertificate::parse(leaf).map_err(|error| problem(CHAIN, &error))?;
+        let authority = ca.first().ok_or_else(|| problem(CA, &"no certificate in it"))?;
+        let ca_digest = umbel_wire::ca::certificate_digest(authority);
         let tls = tls::wire_client(Trust::Ca(ca), Some(ClientIdentity::new(chain, key)))
             .map_err(|error| problem(KEY, &error))?;
         Ok(Self {
@@ -64,6 +68,7 @@ impl Membership {
             addresses: about.addresses,
             tls,
             not_after: leaf.not_after,
+            ca_digest,
         })
     }
 }

@@ -1,0 +1,310 @@
+//! The local socket: the operator API for a fleet of one, for whoever may open the file.
+//!
+//! Owns the socket's file and the answers. Leaves routes and objects to `umbel_contracts::serve` and operations to
+//! the same code that control planes reach. Invariant: the socket is 0600 from its first moment on; it works with
+//! every control plane gone.
+
+use std::io;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::stream;
+use tokio::net::UnixListener;
+use tokio_util::sync::CancellationToken;
+use umbel_contracts::objects::{
+    AuditObject, CommandEventObject, CommandObject, CredentialObject, CredentialState, EdgeConnection, EdgeObject,
+    FleetNodes, FleetStatus, Freshness, NodeObject, OperationObject, Page, QueueObject, SiteNode, SiteStatus,
+    SummaryObject, timestamp,
+};
+use umbel_contracts::operations::{self, Class};
+use umbel_contracts::proto::control::EdgeStatusRequest;
+use umbel_contracts::serve::{
+    AuditQuestion, Caller, CommandCall, Door, Feed, Fleet, Follow, StatusQuestion, Told, router,
+};
+use umbel_wire::clock::Wall;
+use umbel_wire::{Code, Error};
+
+use crate::core::commands::Request;
+use crate::shell::commands::Commands;
+use crate::shell::operations::audit_object;
+use crate::shell::status::{self, Question, Reading};
+
+/// The site behind its local socket.
+pub(crate) struct Admin {
+    pub(crate) commands: Arc<Commands>,
+    /// End of the authority's server certificate, for the edge's object.
+    pub(crate) not_after: Wall,
+}
+
+/// A Unix socket that only its owner can open; its file goes when this is dropped.
+pub(crate) struct LocalListener {
+    listener: Option<UnixListener>,
+    path: PathBuf,
+}
+
+impl LocalListener {
+    /// Binds the socket, with mode 0600 from its first moment on. A file that a former process left is replaced.
+    pub(crate) fn bind(path: &Path) -> io::Result<Self> {
+        if let Ok(found) = std::fs::symlink_metadata(path) {
+            if !found.file_type().is_socket() {
+                return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is no socket"));
+            }
+            if std::os::unix::net::UnixStream::connect(path).is_ok() {
+                return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process answers there"));
+            }
+        }
+        // Bound under another name, so that nobody can connect before the mode is set.
+        let mut draft = path.as_os_str().to_owned();
+        draft.push(".new");
+        let draft = PathBuf::from(draft);
+        match std::fs::remove_file(&draft) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(&draft)?;
+        std::fs::set_permissions(&draft, std::fs::Permissions::from_mode(0o600))?;
+        std::fs::rename(&draft, path)?;
+        Ok(Self { listener: Some(listener), path: path.to_owned() })
+    }
+}
+
+impl Drop for LocalListener {
+    fn drop(&mut self) {
+        // One that is gone already is as good.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Serves the local socket until it is cancelled and its answers are out.
+pub(crate) async fn serve(mut listener: LocalListener, admin: Arc<Admin>, shutdown: CancellationToken) {
+    let Some(socket) = listener.listener.take() else { return };
+    let router = router(admin, Door::Local);
+    let served = axum::serve(socket, router).with_graceful_shutdown(shutdown.cancelled_owned()).await;
+    if let Err(error) = served {
+        tracing::error!("the local socket ended: {error}");
+    }
+}
+
+impl Admin {
+    fn here(&self, edge_id: &str) -> Result<(), Error> {
+        let own = self.commands.site.edge_id.as_str();
+        if edge_id == own {
+            return Ok(());
+        }
+        let message = format!("this is the edge of site {own}, and it knows no other site; ask a control plane");
+        Err(Error::new(Code::NotFound, "EDGE_UNKNOWN", message))
+    }
+
+    async fn read(&self, question: &StatusQuestion) -> Result<SiteStatus, Error> {
+        let site = &self.commands.site;
+        let request = EdgeStatusRequest {
+            node_selector: question.nodes.clone(),
+            sections: question.sections.clone(),
+            ..EdgeStatusRequest::default()
+        };
+        let mut reading = Reading::new(site, Question::check(request)?).await;
+        let mut summary = None;
+        let mut nodes = Vec::new();
+        let mut queues = Vec::new();
+        let mut observed_at = None;
+        while let Some(part) = reading.next(site) {
+            if part.observed_at_unix_ms > 0 {
+                observed_at = Some(timestamp(part.observed_at_unix_ms));
+            }
+            summary = summary.or(part.summary.map(SummaryObject::from_proto));
+            queues.extend(part.queues.into_iter().map(QueueObject::from_proto));
+            nodes.extend(part.nodes.into_iter().map(NodeObject::from_proto));
+        }
+        let wanted = |section: &str| question.sections.is_empty() || question.sections.iter().any(|one| one == section);
+        Ok(SiteStatus {
+            edge_id: site.edge_id.to_string(),
+            display_name: site.name.clone(),
+            freshness: Freshness::Fresh,
+            age_ms: Some(0),
+            observed_at,
+            note: None,
+            summary,
+            nodes: wanted("nodes").then_some(nodes),
+            queues: wanted("queues").then_some(queues),
+        })
+    }
+
+    async fn itself(&self) -> EdgeObject {
+        let site = &self.commands.site;
+        let operations = operations::ALL
+            .iter()
+            .map(|spec| OperationObject { name: spec.name.to_owned(), class: spec.class.as_str().to_owned() })
+            .collect();
+        EdgeObject {
+            edge_id: site.edge_id.to_string(),
+            display_name: site.name.clone(),
+            connection: EdgeConnection::Connected,
+            last_heard_ms: Some(0),
+            generation: None,
+            round_trip_us: None,
+            software_version: Some(env!("CARGO_PKG_VERSION").to_owned()),
+            protocol: None,
+            operations,
+            events_lost: 0,
+            // Its own authority's: an edge asked directly shows whom its nodes trust.
+            credential: CredentialObject {
+                state: CredentialState::Active,
+                key_sha256: self.commands.ca_sha256.clone(),
+                not_after: timestamp(self.not_after.unix_ms()),
+                revoked_at: None,
+                revoked_reason: None,
+            },
+            enrolled_at: timestamp(0),
+            last_summary: Some(SummaryObject::from_proto(status::summary(site).await)),
+            last_summary_age_ms: Some(0),
+            problems: Vec::new(),
+        }
+    }
+}
+
+impl Fleet for Admin {
+    async fn status(&self, deadline: Option<Duration>) -> Result<FleetStatus, Error> {
+        let question = StatusQuestion { sections: vec!["facts".to_owned()], ..StatusQuestion::default() };
+        let site = &self.commands.site;
+        Ok(FleetStatus {
+            fleet_name: site.edge_id.to_string(),
+            answered_by: site.name.clone(),
+            observed_at: timestamp(site.wall().unix_ms()),
+            deadline_ms: deadline.map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
+            sites: vec![self.read(&question).await?],
+        })
+    }
+
+    async fn edges(&self) -> Result<Vec<EdgeObject>, Error> {
+        Ok(vec![self.itself().await])
+    }
+
+    async fn edge(&self, edge_id: &str) -> Result<EdgeObject, Error> {
+        self.here(edge_id)?;
+        Ok(self.itself().await)
+    }
+
+    async fn edge_status(&self, edge_id: &str, question: StatusQuestion) -> Result<SiteStatus, Error> {
+        self.here(edge_id)?;
+        self.read(&question).await
+    }
+
+    async fn nodes(&self, question: StatusQuestion) -> Result<FleetNodes, Error> {
+        let read = self.read(&StatusQuestion { sections: vec!["nodes".to_owned()], ..question }).await?;
+        let edge_id = read.edge_id;
+        let items = read.nodes.unwrap_or_default().into_iter();
+        let items = items.map(|node| SiteNode { edge_id: edge_id.clone(), node }).collect();
+        Ok(FleetNodes { items, missing: Vec::new() })
+    }
+
+    async fn operation_class(&self, edge_id: &str, operation: &str) -> Result<Class, Error> {
+        self.here(edge_id)?;
+        Ok(operations::find(operation).map_or(Class::Admin, |spec| spec.class))
+    }
+
+    async fn command(&self, caller: &Caller, edge_id: &str, call: CommandCall) -> Result<CommandObject, Error> {
+        self.here(edge_id)?;
+        let CommandCall { command_id, body, wait } = call;
+        let operation = body.operation.clone();
+        let request = Request {
+            command_id: command_id.clone(),
+            operation: body.operation,
+            selector: body.target_selector,
+            args: body.args.unwrap_or_default(),
+            reason: body.reason,
+            dry_run: body.dry_run,
+            confirm: body.confirm,
+            actor: caller.actor.clone(),
+            correlation_id: caller.correlation_id.clone(),
+            deadline: Duration::from_millis(body.deadline_ms.unwrap_or(0).into()),
+            origin: None,
+        };
+        let standing = self.commands.ask(request, wait).await?;
+        Ok(CommandObject {
+            command_id,
+            edge_id: edge_id.to_owned(),
+            operation: Some(operation),
+            phase: standing.phase,
+            error: standing.error,
+            result: standing.result,
+            replayed: standing.replayed,
+        })
+    }
+
+    async fn command_show(&self, _: &Caller, edge_id: &str, command_id: &str) -> Result<CommandObject, Error> {
+        self.here(edge_id)?;
+        let row = self.commands.row(command_id).await?;
+        Ok(CommandObject {
+            command_id: command_id.to_owned(),
+            edge_id: edge_id.to_owned(),
+            operation: Some(row.operation),
+            phase: row.phase,
+            error: row.error,
+            result: row.result,
+            replayed: true,
+        })
+    }
+
+    async fn command_events(
+        &self,
+        _: &Caller,
+        edge_id: &str,
+        command_id: &str,
+    ) -> Result<Feed<CommandEventObject>, Error> {
+        self.here(edge_id)?;
+        if let Some(running) = self.commands.running(command_id) {
+            let steps = Some((running.steps(), true));
+            return Ok(Box::pin(stream::unfold(steps, |state| async move {
+                let (mut steps, first) = state?;
+                if !first {
+                    steps.changed().await.ok()?;
+                }
+                let event = steps.borrow_and_update().clone();
+                let next = (!event.phase.is_end()).then_some((steps, false));
+                Some((event, next))
+            })));
+        }
+        let row = self.commands.row(command_id).await?;
+        let end = CommandEventObject {
+            command_id: command_id.to_owned(),
+            sequence: 1,
+            phase: row.phase,
+            message: row.message,
+            progress: None,
+            error: row.error,
+            result: row.result,
+            at: timestamp(row.ended_at_unix_ms.unwrap_or(row.accepted_at_unix_ms)),
+        };
+        Ok(Box::pin(stream::iter([end])))
+    }
+
+    async fn events(&self, follow: Follow) -> Result<Feed<Told>, Error> {
+        Ok(self.commands.site.events.ring().follow(&follow))
+    }
+
+    async fn audit(&self, question: AuditQuestion) -> Result<Page<AuditObject>, Error> {
+        if let Some(edge_id) = &question.edge_id {
+            self.here(edge_id)?;
+        }
+        let store = &self.commands.site.store;
+        let limit = question.limit.clamp(1, umbel_store::limits::AUDIT_PAGE);
+        let span = u64::try_from(limit).unwrap_or(u64::MAX);
+        let read = match question.before {
+            None => store.audit_tail(limit).await,
+            Some(before) => {
+                let after = before.saturating_sub(1).saturating_sub(span);
+                let wanted = usize::try_from(before.saturating_sub(1) - after).unwrap_or(limit);
+                if wanted == 0 { Ok(Vec::new()) } else { store.audit_after(after, wanted).await }
+            }
+        };
+        let entries =
+            read.map_err(|error| Error::new(Code::Unavailable, "STORE_UNREADABLE", error.to_string()))?;
+        let oldest = entries.first().map(|entry| entry.sequence);
+        let edge = self.commands.site.edge_id.as_str();
+        let items: Vec<_> = entries.into_iter().rev().map(|entry| audit_object(edge, entry)).collect();
+        let more = oldest.is_some_and(|oldest| oldest > 1) && items.len() == limit;
+        Ok(Page { items, next_cursor: oldest.filter(|_| more).map(|oldest| oldest.to_string()) })
+    }
+}

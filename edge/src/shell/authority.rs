@@ -1,0 +1,128 @@
+//! The site's own keys: the authority that signs nodes, and the certificates of the TLS ports.
+//!
+//! The nodes' port gets a new server certificate at each start and again at two thirds of its life, so that it
+//! never has to be kept or renewed by hand; the certificate of the HTTPS front is the operator's and is read again
+//! when its file changes. Invariant: the authority's key leaves neither its 0600 file nor this process.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use tokio_util::sync::CancellationToken;
+use umbel_wire::ca::{Authority, SERVER_VALIDITY};
+use umbel_wire::clock::Wall;
+use umbel_wire::tls::{TlsServer, front_server, read_pair, wire_server};
+
+use crate::{Config, StartError};
+
+/// Directory of the authority in the state directory.
+const CA_DIR: &str = "ca";
+/// How often certificates are looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(60);
+
+/// Where the authority stands.
+pub(crate) fn ca_dir(config: &Config) -> PathBuf {
+    config.state_dir.join(CA_DIR)
+}
+
+/// The operator's own certificate for the HTTPS front.
+struct Given {
+    chain: PathBuf,
+    key: PathBuf,
+    changed: Option<SystemTime>,
+    server: Arc<TlsServer>,
+}
+
+/// Keys and certificates in use.
+pub(crate) struct Certificates {
+    pub(crate) authority: Arc<Authority>,
+    pub(crate) nodes: Arc<TlsServer>,
+    server_name: String,
+    given: Option<Given>,
+}
+
+impl Certificates {
+    /// Opens the authority and makes or reads the servers' certificates.
+    pub(crate) fn open(config: &Config) -> Result<Self, StartError> {
+        let authority = Authority::open(&ca_dir(config)).map_err(|error| {
+            StartError::State(format!(
+                "{error}. If this site is new, run `umbel edge init` first; if it is not, restore the directory from a \
+                 backup: a new authority would lock out every enrolled node."
+            ))
+        })?;
+        let server_name = format!("{}.umbel", config.site);
+        let (chain, key) = issue(&authority, &server_name)?;
+        let nodes = wire_server(chain, key).map_err(|error| StartError::Failed(error.to_string()))?;
+        let given = match (&config.api.cert_file, &config.api.key_file) {
+            (Some(chain), Some(key)) => Some(Given::open(chain, key)?),
+            _ => None,
+        };
+        Ok(Self { authority: Arc::new(authority), nodes, server_name, given })
+    }
+
+    /// The HTTPS front's certificate, if the file names one.
+    pub(crate) fn front(&self) -> Option<Arc<TlsServer>> {
+        self.given.as_ref().map(|given| Arc::clone(&given.server))
+    }
+
+    /// Renews what is about to end and reads again what changed, until it is cancelled.
+    pub(crate) async fn watch(mut self, shutdown: CancellationToken) {
+        while shutdown.run_until_cancelled(tokio::time::sleep(LOOK_EVERY)).await.is_some() {
+            if Wall::now() >= self.nodes.renew_at() {
+                self.renew();
+            }
+            if let Some(given) = &mut self.given {
+                given.reload();
+            }
+        }
+    }
+
+    fn renew(&self) {
+        let renewed = issue(&self.authority, &self.server_name).and_then(|(chain, key)| {
+            self.nodes.reload(chain, key).map_err(|error| StartError::Failed(error.to_string()))
+        });
+        match renewed {
+            Ok(()) => tracing::info!("the nodes' port has a new certificate"),
+            Err(error) => tracing::error!("the certificate of the nodes' port cannot be renewed: {error}"),
+        }
+    }
+}
+
+impl Given {
+    fn open(chain: &Path, key: &Path) -> Result<Self, StartError> {
+        let seen = changed(chain, key);
+        let (certificates, private) =
+            read_pair(chain, key).map_err(|error| StartError::Config(format!("[tls]: {error}")))?;
+        let server = front_server(certificates, private)
+            .map_err(|error| StartError::Config(format!("[tls]: {error}")))?;
+        Ok(Self { chain: chain.to_owned(), key: key.to_owned(), changed: seen, server })
+    }
+
+    fn reload(&mut self) {
+        let seen = changed(&self.chain, &self.key);
+        if seen == self.changed {
+            return;
+        }
+        self.changed = seen;
+        let read = read_pair(&self.chain, &self.key);
+        match read.and_then(|(chain, key)| self.server.reload(chain, key)) {
+            Ok(()) => tracing::info!("the HTTPS certificate was read again"),
+            Err(error) => tracing::error!("HTTPS goes on with its former certificate: {error}"),
+        }
+    }
+}
+
+/// When the later of the two files was written.
+fn changed(chain: &Path, key: &Path) -> Option<SystemTime> {
+    let written = |path: &Path| std::fs::metadata(path).and_then(|meta| meta.modified()).ok();
+    written(chain).max(written(key))
+}
+
+type Pair = (Vec<rustls::pki_types::CertificateDer<'static>>, rustls::pki_types::PrivateKeyDer<'static>);
+
+fn issue(authority: &Authority, name: &str) -> Result<Pair, StartError> {
+    let made = authority
+        .issue_server(&[name.to_owned()], Wall::now(), SERVER_VALIDITY)
+        .map_err(|error| StartError::Failed(format!("cannot make the server's certificate: {error}")))?;
+    Ok((made.chain, made.key.private_key()))
+}
