@@ -207,3 +207,25 @@ fn a_full_link_stays_online() {
     });
     assert_eq!(l.edge.node("gpu-1")["generation"], generation, "no reconnect");
 }
+
+/// Row 24: the link breaks at any point of an enrollment; the same token and key again give the one identity.
+#[test]
+fn an_enrollment_whose_answer_was_lost_is_repeated() {
+    let l = linked();
+    let mut lost = 0;
+    for (n, at) in (400..4_400).step_by(500).enumerate() {
+        let name = format!("cut-{n}");
+        let token = l.edge.token(&name);
+        let node = l.fleet.node_files(&name, &external(&l.engine, 1));
+        let cut = Direction { cut: Some((at, Cut::Rst)), ..Direction::default() };
+        l.proxy.set_default(Faults { down: cut, ..Faults::default() });
+        if node.enroll(&token).code != 0 {
+            lost += 1;
+        }
+        l.proxy.set_default(Faults::default());
+        let _ = node.enroll(&token).ok();
+        let same = l.edge.nodes().iter().filter(|x| x["name"] == name.as_str()).count();
+        assert_eq!(same, 1, "cut at byte {at}: one record");
+    }
+    assert!(lost > 2, "some enrollments were cut: {lost}");
+}
