@@ -22,7 +22,7 @@ use tokio::{
     net::{TcpStream, UnixStream},
     time::{Instant, timeout, timeout_at},
 };
-use umbel_wire::Code;
+use umbel_wire::{Code, tls};
 
 pub(crate) use sse::{Event, Events};
 pub(crate) use target::{Server, find_server};
@@ -147,8 +147,8 @@ impl Client {
         for (name, value) in headers {
             request = request.header(*name, value);
         }
-        if let Some(token) = self.server.token()? {
-            let mut value = HeaderValue::from_str(&format!("Bearer {}", token.as_str()))
+        if let Some(token) = self.server.token() {
+            let mut value = HeaderValue::from_str(&format!("Bearer {}", token.expose()))
                 .map_err(|_| Failure::usage("the operator token has characters that no token has"))?;
             value.set_sensitive(true);
             request = request.header(AUTHORIZATION, value);
@@ -177,7 +177,7 @@ impl Client {
                 let connector = tokio_rustls::TlsConnector::from(config.clone());
                 let tls = timeout(STEP, connector.connect(name.clone(), tcp)).await;
                 let tls = tls.map_err(|_| self.unreachable("the TLS handshake took longer than 5s"))?;
-                handshake(tls.map_err(|error| self.untrusted(&error))?).await
+                handshake(tls.map_err(|error| self.untrusted(&tls::explain_io(&error)))?).await
             }
         }
     }
@@ -210,7 +210,7 @@ impl Client {
         }
     }
 
-    fn untrusted(&self, error: &std::io::Error) -> Failure {
+    fn untrusted(&self, error: &str) -> Failure {
         Failure::new(Exit::Unreachable, format!("{} is not to be trusted: {error}", self.server))
             .remedy("--ca-file must name the CA of this control plane (ca.pem in its state directory)")
             .remedy("the name in --addr must be one of [tls] server_names in control-plane.toml")

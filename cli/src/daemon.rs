@@ -6,7 +6,7 @@
 mod report;
 
 use std::{
-    io::Read as _,
+    io::{Read as _, Write as _},
     path::{Path, PathBuf},
 };
 
@@ -96,6 +96,9 @@ pub(crate) fn edge(args: EdgeArgs) -> Outcome {
         secrets::refuse_in_argv(source.in_argv())?;
     }
     let file = file_of(&args.flags, "edge");
+    if let Some(EdgeDaemonVerb::Init { site: Some(site) }) = &args.verb {
+        write_first_file(&file, site)?;
+    }
     let config = tier::Config::load(&file).map_err(|error| ending!(error))?;
     match args.verb {
         None => {
@@ -160,6 +163,22 @@ pub(crate) fn edge(args: EdgeArgs) -> Outcome {
             }),
         ),
     }
+}
+
+/// A site needs no more of a file than its name; one that is there stays.
+fn write_first_file(file: &Path, site: &str) -> Outcome {
+    let site =
+        umbel_wire::EdgeId::parse(site).map_err(|error| Failure::usage(format!("--site {site}: {error}")))?;
+    let made = std::fs::OpenOptions::new().write(true).create_new(true).open(file);
+    let mut made = match made {
+        Ok(made) => made,
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => return Ok(()),
+        Err(error) => return Err(Failure::failed(format!("cannot make {}: {error}", file.display()))),
+    };
+    let text = format!("[edge]\nsite = \"{site}\"\n# Where nodes dial:\n# advertise = [\"HOST:7451\"]\n");
+    made.write_all(text.as_bytes())?;
+    say(&format!("Wrote {}", file.display()));
+    Ok(())
 }
 
 /// `umbel node ...`

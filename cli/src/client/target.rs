@@ -10,8 +10,11 @@ use std::{
 };
 
 use rustls::pki_types::{CertificateDer, ServerName, pem::PemObject as _};
-use umbel_wire::tls;
-use zeroize::Zeroizing;
+use umbel_wire::{
+    secret::SecretText,
+    tls,
+    token::{BearerKind, parse_bearer},
+};
 
 use crate::{
     args::Global,
@@ -40,8 +43,8 @@ pub(crate) enum Server {
         name: ServerName<'static>,
         /// How to check it.
         config: Arc<rustls::ClientConfig>,
-        /// The file with the operator token.
-        token_file: PathBuf,
+        /// The operator token.
+        token: SecretText,
     },
 }
 
@@ -71,11 +74,11 @@ impl Server {
         }
     }
 
-    /// The token to show, read anew each time so that a replaced file counts.
-    pub(crate) fn token(&self) -> Outcome<Option<Zeroizing<String>>> {
+    /// The token to show; a local socket needs none.
+    pub(crate) fn token(&self) -> Option<&SecretText> {
         match self {
-            Server::Socket(_) => Ok(None),
-            Server::Tls { token_file, .. } => secrets::read_file(token_file, "operator token").map(Some),
+            Server::Socket(_) => None,
+            Server::Tls { token, .. } => Some(token),
         }
     }
 }
@@ -95,7 +98,7 @@ pub(crate) fn find_server(global: &Global) -> Outcome<Server> {
                 "--ca-file FILE, or UMBEL_CA_FILE; copy ca.pem from the control plane's state directory",
             )
         })?;
-        return over_tls(addr, &ca_file, token_file);
+        return over_tls(addr, &ca_file, &token_file);
     }
     let local = LOCAL_SOCKETS.iter().map(Path::new).find(|path| path.exists());
     local.map(|path| Server::Socket(path.to_owned())).ok_or_else(|| {
@@ -105,7 +108,7 @@ pub(crate) fn find_server(global: &Global) -> Outcome<Server> {
     })
 }
 
-fn over_tls(addr: &str, ca_file: &Path, token_file: PathBuf) -> Outcome<Server> {
+fn over_tls(addr: &str, ca_file: &Path, token_file: &Path) -> Outcome<Server> {
     let wrong =
         |why: &str| Failure::usage(format!("--addr {addr}: {why}")).remedy("write it as https://HOST:PORT");
     let authority = addr.strip_prefix("https://").unwrap_or(addr).trim_end_matches('/');
@@ -125,7 +128,15 @@ fn over_tls(addr: &str, ca_file: &Path, token_file: PathBuf) -> Outcome<Server> 
     }
     let config = tls::api_client(&certificates)
         .map_err(|error| Failure::usage(format!("{}: {error}", ca_file.display())))?;
-    Ok(Server::Tls { host, port, name, config, token_file })
+    Ok(Server::Tls { host, port, name, config, token: operator_token(token_file)? })
+}
+
+/// Reads the token and finds out here what the server could only refuse.
+fn operator_token(file: &Path) -> Outcome<SecretText> {
+    let text = secrets::read_file(file, "operator token")?;
+    parse_bearer(&text, BearerKind::OperatorToken)
+        .map_err(|error| Failure::usage(format!("{}: {error}", file.display())))?;
+    Ok(SecretText::new(text.as_str().to_owned()))
 }
 
 fn split(authority: &str) -> Option<(String, u16)> {
