@@ -57,12 +57,12 @@ pub fn run(config: Config) -> Result<(), StartError> {
     })
 }
 
-/// Every part, built and serving.
-pub(crate) struct Running {
-    pub(crate) plane: Arc<Plane>,
-    pub(crate) edges_address: SocketAddr,
-    pub(crate) api_address: Option<SocketAddr>,
-    pub(crate) metrics_address: Option<SocketAddr>,
+/// A control plane that serves. [`run`] is this and the signals; programs that hold one themselves use it directly.
+pub struct Running {
+    plane: Arc<Plane>,
+    edges_address: SocketAddr,
+    api_address: Option<SocketAddr>,
+    metrics_address: Option<SocketAddr>,
     /// The listeners of operators: they end when the drain begins and their answers are out.
     serving: JoinSet<()>,
 }
@@ -76,8 +76,29 @@ struct Listeners {
 }
 
 impl Running {
-    /// The one place where parts are put together.
-    pub(crate) async fn build(config: &Config) -> Result<Self, StartError> {
+    /// Where edges connect.
+    #[must_use]
+    pub fn edges_address(&self) -> SocketAddr {
+        self.edges_address
+    }
+
+    /// Where operators connect; absent when off.
+    #[must_use]
+    pub fn api_address(&self) -> Option<SocketAddr> {
+        self.api_address
+    }
+
+    /// Where metrics and health are; absent when off.
+    #[must_use]
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.metrics_address
+    }
+
+    /// The one place where parts are put together. Serves on the current runtime from then on.
+    ///
+    /// # Errors
+    /// What kept it from starting; nothing of it is left then.
+    pub async fn build(config: &Config) -> Result<Self, StartError> {
         let state = config.state_dir.as_path();
         if !ca_dir(config).exists() {
             return Err(StartError::State(format!(
@@ -130,7 +151,7 @@ impl Running {
     }
 
     /// Ends everything in order, within `time` and a little for the farewells.
-    pub(crate) async fn drain(mut self, time: Duration) {
+    pub async fn drain(mut self, time: Duration) {
         self.plane.drain.cancel();
         self.plane.events.close();
         self.plane.commands_moved();
@@ -150,7 +171,7 @@ impl Running {
         let closing = async {
             for connection in self.connections() {
                 connection.close(CloseReason::Shutdown);
-                connection.closed().await;
+                connection.gone().await;
             }
             self.plane.store().close().await;
         };

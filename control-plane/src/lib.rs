@@ -15,7 +15,7 @@ mod http;
 mod init;
 mod shell;
 
-pub use app::run;
+pub use app::{Running, run};
 pub use config::{Config, LogFormat};
 pub use doctor::{Check, doctor};
 pub use error::StartError;

@@ -3,11 +3,8 @@
 //! Invariant: a length is refused before anything is kept for it, and all of one answer together has a bound.
 
 use bytes::{Buf, Bytes, BytesMut};
-use prost::Message;
+use umbel_contracts::bounds::{Bounded, IN_STREAM, decode};
 use umbel_wire::error::{Code, Error};
-
-/// Bytes of one message: far above a status part (64 nodes or so) and a command's answer (1 MiB and its frame).
-const MESSAGE_MAX: usize = 1024 * 1024 + 16 * 1024;
 
 /// Takes bytes, gives messages.
 pub(crate) struct Delimited {
@@ -33,11 +30,11 @@ impl Delimited {
     }
 
     /// The next whole message, if it is there.
-    pub(crate) fn next<M: Message + Default>(&mut self) -> Result<Option<M>, Error> {
+    pub(crate) fn next<M: Bounded>(&mut self) -> Result<Option<M>, Error> {
         let Some((length, header)) = self.length()? else {
             return Ok(None);
         };
-        if length > MESSAGE_MAX {
+        if length > IN_STREAM {
             return Err(too_large());
         }
         if self.buffer.len() < header + length {
@@ -45,7 +42,10 @@ impl Delimited {
         }
         self.buffer.advance(header);
         let message = self.buffer.split_to(length).freeze();
-        M::decode(message).map(Some).map_err(|_| malformed())
+        decode(&message).map(Some).map_err(|error| {
+            tracing::warn!("an edge's answer cannot be read: {error}");
+            malformed()
+        })
     }
 
     /// Whether bytes of an unfinished message are left.
@@ -86,17 +86,18 @@ pub(crate) fn malformed() -> Error {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
-    use umbel_contracts::proto::control::Problem;
+    use prost::Message;
+    use umbel_contracts::proto::control::EdgeHelloResponse;
 
     use super::*;
 
-    fn problem(message: &str) -> Problem {
-        Problem { message: message.into(), ..Problem::default() }
+    fn response(name: &str) -> EdgeHelloResponse {
+        EdgeHelloResponse { fleet_name: name.into(), ..EdgeHelloResponse::default() }
     }
 
     #[test]
     fn messages_come_out_however_they_are_cut() {
-        let messages = [problem("a"), problem(""), problem(&"x".repeat(300)), problem("end")];
+        let messages = [response("a"), response(""), response(&"x".repeat(128)), response("end")];
         let mut bytes = Vec::new();
         messages.iter().for_each(|message| message.encode_length_delimited(&mut bytes).unwrap());
         for size in 1..=bytes.len() {
@@ -104,7 +105,7 @@ mod tests {
             let mut read = Vec::new();
             for chunk in bytes.chunks(size) {
                 reader.push(&Bytes::copy_from_slice(chunk)).unwrap();
-                while let Some(message) = reader.next::<Problem>().unwrap() {
+                while let Some(message) = reader.next::<EdgeHelloResponse>().unwrap() {
                     read.push(message);
                 }
             }
@@ -118,7 +119,7 @@ mod tests {
         for bytes in [vec![0xff; 5], vec![0xff, 0xff, 0xff, 0xff, 0x0f]] {
             let mut reader = Delimited::new(100);
             reader.push(&bytes.into()).unwrap();
-            assert!(reader.next::<Problem>().is_err());
+            assert!(reader.next::<EdgeHelloResponse>().is_err());
         }
         let mut reader = Delimited::new(3);
         assert_eq!(reader.push(&Bytes::from_static(b"1234")).unwrap_err().code, Code::TooLarge);
@@ -128,6 +129,6 @@ mod tests {
     fn rubbish_is_an_error() {
         let mut reader = Delimited::new(100);
         reader.push(&Bytes::from_static(&[2, 0xff, 0xff])).unwrap();
-        assert_eq!(reader.next::<Problem>().unwrap_err().code, Code::BadGateway);
+        assert_eq!(reader.next::<EdgeHelloResponse>().unwrap_err().code, Code::BadGateway);
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use prost::Message;
 use umbel_contracts::CONTROL_PROTOCOL;
+use umbel_contracts::bounds::decode;
 use umbel_contracts::objects::{CommandEventObject, EventObject};
 use umbel_contracts::proto::control::{
     EdgeCommandEvent, EdgeHeartbeat, EdgeHeartbeatAck, EdgeHelloRequest, EdgeHelloResponse, EdgeNodeEvent,
@@ -62,10 +63,12 @@ pub(super) fn rejection(error: Error, newcomer: &Newcomer) -> Rejection {
 }
 
 async fn hello(plane: Arc<Plane>, newcomer: Newcomer) {
-    let Ok(hello) = EdgeHelloRequest::decode(newcomer.hello().payload.clone()) else {
-        let error = Error::new(Code::InvalidArgument, "HELLO_MALFORMED", "The hello cannot be read.");
-        let rejection = rejection(error, &newcomer);
-        return newcomer.reject(rejection);
+    let hello: EdgeHelloRequest = match decode(&newcomer.hello().payload) {
+        Ok(hello) => hello,
+        Err(error) => {
+            let rejection = rejection(error, &newcomer);
+            return newcomer.reject(rejection);
+        }
     };
     let judged = match judge(&plane, &newcomer, &hello) {
         Ok(Entered::Yes(entered)) => Ok(entered),
@@ -218,7 +221,7 @@ struct EdgeHandler {
 
 impl EdgeHandler {
     fn heartbeat(&self, payload: &[u8]) -> Result<Vec<u8>, Error> {
-        let heartbeat = EdgeHeartbeat::decode(payload).map_err(|_| malformed("heartbeat"))?;
+        let heartbeat: EdgeHeartbeat = decode(payload)?;
         let now = clock::now();
         let mut fleet = self.plane.fleet();
         match heartbeat.summary {
@@ -238,7 +241,7 @@ impl EdgeHandler {
     }
 
     fn node_event(&self, payload: &[u8]) -> Result<(), Error> {
-        let told = EdgeNodeEvent::decode(payload).map_err(|_| malformed("event"))?;
+        let told: EdgeNodeEvent = decode(payload)?;
         let lost =
             self.plane.fleet().views.event(clock::now(), &self.edge_id, self.generation, told.sequence);
         let Some(lost) = lost else {
@@ -265,7 +268,7 @@ impl EdgeHandler {
     }
 
     fn command_event(&self, payload: &[u8]) -> Result<(), Error> {
-        let told = EdgeCommandEvent::decode(payload).map_err(|_| malformed("command's event"))?;
+        let told: EdgeCommandEvent = decode(payload)?;
         let key = (self.edge_id.clone(), told.command_id.clone());
         let Some(step) = CommandEventObject::from_proto(told) else {
             return Ok(());
@@ -280,10 +283,6 @@ impl EdgeHandler {
         }
         Ok(())
     }
-}
-
-fn malformed(what: &str) -> Error {
-    Error::new(Code::InvalidArgument, "MESSAGE_MALFORMED", format!("The {what} cannot be read."))
 }
 
 /// A sentence of an edge, for the ring of events.

@@ -78,8 +78,7 @@ async fn enroll(plane: &Arc<Plane>, newcomer: &Newcomer) -> Result<EdgeEnrollRes
 
 fn asked(payload: &[u8]) -> Result<Asked, Error> {
     let wrong = |reason: &'static str, message: &str| Error::new(Code::InvalidArgument, reason, message);
-    let request = EdgeEnrollRequest::decode(payload)
-        .map_err(|_| wrong("ENROLL_MALFORMED", "The request cannot be read."))?;
+    let request: EdgeEnrollRequest = umbel_contracts::bounds::decode(payload)?;
     if request.edge_id.is_empty() {
         return Err(wrong(
             "EDGE_ID_EMPTY",

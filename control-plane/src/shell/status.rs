@@ -14,6 +14,7 @@ use futures_util::future::{BoxFuture, Shared, join_all};
 use prost::Message;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
+use umbel_contracts::bounds::Bounded;
 use umbel_contracts::method;
 use umbel_contracts::proto::control::{
     EdgeNodeSnapshot, EdgeStatusRequest, EdgeStatusResponse, EdgeSummary, QueueSnapshot,
@@ -224,7 +225,7 @@ impl Broken {
 }
 
 /// Calls a method as a stream and takes its messages one by one.
-pub(crate) async fn call<M: Message + Default>(
+pub(crate) async fn call<M: Bounded>(
     plane: &Plane,
     connection: &Connection,
     method: u32,
