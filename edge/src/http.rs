@@ -16,6 +16,8 @@ mod openai;
 mod relay;
 mod request;
 mod sse;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

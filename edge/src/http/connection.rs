@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use http::Request;
+use http::{Request, Version};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::Service;
@@ -60,23 +60,27 @@ struct Shared {
 
 /// A request or its answer exists.
 #[derive(Debug)]
-pub(super) struct Busy(Arc<Shared>);
+pub(super) struct Busy {
+    shared: Arc<Shared>,
+    /// Only the connection's end tells the answer's.
+    ends_with_connection: bool,
+}
 
 impl Busy {
-    fn new(shared: &Arc<Shared>) -> Self {
+    fn new(shared: &Arc<Shared>, version: Version) -> Self {
         shared.busy.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::clone(shared))
+        Self { shared: Arc::clone(shared), ends_with_connection: version < Version::HTTP_11 }
     }
 
-    /// Set it to break the connection at its end.
-    pub(super) fn abort(&self) -> Arc<AtomicBool> {
-        Arc::clone(&self.0.abort)
+    /// Set it where an end of the connection would look like the answer's end.
+    pub(super) fn abort(&self) -> Option<Arc<AtomicBool>> {
+        self.ends_with_connection.then(|| Arc::clone(&self.shared.abort))
     }
 }
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        self.0.busy.fetch_sub(1, Ordering::Relaxed);
+        self.shared.busy.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -196,7 +200,7 @@ where
     type Future = Answering<A>;
 
     fn call(&self, request: Request<Incoming>) -> Answering<A> {
-        let busy = Busy::new(&self.shared);
+        let busy = Busy::new(&self.shared, request.version());
         Answering { answer: Box::pin((self.answer)(request)), busy: Some(busy) }
     }
 }

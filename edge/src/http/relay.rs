@@ -72,8 +72,8 @@ impl Relay {
     }
 
     /// Where to say that the connection must not end cleanly.
-    pub(super) fn abort_with(&mut self, abort: Arc<AtomicBool>) {
-        self.abort = Some(abort);
+    pub(super) fn abort_with(&mut self, abort: Option<Arc<AtomicBool>>) {
+        self.abort = abort;
     }
 
     pub(super) fn is_over(&self) -> bool {

@@ -4,16 +4,19 @@
 //! decision to [`crate::core::admission`]. Invariants: no lock is held while the wire is called or anything is
 //! awaited; a [`Slot`] or [`Waiting`] that is dropped, in whatever way, gives back what it held.
 
+mod gauges;
+mod slot;
+
 use std::collections::HashMap;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, oneshot};
-use umbel_wire::{Connection, Error, Generation, NodeId, Open, OutgoingStream};
+use umbel_wire::{Connection, Generation, NodeId};
+
+use gauges::Gauges;
+pub use slot::{Slot, Waiting};
 
 use crate::core::admission::{Admission, Decision, Grant, Output, ProviderIndex, RetryBudget};
 pub use crate::core::admission::{
@@ -40,6 +43,7 @@ pub struct ProviderUp {
 struct Link {
     connection: Connection,
     generation: Generation,
+    node_id: NodeId,
     provider_id: Arc<str>,
     model: Arc<str>,
 }
@@ -98,7 +102,7 @@ impl Dispatch {
     /// An empty dispatch. Spawn [`Dispatch::run`] beside it. `first_lease` must lie above every lease that an
     /// earlier process of this edge gave (wall time in ms shifted left by 20 bits does).
     pub fn new(limits: Limits, first_lease: u64, metrics: Arc<Metrics>) -> Arc<Self> {
-        Arc::new(Self {
+        let dispatch = Arc::new(Self {
             state: Mutex::new(State {
                 admission: Admission::new(limits, first_lease),
                 budget: RetryBudget::default(),
@@ -107,11 +111,14 @@ impl Dispatch {
                 models: HashMap::new(),
                 armed: None,
             }),
-            metrics,
+            metrics: Arc::clone(&metrics),
             earlier: Notify::new(),
             ended: Notify::new(),
             watchers: AtomicUsize::new(0),
-        })
+        });
+        let gauges = Gauges { dispatch: Arc::downgrade(&dispatch) };
+        metrics.register(|registry| registry.register_collector(Box::new(gauges)));
+        dispatch
     }
 
     /// Applies deadlines as time passes. Runs for ever; drop it with the runtime.
@@ -188,9 +195,11 @@ impl Dispatch {
     pub fn provider_up(&self, up: ProviderUp) -> Result<(), ProviderConflict> {
         self.change(|state, now| {
             let provider_id = Arc::clone(&up.spec.provider_id);
+            let node_id = up.spec.node_id;
             let model = Arc::from(up.spec.model.as_str());
             let index = state.admission.provider_up(now, up.spec, up.generation, up.state)?;
-            let link = Link { connection: up.connection, generation: up.generation, provider_id, model };
+            let link =
+                Link { connection: up.connection, generation: up.generation, node_id, provider_id, model };
             state.links.insert(index, Arc::new(link));
             Ok(())
         })
@@ -231,10 +240,8 @@ impl Dispatch {
     pub fn node_lost(&self, node_id: NodeId, generation: Generation) {
         self.change(|state, now| {
             state.admission.node_lost(now, node_id, generation);
-            let State { admission, links, .. } = state;
-            links.retain(|index, link| {
-                link.generation != generation
-                    || admission.spec(*index).is_none_or(|spec| spec.node_id != node_id)
+            state.links.retain(|_, link| {
+                link.generation != generation || link.node_id != node_id
             });
         });
         self.lease_ended();
@@ -349,7 +356,7 @@ impl Dispatch {
                 Decision::Waiting(ticket) => {
                     let (wake, woken) = oneshot::channel();
                     state.waiting.insert(ticket, wake);
-                    Admitted::Waiting(Waiting { dispatch: Arc::clone(self), ticket, woken, done: false })
+                    Admitted::Waiting(Waiting::new(self, ticket, woken))
                 }
                 Decision::Refused(refusal) => Admitted::Refused(refusal),
             }
@@ -359,6 +366,15 @@ impl Dispatch {
     /// Takes one second try out of the budget; false if there is none.
     pub fn may_retry(&self) -> bool {
         self.lock().budget.spend()
+    }
+
+    /// A lease's connection was lost: so are its node's others.
+    fn lost_with(&self, lease: LeaseId, node_id: NodeId, generation: Generation) {
+        // The first of them ended all.
+        let first = self.lock().admission.phase(lease).is_some();
+        if first {
+            self.node_lost(node_id, generation);
+        }
     }
 
     fn end(&self, lease: LeaseId) {
@@ -406,140 +422,5 @@ impl<'a> Watching<'a> {
 impl Drop for Watching<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-/// A request in its model's queue. Dropping it withdraws the request.
-#[must_use]
-pub struct Waiting {
-    dispatch: Arc<Dispatch>,
-    ticket: Ticket,
-    woken: oneshot::Receiver<Result<Granted, Refusal>>,
-    done: bool,
-}
-
-impl Future for Waiting {
-    type Output = Result<Slot, Refusal>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let result = ready!(Pin::new(&mut self.woken).poll(cx));
-        self.done = true;
-        Poll::Ready(match result {
-            Ok(Ok((grant, link))) => Ok(Slot::new(&self.dispatch, grant, link)),
-            Ok(Err(refusal)) => Err(refusal),
-            // The edge is going down.
-            Err(_) => Err(Refusal { reason: RefusalReason::NoneWanted, retry_after: None }),
-        })
-    }
-}
-
-impl Drop for Waiting {
-    fn drop(&mut self) {
-        if self.done {
-            return;
-        }
-        let ticket = self.ticket;
-        self.dispatch.change(|state, _| {
-            state.waiting.remove(&ticket);
-            state.admission.withdraw(ticket);
-        });
-        if let Ok(Ok((grant, _))) = self.woken.try_recv() {
-            self.dispatch.end(grant.lease);
-        }
-    }
-}
-
-/// How far the use of a slot is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Use {
-    /// No stream was opened: the lease ends with the slot.
-    Unused,
-    /// A stream is open: the lease ends with its terminal frame, also long after the slot is dropped.
-    Open,
-    /// The terminal frame came.
-    Ended,
-}
-
-/// A slot of a provider. Dropping it gives the slot back: at once if it was not used, else with the terminal
-/// frame that follows the stream's reset.
-#[must_use]
-pub struct Slot {
-    dispatch: Arc<Dispatch>,
-    grant: Grant,
-    link: Arc<Link>,
-    usage: Use,
-}
-
-impl Slot {
-    fn new(dispatch: &Arc<Dispatch>, grant: Grant, link: Arc<Link>) -> Self {
-        Self { dispatch: Arc::clone(dispatch), grant, link, usage: Use::Unused }
-    }
-
-    /// The lease, as the node must name it.
-    pub fn lease(&self) -> LeaseId {
-        self.grant.lease
-    }
-
-    /// The generation that the lease was given under.
-    pub fn generation(&self) -> Generation {
-        self.grant.generation
-    }
-
-    /// The provider.
-    pub fn provider_id(&self) -> &Arc<str> {
-        &self.link.provider_id
-    }
-
-    /// The provider's node, as text.
-    pub fn node(&self) -> &str {
-        self.link.provider_id.split_once('/').map_or("", |(node, _)| node)
-    }
-
-    /// The model's name as the engine knows it.
-    pub fn model(&self) -> &str {
-        &self.link.model
-    }
-
-    /// To be passed over by a second try.
-    pub fn avoid(&self) -> Avoid {
-        self.grant.avoid
-    }
-
-    /// How long the request waited for it.
-    pub fn waited(&self) -> Duration {
-        self.grant.waited
-    }
-
-    /// Opens the request's stream on the provider's connection.
-    ///
-    /// # Errors
-    /// If the connection takes no stream now: nothing was sent, and another provider may be tried.
-    pub fn open(&mut self, open: Open) -> Result<OutgoingStream, Error> {
-        let dispatch = Arc::clone(&self.dispatch);
-        let lease = self.grant.lease;
-        let stream = self.link.connection.open(open, move |_| dispatch.end(lease))?;
-        self.usage = Use::Open;
-        Ok(stream)
-    }
-
-    /// The engine's head arrived.
-    pub fn streaming(&self) {
-        self.dispatch.lock().admission.streaming(self.grant.lease);
-    }
-
-    /// The stream's terminal was seen: nothing is left to give back.
-    pub fn ended(&mut self) {
-        self.usage = Use::Ended;
-    }
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        let lease = self.grant.lease;
-        match self.usage {
-            Use::Unused => self.dispatch.end(lease),
-            Use::Open => self.dispatch.change(|state, now| state.admission.resetting(now, lease)),
-            Use::Ended => {}
-        }
     }
 }

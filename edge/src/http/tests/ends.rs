@@ -1,0 +1,213 @@
+//! How answers end, well and badly.
+
+use std::time::Duration;
+
+use umbel_contracts::proto::node::InferenceOutcome;
+use umbel_wire::CloseReason;
+
+use super::client::{Client, Ended, chat};
+use super::rig::{Call, Node, Rig, Setup};
+use crate::http::FrontOptions;
+
+/// Starts a stream and gives the client after its head, with the call.
+async fn streaming(rig: &Rig, node: &mut Node) -> (Client, Call) {
+    let mut client = Client::connect(rig.http).await;
+    client.send(chat(true)).await;
+    let call = node.call().await;
+    call.events();
+    assert_eq!(client.head().await.status, 200);
+    (client, call)
+}
+
+fn error_event(text: &str) -> serde_json::Value {
+    assert!(text.ends_with("\n\n"), "{text:?}");
+    let last = text.trim_end().lines().next_back().unwrap();
+    let last = last.strip_prefix("data: ").unwrap_or_else(|| panic!("{text}"));
+    assert!(!text.contains("[DONE]"), "{text}");
+    assert_eq!(text.matches("\"error\"").count(), 1, "{text}");
+    serde_json::from_str::<serde_json::Value>(last).unwrap()["error"].clone()
+}
+
+#[tokio::test]
+async fn row_51_a_last_event_without_its_blank_line_is_terminated() {
+    let (rig, mut node) = Rig::with_node(1).await;
+    let event = "data: {\"choices\":[],\"usage\":{}}";
+    for (sent, received) in [
+        (format!("{event}\n\ndata: [DONE]"), format!("{event}\n\ndata: [DONE]\n\n")),
+        (format!("{event}\n\ndata: [DONE]\n"), format!("{event}\n\ndata: [DONE]\n\n")),
+        (format!("{event}\r\n\r\ndata: [DONE]\r\n"), format!("{event}\r\n\r\ndata: [DONE]\r\n\r\n")),
+        (format!("{event}\n\ndata: [DONE]\n\n"), format!("{event}\n\ndata: [DONE]\n\n")),
+    ] {
+        let (mut client, call) = streaming(&rig, &mut node).await;
+        call.send(&sent).await;
+        call.complete();
+        let (body, ended) = client.rest().await;
+        assert_eq!((String::from_utf8(body).unwrap(), ended), (received, Ended::Clean), "{sent:?}");
+    }
+}
+
+#[tokio::test]
+async fn row_52_a_clean_end_without_done_is_a_failure() {
+    let (rig, mut node) = Rig::with_node(1).await;
+    for sent in ["data: {\"a\":1}\n\n", "data: {\"a\":1}\n", "", "data: {\"a\":1}\n\n: comment\n"] {
+        let (mut client, call) = streaming(&rig, &mut node).await;
+        call.send(sent).await;
+        call.complete();
+        let (body, ended) = client.rest().await;
+        let text = String::from_utf8(body).unwrap();
+        assert!(text.starts_with(sent) && ended == Ended::Clean, "{text:?}");
+        assert_eq!(error_event(&text)["code"], "engine_lost", "{text:?}");
+    }
+    // Inside an event nothing can be said: the connection breaks.
+    let (mut client, call) = streaming(&rig, &mut node).await;
+    call.send("data: {\"a\":1}\n\ndata: {\"b\"").await;
+    call.complete();
+    let (body, ended) = client.rest().await;
+    assert_eq!((body.as_slice(), ended), (&b"data: {\"a\":1}\n\ndata: {\"b\""[..], Ended::Broken));
+    rig.idle().await;
+}
+
+#[tokio::test]
+async fn row_52_an_engine_that_dies_midway_is_one_error_event_and_no_done() {
+    let (rig, mut node) = Rig::with_node(1).await;
+    for (outcome, code) in [
+        (InferenceOutcome::EngineBroke, "engine_lost"),
+        (InferenceOutcome::EngineGone, "engine_lost"),
+        (InferenceOutcome::TimedOut, "engine_timeout"),
+    ] {
+        let (mut client, call) = streaming(&rig, &mut node).await;
+        for token in ["a", "b", "c"] {
+            call.token(token).await;
+        }
+        call.fail(outcome, false);
+        let (body, ended) = client.rest().await;
+        let text = String::from_utf8(body).unwrap();
+        assert_eq!(error_event(&text)["code"], code);
+        assert_eq!((text.matches("content").count(), ended), (3, Ended::Clean));
+    }
+    rig.idle().await;
+}
+
+#[tokio::test]
+async fn row_52_a_cut_link_ends_the_stream_with_an_error_and_frees_the_slot() {
+    let (rig, mut node) = Rig::with_node(1).await;
+    let (mut client, call) = streaming(&rig, &mut node).await;
+    call.token("a").await;
+    client.until("\n\n").await;
+    node.connection.close(CloseReason::Shutdown);
+    let (body, ended) = client.rest().await;
+    assert_eq!(error_event(&String::from_utf8(body).unwrap())["code"], "engine_lost");
+    assert_eq!(ended, Ended::Clean);
+    rig.idle().await;
+    drop(call);
+}
+
+#[tokio::test]
+async fn row_52_without_a_stream_a_cut_answer_is_502_and_never_a_short_200() {
+    let (rig, mut node) = Rig::with_node(1).await;
+    // Small: nothing was sent yet.
+    for length in [Some("100"), None] {
+        let mut client = Client::connect(rig.http).await;
+        client.send(chat(false)).await;
+        let call = node.call().await;
+        let mut headers = vec![("content-type", "application/json")];
+        headers.extend(length.map(|length| ("content-length", length)));
+        call.head(200, &headers);
+        call.send("{\"choices\":").await;
+        if length.is_some() { call.complete() } else { call.fail(InferenceOutcome::EngineBroke, false) }
+        let reply = client.reply().await;
+        assert_eq!((reply.head.status, reply.error_code().as_str()), (502, "engine_lost"));
+    }
+    // Large: the status is out, so the connection breaks.
+    let large = "x".repeat(200_000);
+    for length in [Some("999999"), None] {
+        let mut client = Client::connect(rig.http).await;
+        client.send(chat(false)).await;
+        let call = node.call().await;
+        let mut headers = vec![("content-type", "application/json")];
+        headers.extend(length.map(|length| ("content-length", length)));
+        call.head(200, &headers);
+        let text = large.clone();
+        tokio::spawn(async move {
+            call.send(text).await;
+            call.fail(InferenceOutcome::EngineBroke, false);
+        });
+        let reply = client.reply().await;
+        assert_eq!((reply.head.status, reply.ended), (200, Ended::Broken));
+    }
+    // Where only the end of the connection tells the end, it must not look like one.
+    let mut client = Client::connect(rig.http).await;
+    client.send(chat(true).replace("HTTP/1.1", "HTTP/1.0")).await;
+    let call = node.call().await;
+    call.events();
+    assert_eq!(client.head().await.status, 200);
+    call.send("data: {\"a\"").await;
+    client.until("{\"a\"").await;
+    call.fail(InferenceOutcome::EngineBroke, false);
+    assert_eq!(client.rest().await.1, Ended::Broken);
+    rig.idle().await;
+}
+
+#[tokio::test]
+async fn what_came_after_done_does_not_undo_it() {
+    let (rig, mut node) = Rig::with_node(1).await;
+    let (mut client, call) = streaming(&rig, &mut node).await;
+    call.send("data: [DONE]\n\n").await;
+    call.fail(InferenceOutcome::EngineBroke, false);
+    assert_eq!(client.rest().await, (b"data: [DONE]\n\n".to_vec(), Ended::Clean));
+}
+
+#[tokio::test]
+async fn the_engines_own_error_event_is_not_doubled() {
+    let (rig, mut node) = Rig::with_node(1).await;
+    let (mut client, call) = streaming(&rig, &mut node).await;
+    let own = "data: {\"error\":{\"message\":\"no\",\"type\":\"x\",\"param\":null,\"code\":null}}\n\n";
+    call.send(own).await;
+    call.complete();
+    assert_eq!(client.rest().await, (own.as_bytes().to_vec(), Ended::Clean));
+}
+
+#[tokio::test]
+async fn row_55_a_silent_stream_gets_comments_at_boundaries_only() {
+    let keepalive = Duration::from_millis(20);
+    let setup = Setup { options: FrontOptions { keepalive, ..FrontOptions::default() }, ..Setup::default() };
+    let mut rig = Rig::with(setup).await;
+    let mut node = rig.node("m", &[], 1).await;
+    let mut client = Client::connect(rig.http).await;
+    client.send(chat(true)).await;
+    let call = node.call().await;
+    tokio::time::sleep(5 * keepalive).await;
+    call.events();
+    assert_eq!(client.head().await.status, 200);
+    let mut text = client.until(": keepalive\n: keepalive\n").await;
+    assert!(text.starts_with(": keepalive\n"));
+    call.send("data: {\"a\":").await;
+    text.push_str(&client.until("{\"a\":").await);
+    // Inside an event nothing may be put in, however long it takes.
+    tokio::time::sleep(5 * keepalive).await;
+    call.send("1}\n\n").await;
+    text.push_str(&client.until(": keepalive\n").await);
+    call.send("data: [DONE]\n\n").await;
+    call.complete();
+    text.push_str(std::str::from_utf8(&client.rest().await.0).unwrap());
+    assert!(text.replace(": keepalive\n", "") == "data: {\"a\":1}\n\ndata: [DONE]\n\n", "{text:?}");
+}
+
+#[tokio::test]
+async fn an_engine_that_falls_silent_is_ended_by_the_edge_when_its_node_does_not() {
+    let options = FrontOptions {
+        keepalive: Duration::from_millis(10),
+        first_byte_timeout: Duration::ZERO,
+        ..FrontOptions::default()
+    };
+    let mut rig = Rig::with(Setup { options, ..Setup::default() }).await;
+    let mut node = rig.node("m", &[], 1).await;
+    let mut client = Client::connect(rig.http).await;
+    client.send(chat(true)).await;
+    let call = node.call().await;
+    let reply = client.reply().await;
+    assert_eq!((reply.head.status, reply.error_code().as_str()), (504, "engine_timeout"));
+    assert_eq!(reply.head.get("x-should-retry"), Some("false"));
+    call.cancelled().await;
+    rig.idle().await;
+}

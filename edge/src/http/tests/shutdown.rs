@@ -1,0 +1,42 @@
+//! Draining.
+
+use super::client::{Client, Ended, chat, get};
+use super::rig::{Rig, soon};
+
+#[tokio::test]
+async fn row_93_running_streams_finish_and_new_work_is_refused() {
+    let (mut rig, mut node) = Rig::with_node(4).await;
+    let mut idle = Client::connect(rig.http).await;
+    idle.send(get("/readyz", "")).await;
+    assert_eq!(idle.reply().await.head.status, 200);
+    let mut before_head = Client::connect(rig.http).await;
+    before_head.send(chat(true)).await;
+    let late = node.call().await;
+    let mut streaming = Client::connect(rig.http).await;
+    streaming.send(chat(true)).await;
+    let call = node.call().await;
+    call.events();
+    streaming.head().await;
+
+    rig.front.drain();
+    let ready = Client::ask(rig.http, get("/readyz", "")).await;
+    assert_eq!((ready.head.status, Client::ask(rig.http, get("/livez", "")).await.head.status), (503, 200));
+    let refused = Client::ask(rig.http, chat(true)).await;
+    assert_eq!((refused.head.status, refused.error_code().as_str()), (503, "draining"));
+    assert_eq!((refused.head.get("retry-after"), refused.head.get("connection")), (Some("1"), Some("close")));
+
+    rig.shutdown.cancel();
+    assert!(idle.part().await.is_err(), "idle connections are closed");
+    late.events();
+    let head = before_head.head().await;
+    assert!(head.status == 200 && !head.has("connection"), "no stream says close: {head:?}");
+    for (client, call) in [(&mut before_head, late), (&mut streaming, call)] {
+        call.token("a").await;
+        call.send("data: [DONE]\n\n").await;
+        call.complete();
+        let (body, ended) = client.rest().await;
+        assert!(body.ends_with(b"data: [DONE]\n\n") && ended == Ended::Clean);
+    }
+    soon("the listener's end", &mut rig.served).await.unwrap();
+    rig.idle().await;
+}

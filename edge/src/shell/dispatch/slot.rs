@@ -1,0 +1,165 @@
+//! What a request holds: a place in a queue, then a slot.
+//!
+//! Invariant: dropped in whatever way, each gives back what it held, exactly once.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use umbel_wire::{Error, Generation, Open, OutgoingStream, Terminal};
+
+use super::{Avoid, Dispatch, Granted, LeaseId, Link, Refusal, RefusalReason, Ticket};
+use crate::core::admission::Grant;
+
+/// A request in its model's queue. Dropping it withdraws the request.
+#[must_use]
+pub struct Waiting {
+    dispatch: Arc<Dispatch>,
+    ticket: Ticket,
+    woken: oneshot::Receiver<Result<Granted, Refusal>>,
+    done: bool,
+}
+
+impl Waiting {
+    pub(super) fn new(
+        dispatch: &Arc<Dispatch>,
+        ticket: Ticket,
+        woken: oneshot::Receiver<Result<Granted, Refusal>>,
+    ) -> Self {
+        Self { dispatch: Arc::clone(dispatch), ticket, woken, done: false }
+    }
+}
+
+impl Future for Waiting {
+    type Output = Result<Slot, Refusal>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let result = ready!(Pin::new(&mut self.woken).poll(cx));
+        self.done = true;
+        Poll::Ready(match result {
+            Ok(Ok((grant, link))) => Ok(Slot::new(&self.dispatch, grant, link)),
+            Ok(Err(refusal)) => Err(refusal),
+            // The edge is going down.
+            Err(_) => Err(Refusal { reason: RefusalReason::NoneWanted, retry_after: None }),
+        })
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if self.done {
+            return;
+        }
+        let ticket = self.ticket;
+        self.dispatch.change(|state, _| {
+            state.waiting.remove(&ticket);
+            state.admission.withdraw(ticket);
+        });
+        if let Ok(Ok((grant, _))) = self.woken.try_recv() {
+            self.dispatch.end(grant.lease);
+        }
+    }
+}
+
+/// How far the use of a slot is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    /// No stream was opened: the lease ends with the slot.
+    Unused,
+    /// A stream is open: the lease ends with its terminal frame, also long after the slot is dropped.
+    Open,
+    /// The terminal frame came.
+    Ended,
+}
+
+/// A slot of a provider. Dropping it gives the slot back: at once if it was not used, else with the terminal
+/// frame that follows the stream's reset.
+#[must_use]
+pub struct Slot {
+    dispatch: Arc<Dispatch>,
+    grant: Grant,
+    link: Arc<Link>,
+    usage: Use,
+}
+
+impl Slot {
+    pub(super) fn new(dispatch: &Arc<Dispatch>, grant: Grant, link: Arc<Link>) -> Self {
+        Self { dispatch: Arc::clone(dispatch), grant, link, usage: Use::Unused }
+    }
+
+    /// The lease, as the node must name it.
+    pub fn lease(&self) -> LeaseId {
+        self.grant.lease
+    }
+
+    /// The generation that the lease was given under.
+    pub fn generation(&self) -> Generation {
+        self.grant.generation
+    }
+
+    /// The provider.
+    pub fn provider_id(&self) -> &Arc<str> {
+        &self.link.provider_id
+    }
+
+    /// The provider's node, as text.
+    pub fn node(&self) -> &str {
+        self.link.provider_id.split_once('/').map_or("", |(node, _)| node)
+    }
+
+    /// The model's name as the engine knows it.
+    pub fn model(&self) -> &str {
+        &self.link.model
+    }
+
+    /// To be passed over by a second try.
+    pub fn avoid(&self) -> Avoid {
+        self.grant.avoid
+    }
+
+    /// How long the request waited for it.
+    pub fn waited(&self) -> Duration {
+        self.grant.waited
+    }
+
+    /// Opens the request's stream on the provider's connection.
+    ///
+    /// # Errors
+    /// If the connection takes no stream now: nothing was sent, and another provider may be tried.
+    pub fn open(&mut self, open: Open) -> Result<OutgoingStream, Error> {
+        let dispatch = Arc::clone(&self.dispatch);
+        let lease = self.grant.lease;
+        let (node_id, generation) = (self.link.node_id, self.grant.generation);
+        let stream = self.link.connection.open(open, move |terminal| match terminal {
+            Terminal::Ended { .. } => dispatch.end(lease),
+            // Before anybody is given a slot that the other streams of the lost connection free.
+            Terminal::Lost(_) => dispatch.lost_with(lease, node_id, generation),
+        })?;
+        self.usage = Use::Open;
+        Ok(stream)
+    }
+
+    /// The engine's head arrived.
+    pub fn streaming(&self) {
+        self.dispatch.lock().admission.streaming(self.grant.lease);
+    }
+
+    /// The stream's terminal was seen: nothing is left to give back.
+    pub fn ended(&mut self) {
+        self.usage = Use::Ended;
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let lease = self.grant.lease;
+        match self.usage {
+            Use::Unused => self.dispatch.end(lease),
+            Use::Open => self.dispatch.change(|state, now| state.admission.resetting(now, lease)),
+            Use::Ended => {}
+        }
+    }
+}
