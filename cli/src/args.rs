@@ -84,7 +84,7 @@ pub(crate) struct ControlPlaneArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum ControlPlaneVerb {
     /// Make the CA and the first admin token (a file that only you can read)
-    Init,
+    Init(DoctorFlags),
     /// Check the file, the state directory and the ports
     Doctor(DoctorFlags),
 }

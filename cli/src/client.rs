@@ -212,7 +212,7 @@ impl Client {
 
     fn untrusted(&self, error: &str) -> Failure {
         Failure::new(Exit::Unreachable, format!("{} is not to be trusted: {error}", self.server))
-            .remedy("--ca-file must name the CA of this control plane (ca.pem in its state directory)")
+            .remedy("--ca-file must name the CA of this control plane (ca/ca.pem in its state directory)")
             .remedy("the name in --addr must be one of [tls] server_names in control-plane.toml")
     }
 

@@ -62,8 +62,16 @@ pub(crate) fn control_plane(args: ControlPlaneArgs) -> Outcome {
             watch_parent(&args.flags)?;
             tier::run(config).map_err(|error| ending!(error))
         }
-        Some(ControlPlaneVerb::Init) => {
+        Some(ControlPlaneVerb::Init(flags)) => {
             let made = tier::init(&config).map_err(|error| ending!(error))?;
+            if flags.output.is_json() {
+                let object = serde_json::json!({
+                    "ca_file": made.ca_file,
+                    "ca_sha256": made.ca_sha256,
+                    "token_file": made.token_file,
+                });
+                return print_object(&object, flags.output);
+            }
             say(&format!(
                 "The control plane {} is set up.\n  CA      {}\n          sha256:{}\n  token   {} (admin; mode 0600)\n\
                  Next: umbel control-plane --config {}\n      umbel ctl --socket {} edge token create SITE",

@@ -300,7 +300,7 @@ fn events_are_rows_or_objects_and_gaps_are_told() {
     let event = |id: u32, kind: &str| {
         format!(
             "id: x.{id}\nevent: event\ndata: {{\"edge_id\":\"berlin\",\"sequence\":{id},\"at\":\"2026-08-22T09:37:4{id}Z\",\
-             \"kind\":\"{kind}\",\"node_id\":\"n\",\"message\":\"gpu-01 is {kind}\"}}\n\n"
+             \"kind\":\"{kind}\",\"node_id\":\"0b0e4a52-0000-4000-8000-000000000001\",\"message\":\"gpu-01 is {kind}\"}}\n\n"
         )
     };
     let gap = "id: x.5\nevent: gap\ndata: {\"lost\":3}\n\n".to_owned();

@@ -158,7 +158,7 @@ fn a_fleet_serves_loses_its_control_plane_and_comes_back() {
         .output()
         .unwrap()
         .into();
-    assert_eq!((ran.code, ran.out.as_str()), (0, "node-1\nnode-2\nnode-3\n"), "{}", ran.err);
+    assert_eq!((ran.code, ran.out.as_str()), (0, "node-1\nnode-3\nnode-2\n"), "{}", ran.err);
     let ran = ctl(&socket, &["node", "drain", "node-1", "-m", "trying it out"]);
     assert_eq!(ran.code, 0, "{}", ran.err);
     assert_eq!(ctl(&socket, &["node", "why", "node-1"]).code, 3);

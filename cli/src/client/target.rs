@@ -95,7 +95,7 @@ pub(crate) fn find_server(global: &Global) -> Outcome<Server> {
         })?;
         let ca_file = global.ca_file.clone().ok_or_else(|| {
             Failure::usage("--addr needs the control plane's CA").remedy(
-                "--ca-file FILE, or UMBEL_CA_FILE; copy ca.pem from the control plane's state directory",
+                "--ca-file FILE, or UMBEL_CA_FILE; copy ca/ca.pem from the control plane's state directory",
             )
         })?;
         return over_tls(addr, &ca_file, &token_file);

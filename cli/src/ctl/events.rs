@@ -2,9 +2,9 @@
 //!
 //! Invariant: a gap is told, never hidden; after a lost connection it goes on after the last event seen.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
-use umbel_contracts::objects::{EventGap, EventObject};
+use umbel_contracts::objects::{EventGap, EventObject, FleetNodes};
 
 use super::{Ctl, pick};
 use crate::{
@@ -38,7 +38,7 @@ pub(crate) async fn run(ctl: &Ctl, args: &EventsArgs) -> Outcome {
                 match next {
                     Ok(Some(event)) => {
                         after = event.id.clone().or(after);
-                        reader.take(&event)?;
+                        reader.take(&event).await?;
                     }
                     Ok(None) => break None,
                     Err(failure) => break Some(failure),
@@ -70,14 +70,16 @@ struct Reader<'a> {
     began: bool,
     told_loss: bool,
     json: Vec<String>,
+    /// Names of nodes by id, asked for when an unknown one turns up.
+    names: BTreeMap<String, String>,
 }
 
 impl<'a> Reader<'a> {
     fn new(ctl: &'a Ctl, sites: Option<Vec<String>>) -> Self {
-        Reader { ctl, sites, began: false, told_loss: false, json: Vec::new() }
+        Reader { ctl, sites, began: false, told_loss: false, json: Vec::new(), names: BTreeMap::new() }
     }
 
-    fn take(&mut self, event: &Event) -> Outcome {
+    async fn take(&mut self, event: &Event) -> Outcome {
         self.told_loss = false;
         if event.name == "gap" {
             let gap: EventGap = parse(&event.data)?;
@@ -95,27 +97,48 @@ impl<'a> Reader<'a> {
             // An endless array would never be valid JSON, so a followed list is one object a line.
             Format::Json => self.json.push(with_id(event)),
             Format::Name => put(event.id.as_deref().unwrap_or_default()),
-            Format::Table | Format::Wide => self.row(&object),
+            Format::Table | Format::Wide => self.row(&object).await,
         }
         self.began = true;
         Ok(())
     }
 
-    fn row(&self, event: &EventObject) {
-        let about = event.provider_id.as_deref().or(event.node_id.as_deref()).unwrap_or_default();
+    /// What an event is about, as people call it: a node's name, or NODE/ENGINE.
+    async fn about(&mut self, event: &EventObject) -> String {
+        let Some(node_id) = &event.node_id else { return String::new() };
+        if !self.names.contains_key(node_id) {
+            // Once an id: a node that nobody names any more keeps the start of its id.
+            self.names.insert(node_id.clone(), node_id.chars().take(8).collect());
+            if let Ok(nodes) = self.nodes().await {
+                self.names.extend(nodes.items.into_iter().map(|item| (item.node.node_id, item.node.name)));
+            }
+        }
+        let name = self.names.get(node_id).cloned().unwrap_or_default();
+        match event.provider_id.as_deref().and_then(|id| id.strip_prefix(node_id.as_str())) {
+            Some(engine) => format!("{name}{engine}"),
+            None => name,
+        }
+    }
+
+    async fn nodes(&self) -> Outcome<FleetNodes> {
+        self.ctl.client.get("/api/v1/nodes").await?.parse()
+    }
+
+    async fn row(&mut self, event: &EventObject) {
+        let about = self.about(event).await;
         let mut table = Table::new(vec![
             Column::left("TIME"),
             Column::left("SITE"),
             Column::left("KIND"),
-            Column::left("ABOUT").wide(),
+            Column::left("ABOUT"),
             Column::text("MESSAGE"),
         ]);
         // Rows come one by one: the widths cannot wait for all.
         table.row(vec![
             clock(event.at),
             format!("{:<10}", event.edge_id),
-            format!("{:<20}", event.kind),
-            format!("{about:<36}"),
+            format!("{:<18}", event.kind),
+            format!("{about:<14}"),
             event.message.clone(),
         ]);
         let text = table.render(self.ctl.global.output == Format::Wide, width(), self.ctl.style);

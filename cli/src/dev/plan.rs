@@ -41,7 +41,15 @@ pub(crate) enum Engine {
 pub(crate) struct ControlPlane {
     pub(crate) api_port: u16,
     pub(crate) edges_port: u16,
-    pub(crate) made: bool,
+    /// What its set-up said, once it was done.
+    pub(crate) made: Option<Made>,
+}
+
+/// What `control-plane init` made.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Made {
+    pub(crate) ca_file: PathBuf,
+    pub(crate) token_file: PathBuf,
 }
 
 /// A site's part.
@@ -104,7 +112,7 @@ impl Plan {
             return Err(Failure::usage(format!("a fleet has 1 to {MOST} sites and at most {MOST} nodes")));
         }
         let mut ports = FreePorts::new(2 + 2 * usize::from(sites))?;
-        let control_plane = ControlPlane { api_port: ports.take()?, edges_port: ports.take()?, made: false };
+        let control_plane = ControlPlane { api_port: ports.take()?, edges_port: ports.take()?, made: None };
         let mut plan = Plan {
             dir: dir.to_owned(),
             engine: Engine::Sim,

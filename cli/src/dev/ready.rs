@@ -12,7 +12,7 @@ use umbel_contracts::objects::SiteStatus;
 use super::{
     child::{Daemon, set_up},
     files::{self, ControlPlaneRecord, EdgeRecord, NodeRecord, Record},
-    plan::{Node, Plan, Site},
+    plan::{Made, Node, Plan, Site},
 };
 use crate::{
     client::{Client, Server},
@@ -50,6 +50,31 @@ pub(crate) async fn bring_up(plan: &mut Plan, daemons: &mut Vec<Daemon>) -> Outc
 
 /// Folders and files of every tier; a CA and a store where there is none. All at the same time.
 async fn make_states(plan: &mut Plan) -> Outcome {
+    write_files(plan)?;
+    let planned: &Plan = plan;
+    let control_plane = async {
+        if planned.control_plane.made.is_some() {
+            return Ok(None);
+        }
+        let config = planned.control_plane_dir().join("control-plane.toml");
+        let args = words(&["control-plane", "init", "--output", "json", "--config"], &config);
+        let said = set_up("control-plane init", &args, None).await?;
+        crate::client::parse::<Made>(&said).map(Some)
+    };
+    let sites = planned.sites.iter().filter(|site| !site.made).map(|site| async move {
+        let config = planned.site_dir(site).join("edge.toml");
+        let what = format!("edge init of {}", site.name);
+        set_up(&what, &words(&["edge", "init", "--config"], &config), None).await
+    });
+    let (made, _) = futures_util::try_join!(control_plane, futures_util::future::try_join_all(sites))?;
+    if made.is_some() {
+        plan.control_plane.made = made;
+    }
+    plan.sites.iter_mut().for_each(|site| site.made = true);
+    plan.save()
+}
+
+fn write_files(plan: &Plan) -> Outcome {
     for dir in [plan.control_plane_dir()].into_iter().chain(plan.sites.iter().map(|site| plan.site_dir(site)))
     {
         files::make_dir(&dir)?;
@@ -62,20 +87,7 @@ async fn make_states(plan: &mut Plan) -> Outcome {
     for site in &plan.sites {
         files::edge(plan, site)?;
     }
-    let mut steps: Vec<(String, Vec<OsString>)> = Vec::new();
-    if !plan.control_plane.made {
-        let config = plan.control_plane_dir().join("control-plane.toml");
-        steps.push(("control-plane init".into(), words(&["control-plane", "init", "--config"], &config)));
-    }
-    for site in plan.sites.iter().filter(|site| !site.made) {
-        let config = plan.site_dir(site).join("edge.toml");
-        steps.push((format!("edge init of {}", site.name), words(&["edge", "init", "--config"], &config)));
-    }
-    let runs = steps.iter().map(|(what, args)| set_up(what, args, None));
-    futures_util::future::try_join_all(runs).await?;
-    plan.control_plane.made = true;
-    plan.sites.iter_mut().for_each(|site| site.made = true);
-    plan.save()
+    Ok(())
 }
 
 async fn start_control_plane(plan: &Plan, daemons: &mut Vec<Daemon>) -> Outcome<Client> {
@@ -224,13 +236,13 @@ fn mourn(daemons: &mut [Daemon]) -> Outcome {
 pub(crate) fn record<'a>(plan: &'a Plan, daemons: &[Daemon]) -> Record<'a> {
     let pid = |name: &str| daemons.iter().find(|daemon| daemon.name() == name).map_or(0, Daemon::pid);
     let text = |path: std::path::PathBuf| path.display().to_string();
-    let state = plan.control_plane_dir().join("state");
+    let made = plan.control_plane.made.as_ref();
     Record {
         control_plane: ControlPlaneRecord {
             pid: pid("control-plane"),
             api_url: format!("https://127.0.0.1:{}", plan.control_plane.api_port),
-            ca_file: text(state.join("ca.pem")),
-            token_file: text(state.join("admin.token")),
+            ca_file: made.map_or_else(String::new, |made| text(made.ca_file.clone())),
+            token_file: made.map_or_else(String::new, |made| text(made.token_file.clone())),
             socket: text(plan.control_plane_socket()),
         },
         edges: plan
