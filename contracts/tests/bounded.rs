@@ -28,14 +28,17 @@ fn every_field_that_can_be_long_or_many_has_its_bound() {
 fn check(message: &MessageDescriptor, shape: &Shape) {
     let name = message.full_name();
     for bound in shape.fields {
-        let field = message.get_field(bound.number).unwrap_or_else(|| panic!("{name}: no field {}", bound.number));
+        let field =
+            message.get_field(bound.number).unwrap_or_else(|| panic!("{name}: no field {}", bound.number));
         assert_eq!(field.name(), bound.name, "{name}");
         assert!(bound.most == 1 || field.is_list() || field.is_map(), "{name}.{} occurs once", bound.name);
     }
     for field in message.fields() {
         let bound = shape.fields.iter().find(|bound| bound.number == field.number());
         match field.kind() {
-            Kind::String | Kind::Bytes => assert!(bound.is_some_and(|bound| bound.longest > 0), "{}", field.full_name()),
+            Kind::String | Kind::Bytes => {
+                assert!(bound.is_some_and(|bound| bound.longest > 0), "{}", field.full_name())
+            }
             Kind::Message(inner) => {
                 let bound = bound.unwrap_or_else(|| panic!("{} has no bound", field.full_name()));
                 let shape = bound.inside.unwrap_or_else(|| panic!("{} has no shape", field.full_name()));

@@ -14,13 +14,16 @@ const OF_PACKAGE: [(&str, &str); 3] = [
 ];
 
 /// Every contract document.
-const DOCUMENTS: [&str; 6] = ["wire.md", "control-edge.md", "edge-node.md", "operator-http.md", "openai.md", "config.md"];
+const DOCUMENTS: [&str; 6] =
+    ["wire.md", "control-edge.md", "edge-node.md", "operator-http.md", "openai.md", "config.md"];
 
 /// What stands at the head of each.
-const HEAD: [&str; 7] = ["Id:", "Boundary:", "Status:", "Sources:", "Human documentation:", "Read when:", "Scope:"];
+const HEAD: [&str; 7] =
+    ["Id:", "Boundary:", "Status:", "Sources:", "Human documentation:", "Read when:", "Scope:"];
 
 /// The sections of each.
-const SECTIONS: [&str; 4] = ["## Flows", "## Meaning of fields", "## Forbidden", "## What to check when changing"];
+const SECTIONS: [&str; 4] =
+    ["## Flows", "## Meaning of fields", "## Forbidden", "## What to check when changing"];
 
 fn read(document: &str) -> String {
     let path = root().join(document);
@@ -45,7 +48,9 @@ fn each_document_has_its_parts() {
 fn the_files_that_a_document_names_exist() {
     for document in DOCUMENTS {
         for line in read(document).lines() {
-            let Some(list) = line.strip_prefix("Sources:").or_else(|| line.strip_prefix("Human documentation:")) else {
+            let Some(list) =
+                line.strip_prefix("Sources:").or_else(|| line.strip_prefix("Human documentation:"))
+            else {
                 continue;
             };
             for path in list.split('`').skip(1).step_by(2) {

@@ -150,7 +150,8 @@ fn each_kind_of_break_is_found_and_an_addition_is_none() {
     assert_eq!(after(|file| drop(file.enum_type[0].value.remove(1))), 1, "value removed");
     assert_eq!(after(|file| file.enum_type[0].value[1].number = Some(90)), 1, "value renumbered");
     assert_eq!(after(|file| file.enum_type[0].value[1].name = Some("OTHER".to_owned())), 1, "value renamed");
-    let added = FieldDescriptorProto { name: Some("added".to_owned()), number: Some(90), ..Default::default() };
+    let added =
+        FieldDescriptorProto { name: Some("added".to_owned()), number: Some(90), ..Default::default() };
     assert_eq!(after(|file| message(file, "EdgeCommandRequest").field.push(added.clone())), 0, "field added");
     assert_eq!(after(|file| file.message_type.push(DescriptorProto::default())), 0, "message added");
 }
@@ -170,10 +171,9 @@ fn a_reserved_number_or_name_cannot_be_used_again() {
     let mut old = current("umbel.control.v1");
     let reserved = message(&mut old.file[0], "EdgeFacts");
     reserved.reserved_name.push("gone".to_owned());
-    reserved.reserved_range.push(prost_reflect::prost_types::descriptor_proto::ReservedRange {
-        start: Some(50),
-        end: Some(51),
-    });
+    reserved
+        .reserved_range
+        .push(prost_reflect::prost_types::descriptor_proto::ReservedRange { start: Some(50), end: Some(51) });
     assert_eq!(breaks(&old, &current("umbel.control.v1")).len(), 2);
 }
 
@@ -217,7 +217,11 @@ fn no_message_schedules_work_at_a_node() {
                 field.full_name()
             );
             for work in ["provider", "job", "lease", "engine", "replica", "deployment"] {
-                assert!(!named.contains(work), "{}: a control plane only relays operations", field.full_name());
+                assert!(
+                    !named.contains(work),
+                    "{}: a control plane only relays operations",
+                    field.full_name()
+                );
             }
         }
     }
@@ -226,8 +230,18 @@ fn no_message_schedules_work_at_a_node() {
 #[test]
 fn whoever_sends_a_message_is_known() {
     // The list above is complete: each method, event and handshake has its two messages, and nothing else is sent.
-    let methods: Vec<_> = pool().get_enum_by_name("umbel.control.v1.Method").unwrap().values().map(|value| value.number()).collect();
-    let events: Vec<_> = pool().get_enum_by_name("umbel.control.v1.Event").unwrap().values().map(|value| value.number()).collect();
+    let methods: Vec<_> = pool()
+        .get_enum_by_name("umbel.control.v1.Method")
+        .unwrap()
+        .values()
+        .map(|value| value.number())
+        .collect();
+    let events: Vec<_> = pool()
+        .get_enum_by_name("umbel.control.v1.Event")
+        .unwrap()
+        .values()
+        .map(|value| value.number())
+        .collect();
     assert_eq!(methods, [0, 1, 2, 3], "a new method: say above what the control plane sends with it");
     assert_eq!(events, [0, 1, 2], "a new event: say above who sends it");
 }

@@ -23,13 +23,18 @@ pub(crate) struct Vector {
 /// Every vector; new ones get their bytes under `UMBEL_REGENERATE`.
 pub(crate) fn vectors() -> Vec<Vector> {
     let files = files_below(&root().join("golden"));
-    files.iter().filter(|path| path.extension().is_some_and(|kind| kind == "json")).map(|path| read(path)).collect()
+    files
+        .iter()
+        .filter(|path| path.extension().is_some_and(|kind| kind == "json"))
+        .map(|path| read(path))
+        .collect()
 }
 
 fn read(path: &Path) -> Vector {
     let parts: Vec<_> = path.iter().rev().take(3).map(|part| part.to_str().unwrap()).collect();
     let name = format!("{}.{}", parts[2], parts[1]);
-    let message = pool().get_message_by_name(&name).unwrap_or_else(|| panic!("{}: no message {name}", path.display()));
+    let message =
+        pool().get_message_by_name(&name).unwrap_or_else(|| panic!("{}: no message {name}", path.display()));
     let mut json = std::fs::read_to_string(path).unwrap();
     let hex = path.with_extension("hex");
     if std::env::var_os("UMBEL_REGENERATE").is_some() && !hex.exists() {
@@ -40,7 +45,8 @@ fn read(path: &Path) -> Vector {
         std::fs::write(&hex, HEXLOWER.encode(&bytes) + "\n").unwrap();
     }
     let text = std::fs::read_to_string(&hex).unwrap_or_else(|_| panic!("{} is missing", hex.display()));
-    let bytes = HEXLOWER.decode(text.trim().as_bytes()).unwrap_or_else(|error| panic!("{}: {error}", hex.display()));
+    let bytes =
+        HEXLOWER.decode(text.trim().as_bytes()).unwrap_or_else(|error| panic!("{}: {error}", hex.display()));
     Vector { message, path: path.to_owned(), json, bytes }
 }
 
@@ -63,8 +69,10 @@ pub(crate) fn to_json(message: &DynamicMessage) -> String {
 #[test]
 fn every_message_has_a_vector() {
     let covered: BTreeSet<_> = vectors().iter().map(|vector| vector.message.full_name().to_owned()).collect();
-    let missing: Vec<_> =
-        messages().map(|message| message.full_name().to_owned()).filter(|name| !covered.contains(name)).collect();
+    let missing: Vec<_> = messages()
+        .map(|message| message.full_name().to_owned())
+        .filter(|name| !covered.contains(name))
+        .collect();
     assert_eq!(missing, Vec::<String>::new(), "write golden/PACKAGE/MESSAGE/CASE.json for these");
 }
 
@@ -90,7 +98,12 @@ fn bytes_decode_and_encode_to_themselves() {
         let again = (codec(vector.message.full_name()).again)(&vector.bytes);
         assert_eq!(again.as_deref(), Ok(vector.bytes.as_slice()), "{}", vector.path.display());
         if let Some(bounded) = codec(vector.message.full_name()).bounded {
-            assert_eq!(bounded(&vector.bytes).as_deref(), Ok(vector.bytes.as_slice()), "{}", vector.path.display());
+            assert_eq!(
+                bounded(&vector.bytes).as_deref(),
+                Ok(vector.bytes.as_slice()),
+                "{}",
+                vector.path.display()
+            );
         }
     }
 }
@@ -104,7 +117,12 @@ fn json_gives_the_bytes_and_the_bytes_give_the_json() {
         let decoded = DynamicMessage::decode(vector.message.clone(), vector.bytes.as_slice()).unwrap();
         // As values, because maps have no order of their own.
         let read = |json: &str| serde_json::from_str::<serde_json::Value>(json).unwrap();
-        assert_eq!(read(&to_json(&decoded)), read(&vector.json), "{} is not canonical", vector.path.display());
+        assert_eq!(
+            read(&to_json(&decoded)),
+            read(&vector.json),
+            "{} is not canonical",
+            vector.path.display()
+        );
     }
 }
 
@@ -116,7 +134,11 @@ fn every_truncation_is_an_error_or_a_shorter_message() {
             let cut = &vector.bytes[..length];
             // Never more than was there, and what decodes within bounds decodes without them too.
             let plain = (codec.again)(cut);
-            assert!(plain.as_ref().map_or(true, |again| again.len() <= length), "{} at {length}", vector.path.display());
+            assert!(
+                plain.as_ref().map_or(true, |again| again.len() <= length),
+                "{} at {length}",
+                vector.path.display()
+            );
             if let Some(bounded) = codec.bounded {
                 assert!(bounded(cut).is_err() || plain.is_ok(), "{} at {length}", vector.path.display());
             }
@@ -127,7 +149,11 @@ fn every_truncation_is_an_error_or_a_shorter_message() {
 #[test]
 fn no_bytes_stand_without_their_json() {
     for path in files_below(&root().join("golden")) {
-        let other = path.with_extension(if path.extension().is_some_and(|kind| kind == "hex") { "json" } else { "hex" });
+        let other = path.with_extension(if path.extension().is_some_and(|kind| kind == "hex") {
+            "json"
+        } else {
+            "hex"
+        });
         assert!(other.exists(), "{} has no {}", path.display(), other.display());
     }
 }

@@ -17,7 +17,8 @@ fn newer(bytes: &[u8]) -> Vec<u8> {
 fn unknown_fields_survive_a_hop_inside_the_payload() {
     for vector in vectors() {
         let payload = newer(&vector.bytes);
-        let frame = Frame { kind: Kind::Request as u32, id: 1, payload: payload.clone(), ..Default::default() };
+        let frame =
+            Frame { kind: Kind::Request as u32, id: 1, payload: payload.clone(), ..Default::default() };
         let at_the_relay = Frame::decode(frame.encode_to_vec().as_slice()).unwrap();
         let onward = Frame { id: 4, ..at_the_relay };
         let arrived = Frame::decode(onward.encode_to_vec().as_slice()).unwrap();
@@ -30,7 +31,8 @@ fn the_message_of_an_opening_is_forwarded_as_bytes_too() {
     for vector in vectors() {
         let message = newer(&vector.bytes);
         let open = Open { method: 3, timeout_ms: 0, message: message.clone() };
-        let frame = Frame { kind: Kind::Open as u32, id: 2, meta: Some(Meta::Open(open)), ..Default::default() };
+        let frame =
+            Frame { kind: Kind::Open as u32, id: 2, meta: Some(Meta::Open(open)), ..Default::default() };
         match Frame::decode(frame.encode_to_vec().as_slice()).unwrap().meta {
             Some(Meta::Open(open)) => assert_eq!(open.message, message, "{}", vector.path.display()),
             other => panic!("{other:?}"),

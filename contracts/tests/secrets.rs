@@ -12,8 +12,28 @@ use crate::golden::vectors;
 
 /// Words in a field's name that tell of what must not travel.
 const FORBIDDEN: [&str; 22] = [
-    "address", "addresses", "addr", "ip", "ips", "host", "port", "ports", "endpoint", "url", "uri", "socket", "token",
-    "secret", "password", "credential", "key", "private", "certificate", "cert", "authorization", "cookie",
+    "address",
+    "addresses",
+    "addr",
+    "ip",
+    "ips",
+    "host",
+    "port",
+    "ports",
+    "endpoint",
+    "url",
+    "uri",
+    "socket",
+    "token",
+    "secret",
+    "password",
+    "credential",
+    "key",
+    "private",
+    "certificate",
+    "cert",
+    "authorization",
+    "cookie",
 ];
 
 /// Fields that have such a word and may, each with its reason.
@@ -116,7 +136,9 @@ fn properties(schema: &serde_json::Value, path: &str, found: &mut Vec<String>) {
     }
     for part in ["items", "anyOf", "oneOf", "allOf", "additionalProperties"] {
         match schema.get(part) {
-            Some(serde_json::Value::Array(inner)) => inner.iter().for_each(|inner| properties(inner, path, found)),
+            Some(serde_json::Value::Array(inner)) => {
+                inner.iter().for_each(|inner| properties(inner, path, found))
+            }
             Some(inner) => properties(inner, path, found),
             None => {}
         }
@@ -132,7 +154,9 @@ fn a_commands_metadata_has_no_place_for_it() {
 
 /// What in a text looks like something that must not travel.
 fn found_in(text: &str) -> Option<String> {
-    let word = |character: char| character.is_ascii_alphanumeric() || matches!(character, '.' | ':' | '_' | '-' | '[' | ']');
+    let word = |character: char| {
+        character.is_ascii_alphanumeric() || matches!(character, '.' | ':' | '_' | '-' | '[' | ']')
+    };
     if text.contains("-----BEGIN") {
         return Some("PEM".to_owned());
     }
@@ -141,8 +165,8 @@ fn found_in(text: &str) -> Option<String> {
         let secret = ["umbel1_", "umk_", "umo_", "sk-", "ghp_", "hf_"]
             .iter()
             .any(|prefix| bare.starts_with(prefix) && bare.len() > prefix.len() + 8);
-        let address = bare.parse::<std::net::IpAddr>().is_ok()
-            || bare.parse::<std::net::SocketAddr>().is_ok();
+        let address =
+            bare.parse::<std::net::IpAddr>().is_ok() || bare.parse::<std::net::SocketAddr>().is_ok();
         let endpoint = bare.rsplit_once(':').is_some_and(|(host, port)| {
             port.len() >= 2
                 && port.bytes().all(|byte| byte.is_ascii_digit())
@@ -168,9 +192,16 @@ fn the_scan_finds_what_it_is_for() {
     ] {
         assert!(found_in(bad).is_some(), "{bad}");
     }
-    for good in
-        ["ber1", "1.95.0", "version 0.1.0", "NVIDIA H200", "00000000:17:00.0", "12:30", "gpu-04", "org/model:tag"]
-    {
+    for good in [
+        "ber1",
+        "1.95.0",
+        "version 0.1.0",
+        "NVIDIA H200",
+        "00000000:17:00.0",
+        "12:30",
+        "gpu-04",
+        "org/model:tag",
+    ] {
         assert_eq!(found_in(good), None, "{good}");
     }
     for name in ["node_address", "ip", "token", "api_key", "listen_port", "base_url", "client_secret"] {
