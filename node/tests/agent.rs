@@ -1,0 +1,115 @@
+//! The agent as a child process with a folder of its own.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use umbel_node::{Config, Enrolled, StartError};
+
+use crate::until;
+
+const CONFIG: &str = "UMBEL_TEST_NODE_CONFIG";
+
+/// Becomes the agent when started by [`Agent::start`].
+#[test]
+#[ignore = "a process that other tests start"]
+fn agent_process() {
+    let Some(path) = std::env::var_os(CONFIG) else { return };
+    let code = match Config::load(Path::new(&path)).and_then(umbel_node::run) {
+        Ok(()) => 0,
+        Err(error) => {
+            eprintln!("{error}");
+            i32::from(error.exit_code())
+        }
+    };
+    std::process::exit(code);
+}
+
+/// A node's folder: file, state, logs.
+pub(crate) struct Folder {
+    folder: tempfile::TempDir,
+}
+
+impl Folder {
+    /// A node with these engines (`[[engine]]` tables).
+    pub(crate) fn new(engines: &str) -> Self {
+        Self::with(engines, "")
+    }
+
+    /// The same with further lines of the file.
+    pub(crate) fn with(engines: &str, more: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let text = format!(
+            "[node]\nname = \"test\"\nstate_dir = \"state\"\naccelerator = \"cpu\"\nallow_sim = true\n{more}\n{engines}"
+        );
+        std::fs::write(folder.path().join("node.toml"), text).unwrap();
+        Self { folder }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub(crate) fn config(&self) -> Config {
+        Config::load(&self.path("node.toml")).unwrap()
+    }
+
+    /// Enrolls with a token.
+    pub(crate) async fn enroll(&self, token: String) -> Result<Enrolled, StartError> {
+        let config = self.config();
+        tokio::task::spawn_blocking(move || umbel_node::enroll(&config, &token)).await.unwrap()
+    }
+
+    /// What `umbel node status` shows, once an agent answers.
+    pub(crate) async fn status(&self) -> serde_json::Value {
+        let socket = self.path("state/node.sock");
+        until("the local socket", async || umbel_node::status(&socket).ok()).await
+    }
+
+    /// Starts an agent; its log goes to `agent.log` of the folder.
+    pub(crate) fn start(&self) -> Agent {
+        let log = std::fs::OpenOptions::new().create(true).append(true).open(self.path("agent.log")).unwrap();
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "agent::agent_process", "--ignored", "--nocapture"])
+            .env(CONFIG, self.path("node.toml"))
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .spawn()
+            .unwrap();
+        Agent { child }
+    }
+
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.path("agent.log")).unwrap_or_default()
+    }
+}
+
+/// A running agent; killed when dropped.
+pub(crate) struct Agent {
+    child: Child,
+}
+
+impl Agent {
+    pub(crate) fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).unwrap()
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_raw(self.pid()).unwrap(), signal).unwrap();
+    }
+
+    /// Waits for its end; the exit code, nothing if a signal ended it.
+    pub(crate) async fn ended(&mut self) -> Option<i32> {
+        until("the agent's end", async || self.child.try_wait().unwrap()).await.code()
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

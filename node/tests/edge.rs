@@ -1,0 +1,429 @@
+//! An edge that does only what the tests say: real TLS and the real wire, no registry and no admission.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use prost::Message;
+use tokio::{net::TcpListener, sync::oneshot};
+use tokio_util::sync::CancellationToken;
+use umbel_contracts::{
+    bounds, event, method,
+    proto::node::{
+        DeclaredEngine, EngineState, EngineStatus, Header, InferenceEnd, InferenceHead, InferenceOpen, InferenceOutcome,
+        NodeEngines, NodeEnrollRequest, NodeEnrollResponse, NodeHeartbeat, NodeHeartbeatAck, NodeHelloRequest,
+        NodeHelloResponse, NodeInventory, NodeLeases, NodeLeasesAck,
+    },
+};
+use umbel_wire::{
+    BoxFuture, CloseReason, Code, Connection, Door, EdgeId, Error, Generation, Handler, IncomingRequest, Intervals,
+    KeyHash, Newcomer, NodeId, Open, OutgoingStream, Purpose, Rejection, Terminal, WelcomeOut,
+    ca::{Authority, CLIENT_VALIDITY, SERVER_VALIDITY},
+    clock::Wall,
+    secret::Secret,
+    serve,
+    tls::wire_server,
+    token::{EnrollmentToken, TokenKind, new_id},
+};
+
+use crate::{soon, until};
+
+pub(crate) const EDGE: &str = "site-1";
+
+/// What the edge has heard.
+#[derive(Default)]
+pub(crate) struct Heard {
+    pub(crate) hellos: Vec<NodeHelloRequest>,
+    pub(crate) enrollments: Vec<NodeEnrollRequest>,
+    pub(crate) inventories: Vec<NodeInventory>,
+    pub(crate) leases: Vec<NodeLeases>,
+    pub(crate) heartbeats: usize,
+    pub(crate) engines: Vec<EngineStatus>,
+    pub(crate) goaways: usize,
+    /// Every state that an engine was reported in, with its restarts.
+    pub(crate) states: Vec<(String, EngineState, u32)>,
+}
+
+struct Inner {
+    authority: Authority,
+    secret: Secret,
+    token_id: String,
+    generation: AtomicU64,
+    heard: Mutex<Heard>,
+    connection: Mutex<Option<Connection>>,
+    /// The next answers to enrollments are lost.
+    lose_answers: AtomicUsize,
+    /// Hellos are refused as from a revoked node.
+    revoked: AtomicBool,
+}
+
+/// A running edge.
+pub(crate) struct Edge {
+    pub(crate) address: SocketAddr,
+    inner: Arc<Inner>,
+    shutdown: CancellationToken,
+    folder: tempfile::TempDir,
+}
+
+impl Drop for Edge {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Edge {
+    pub(crate) async fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let authority = Authority::create(&folder.path().join("ca"), EDGE, Wall::now()).unwrap();
+        let inner = Inner {
+            authority,
+            secret: Secret::generate(),
+            token_id: new_id(),
+            generation: AtomicU64::new(0),
+            heard: Mutex::default(),
+            connection: Mutex::new(None),
+            lose_answers: AtomicUsize::new(0),
+            revoked: AtomicBool::new(false),
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let edge = Self { address, inner: Arc::new(inner), shutdown: CancellationToken::new(), folder };
+        edge.serve(listener, edge.shutdown.clone());
+        edge
+    }
+
+    fn serve(&self, listener: TcpListener, shutdown: CancellationToken) {
+        let names = [format!("{EDGE}.umbel")];
+        let server = self.inner.authority.issue_server(&names, Wall::now(), SERVER_VALIDITY).unwrap();
+        let tls = wire_server(server.chain.clone(), server.key.private_key()).unwrap();
+        tokio::spawn(serve(listener, tls, Arc::new(Gate(Arc::clone(&self.inner))), shutdown));
+    }
+
+    /// Stops to listen and closes the connection.
+    pub(crate) fn stop(&self) {
+        self.shutdown.cancel();
+        if let Some(connection) = self.inner.connection.lock().unwrap().take() {
+            connection.close(CloseReason::Shutdown);
+        }
+    }
+
+    /// Listens again where it did before.
+    pub(crate) async fn restart(&mut self) {
+        self.shutdown = CancellationToken::new();
+        let address = self.address;
+        let listener = until("the port", async || TcpListener::bind(address).await.ok()).await;
+        self.serve(listener, self.shutdown.clone());
+    }
+
+    pub(crate) fn token(&self) -> String {
+        self.token_for(EDGE)
+    }
+
+    pub(crate) fn token_for(&self, edge: &str) -> String {
+        let token = EnrollmentToken {
+            kind: TokenKind::Node,
+            edge_id: EdgeId::parse(edge).unwrap(),
+            token_id: self.inner.token_id.clone(),
+            ca_digest: self.inner.authority.digest(),
+            addresses: vec![self.address.to_string()],
+            secret: self.inner.secret.clone(),
+        };
+        token.to_text().unwrap().expose().to_owned()
+    }
+
+    pub(crate) fn heard<T>(&self, look: impl FnOnce(&Heard) -> T) -> T {
+        look(&self.inner.heard.lock().unwrap())
+    }
+
+    pub(crate) fn lose_answers(&self, count: usize) {
+        self.inner.lose_answers.store(count, Ordering::SeqCst);
+    }
+
+    pub(crate) fn revoke(&self, revoked: bool) {
+        self.inner.revoked.store(revoked, Ordering::SeqCst);
+    }
+
+    /// The connection, once the node has named its leases on it.
+    pub(crate) async fn connection(&self) -> Connection {
+        until("the node's connection", async || self.live()).await
+    }
+
+    pub(crate) fn live(&self) -> Option<Connection> {
+        self.inner.connection.lock().unwrap().clone().filter(|connection| !connection.is_closed())
+    }
+
+    /// Waits until an engine has been reported in a state; its report.
+    pub(crate) async fn engine(&self, name: &str, state: EngineState) -> EngineStatus {
+        until(&format!("{name} in {state:?}"), async || {
+            self.heard(|heard| {
+                let report = heard.engines.iter().find(|status| status.name == name)?;
+                (report.state == i32::from(state)).then(|| report.clone())
+            })
+        })
+        .await
+    }
+
+    pub(crate) fn provider(&self, engine: &str) -> String {
+        let node = self.heard(|heard| heard.hellos.last().unwrap().node_id.clone());
+        format!("{node}/{engine}")
+    }
+
+    /// Opens a stream to an engine on the live connection.
+    pub(crate) async fn open(&self, ask: Ask) -> Stream {
+        let connection = self.connection().await;
+        self.open_on(&connection, ask)
+    }
+
+    pub(crate) fn open_on(&self, connection: &Connection, ask: Ask) -> Stream {
+        let message = InferenceOpen {
+            provider_id: if ask.engine.contains('/') { ask.engine.clone() } else { self.provider(&ask.engine) },
+            lease_id: ask.lease,
+            generation: ask.generation.unwrap_or(connection.generation().0),
+            method: "POST".into(),
+            path: ask.path,
+            headers: ask.headers,
+            first_byte_timeout_ms: ask.first_byte_timeout_ms,
+            idle_timeout_ms: ask.idle_timeout_ms,
+            body_bytes: ask.body.len() as u64,
+            request_id: "request-1".into(),
+        };
+        let open = Open {
+            method: method::INFERENCE,
+            message: message.encode_to_vec(),
+            body: ask.body,
+            end: true,
+            timeout: Duration::ZERO,
+        };
+        let (ended, terminal) = oneshot::channel();
+        let stream = connection.open(open, move |terminal| drop(ended.send(terminal))).unwrap();
+        Stream { stream: Some(stream), terminal: Some(terminal) }
+    }
+}
+
+/// What to ask an engine.
+pub(crate) struct Ask {
+    pub(crate) engine: String,
+    pub(crate) path: String,
+    pub(crate) body: Bytes,
+    pub(crate) headers: Vec<Header>,
+    pub(crate) lease: u64,
+    pub(crate) generation: Option<u64>,
+    pub(crate) first_byte_timeout_ms: u32,
+    pub(crate) idle_timeout_ms: u32,
+}
+
+impl Ask {
+    pub(crate) fn new(engine: &str, body: impl Into<Bytes>) -> Self {
+        Self {
+            engine: engine.to_owned(),
+            path: "/v1/chat/completions".into(),
+            body: body.into(),
+            headers: vec![Header { name: "content-type".into(), value: b"application/json".to_vec() }],
+            lease: 1,
+            generation: None,
+            first_byte_timeout_ms: 0,
+            idle_timeout_ms: 0,
+        }
+    }
+}
+
+/// A stream to an engine.
+pub(crate) struct Stream {
+    stream: Option<OutgoingStream>,
+    terminal: Option<oneshot::Receiver<Terminal>>,
+}
+
+/// How a stream ended.
+#[derive(Debug)]
+pub(crate) struct End {
+    pub(crate) outcome: InferenceOutcome,
+    pub(crate) error: Option<Error>,
+    pub(crate) not_processed: bool,
+    pub(crate) told: InferenceEnd,
+}
+
+impl Stream {
+    pub(crate) async fn head(&mut self) -> InferenceHead {
+        let head = soon("the head", self.stream.as_mut().unwrap().head()).await.unwrap();
+        InferenceHead::decode(head).unwrap()
+    }
+
+    pub(crate) async fn data(&mut self) -> Option<Bytes> {
+        soon("data", self.stream.as_mut().unwrap().data()).await
+    }
+
+    /// Reads on until so many bytes are there.
+    pub(crate) async fn take(&mut self, count: usize) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        while bytes.len() < count {
+            bytes.extend_from_slice(&self.data().await.expect("more data"));
+        }
+        bytes
+    }
+
+    /// Everything that is left, and the end.
+    pub(crate) async fn rest(mut self) -> (Vec<u8>, End) {
+        let mut bytes = Vec::new();
+        while let Some(part) = self.data().await {
+            bytes.extend_from_slice(&part);
+        }
+        (bytes, self.ended().await)
+    }
+
+    /// Head, everything and end.
+    pub(crate) async fn whole(mut self) -> (InferenceHead, Vec<u8>, End) {
+        let head = self.head().await;
+        let (bytes, end) = self.rest().await;
+        (head, bytes, end)
+    }
+
+    /// The edge wants no more.
+    pub(crate) fn reset(&self) {
+        self.stream.as_ref().unwrap().reset(Error::new(Code::Cancelled, "CANCELLED", "the client went away"));
+    }
+
+    /// The one terminal frame.
+    pub(crate) async fn ended(&mut self) -> End {
+        let terminal = soon("the end", self.terminal.take().unwrap()).await.unwrap();
+        match terminal {
+            Terminal::Ended { error, not_processed, payload } => {
+                let told: InferenceEnd = bounds::decode(&payload).unwrap();
+                End { outcome: told.outcome(), error, not_processed, told }
+            }
+            Terminal::Lost(reason) => panic!("lost: {reason}"),
+        }
+    }
+}
+
+struct Gate(Arc<Inner>);
+
+impl Door for Gate {
+    fn knows(&self, _key: &KeyHash) -> bool {
+        true
+    }
+
+    fn knock(&self, newcomer: Newcomer) -> BoxFuture<'static, ()> {
+        let inner = Arc::clone(&self.0);
+        Box::pin(async move {
+            match newcomer.hello().purpose {
+                Purpose::Enroll => inner.enroll(newcomer),
+                Purpose::Hello => inner.welcome(newcomer),
+            }
+        })
+    }
+}
+
+impl Inner {
+    fn enroll(&self, newcomer: Newcomer) {
+        let request: NodeEnrollRequest = bounds::decode(&newcomer.hello().payload).unwrap();
+        assert_eq!(request.token_id, self.token_id);
+        assert_eq!(request.token_secret, self.secret.expose());
+        let edge = EdgeId::parse(EDGE).unwrap();
+        let node = NodeId::random();
+        let issued =
+            self.authority.sign_node(&request.signing_request, &edge, node, Wall::now(), CLIENT_VALIDITY).unwrap();
+        self.heard.lock().unwrap().enrollments.push(request);
+        if self.lose_answers.load(Ordering::SeqCst) > 0 {
+            self.lose_answers.fetch_sub(1, Ordering::SeqCst);
+            return;
+        }
+        let answer = NodeEnrollResponse {
+            node_id: node.to_string(),
+            edge_id: EDGE.into(),
+            name: "gpu-1".into(),
+            certificate_chain: issued.chain.iter().map(|der| der.to_vec()).collect(),
+            ca_certificate: self.authority.certificate_der().to_vec(),
+            not_after_unix_ms: issued.not_after.unix_ms(),
+        };
+        newcomer.answer(answer.encode_to_vec());
+    }
+
+    fn welcome(self: Arc<Self>, newcomer: Newcomer) {
+        if self.revoked.load(Ordering::SeqCst) {
+            let error = Error::new(Code::Unauthenticated, "CREDENTIAL_REVOKED", "the credential was revoked")
+                .with_retry_after(Duration::from_millis(200));
+            return newcomer.reject(Rejection::new(error));
+        }
+        let hello: NodeHelloRequest = bounds::decode(&newcomer.hello().payload).unwrap();
+        assert!(newcomer.certificate().is_some());
+        let cursor = hello.inventory_sequence;
+        let statuses: Vec<DeclaredEngine> = hello.engines.clone();
+        {
+            let mut heard = self.heard.lock().unwrap();
+            heard.hellos.push(hello);
+            heard.note(statuses.into_iter().filter_map(|engine| engine.status).collect());
+        }
+        let response = NodeHelloResponse {
+            edge_id: EDGE.into(),
+            name: "gpu-1".into(),
+            inventory_sequence: cursor,
+            ..NodeHelloResponse::default()
+        };
+        let welcome = WelcomeOut {
+            generation: Generation(self.generation.fetch_add(1, Ordering::SeqCst) + 1),
+            intervals: Intervals { heartbeat: Duration::from_millis(200), ..Intervals::default() },
+            payload: response.encode_to_vec(),
+            ..WelcomeOut::default()
+        };
+        newcomer.accept(welcome, Arc::new(Ear(Arc::clone(&self))));
+    }
+}
+
+impl Heard {
+    fn note(&mut self, engines: Vec<EngineStatus>) {
+        for status in &engines {
+            let state = (status.name.clone(), status.state(), status.restarts);
+            if self.states.iter().rfind(|(name, ..)| *name == status.name) != Some(&state) {
+                self.states.push(state);
+            }
+        }
+        self.engines = engines;
+    }
+}
+
+struct Ear(Arc<Inner>);
+
+impl Handler for Ear {
+    fn on_request(&self, connection: &Connection, request: IncomingRequest) {
+        let mut heard = self.0.heard.lock().unwrap();
+        match request.method {
+            method::NODE_LEASES => {
+                let leases = bounds::decode::<NodeLeases>(&request.payload).unwrap();
+                // Still carried, and owned by nobody any more.
+                let ack = NodeLeasesAck { cancel_lease_ids: leases.lease_ids.clone() };
+                if leases.lease_ids.is_empty() {
+                    *self.0.connection.lock().unwrap() = Some(connection.clone());
+                }
+                heard.leases.push(leases);
+                request.respond(Ok(ack.encode_to_vec()));
+            }
+            method::NODE_HEARTBEAT => {
+                let heartbeat = bounds::decode::<NodeHeartbeat>(&request.payload).unwrap();
+                heard.heartbeats += 1;
+                heard.note(heartbeat.engines);
+                request.respond(Ok(NodeHeartbeatAck::default().encode_to_vec()));
+            }
+            _ => panic!("method {}", request.method),
+        }
+    }
+
+    fn on_event(&self, _connection: &Connection, number: u32, _key: &str, payload: &[u8]) -> Result<(), Error> {
+        let mut heard = self.0.heard.lock().unwrap();
+        match number {
+            event::NODE_INVENTORY => heard.inventories.push(bounds::decode(payload)?),
+            event::NODE_ENGINES => heard.note(bounds::decode::<NodeEngines>(payload)?.engines),
+            _ => panic!("event {number}"),
+        }
+        Ok(())
+    }
+
+    fn on_goaway(&self, _connection: &Connection, _goaway: &umbel_wire::Goaway) {
+        self.0.heard.lock().unwrap().goaways += 1;
+    }
+}

@@ -1,0 +1,233 @@
+//! Engines that the agent starts itself.
+
+use rustix::process::Signal;
+use umbel_contracts::proto::node::{EngineState, InferenceOutcome as Outcome};
+use umbel_wire::Code;
+
+use crate::{
+    agent::{Agent, Folder},
+    edge::{Ask, Edge},
+    engine::program,
+    joining::SIM,
+    until,
+};
+
+struct Bench {
+    edge: Edge,
+    folder: Folder,
+    agent: Agent,
+}
+
+impl Bench {
+    /// A node with a program that behaves like this, and the built-in engine beside it.
+    async fn start(mode: &str) -> Self {
+        let edge = Edge::start().await;
+        let folder = Folder::new("");
+        let text = std::fs::read_to_string(folder.path("node.toml")).unwrap();
+        let lines = program(folder.path("").as_path(), mode);
+        std::fs::write(folder.path("node.toml"), format!("{text}{lines}{SIM}")).unwrap();
+        folder.enroll(edge.token()).await.unwrap();
+        let agent = folder.start();
+        edge.connection().await;
+        Self { edge, folder, agent }
+    }
+
+    fn record(&self) -> Option<serde_json::Value> {
+        serde_json::from_slice(&std::fs::read(self.folder.path("state/engines/own.json")).ok()?).ok()
+    }
+
+    async fn pid(&self) -> i32 {
+        until("the engine's record", async || {
+            let pid = self.record()?["pid"].as_i64()?;
+            (pid > 0).then(|| i32::try_from(pid).unwrap())
+        })
+        .await
+    }
+}
+
+/// Processes that carry the mark of this engine, by the word in the record.
+fn marked(nonce: &str) -> Vec<i32> {
+    let wanted = format!("UMBEL_ENGINE_NONCE={nonce}");
+    std::fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok())
+        .filter(|pid| {
+            let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            environment.split(|byte| *byte == 0).any(|entry| entry == wanted.as_bytes())
+        })
+        .collect()
+}
+
+fn kill(pid: i32) {
+    rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+}
+
+/// Comes up, answers with its own key, and its death in mid-stream is told as what it is (rows 52 and 69). It is
+/// started again.
+#[tokio::test]
+async fn row_52_a_dead_engine_is_told_and_started_again() {
+    let bench = Bench::start("plain").await;
+    bench.edge.engine("own", EngineState::Ready).await;
+    let record = bench.record().unwrap();
+    assert!(record["port"].as_u64().unwrap() > 0 && record["start_time"].as_u64().unwrap() > 0);
+    let mut stream = bench.edge.open(Ask::new("own", "{}")).await;
+    stream.head().await;
+    assert_eq!(stream.take(10).await, b"data: {\"key\":true}\n\n");
+    kill(bench.pid().await);
+    let (_, end) = stream.rest().await;
+    assert_eq!((end.outcome, end.error.unwrap().code), (Outcome::EngineGone, Code::Unavailable));
+    until("another engine", async || {
+        bench.record().filter(|now| now["nonce"] != record["nonce"] && now["pid"].as_i64() > Some(0))
+    })
+    .await;
+    let report = bench.edge.engine("own", EngineState::Ready).await;
+    assert_eq!(report.restarts, 1);
+}
+
+/// Row 82: the leader is killed, then the agent is stopped: whatever the engine started is gone first.
+#[tokio::test]
+async fn row_82_nothing_of_an_engine_is_left() {
+    let mut bench = Bench::start("children").await;
+    bench.edge.engine("own", EngineState::Ready).await;
+    let first = bench.record().unwrap()["nonce"].as_str().unwrap().to_owned();
+    assert!(marked(&first).len() >= 4, "{:?}", marked(&first));
+    kill(bench.pid().await);
+    let second = until("another engine", async || {
+        let nonce = bench.record()?["nonce"].as_str()?.to_owned();
+        (nonce != first).then_some(nonce)
+    })
+    .await;
+    assert_eq!(marked(&first), [0; 0], "the next one was started while the last one was there");
+    bench.edge.engine("own", EngineState::Ready).await;
+    until("children", async || (marked(&second).len() >= 4).then_some(())).await;
+    bench.agent.signal(Signal::TERM);
+    assert_eq!(bench.agent.ended().await, Some(0));
+    assert_eq!(marked(&second), [0; 0]);
+    assert!(bench.record().is_none());
+}
+
+/// The agent is killed: the next one ends what it left, by its record, and starts anew.
+#[tokio::test]
+async fn a_leftover_is_ended_at_the_next_start() {
+    let mut bench = Bench::start("children").await;
+    bench.edge.engine("own", EngineState::Ready).await;
+    let first = bench.record().unwrap()["nonce"].as_str().unwrap().to_owned();
+    bench.agent.signal(Signal::KILL);
+    bench.agent.ended().await;
+    assert!(marked(&first).len() >= 4, "an engine does not end with a killed agent");
+    bench.agent = bench.folder.start();
+    until("another engine", async || {
+        let record = bench.record()?;
+        (record["nonce"].as_str()? != first && record["pid"].as_i64()? > 0).then_some(())
+    })
+    .await;
+    assert_eq!(marked(&first), [0; 0]);
+}
+
+/// A record whose process id was given to somebody else ends nobody.
+#[tokio::test]
+async fn a_reused_process_id_is_left_alone() {
+    let mut bench = Bench::start("plain").await;
+    bench.edge.engine("own", EngineState::Ready).await;
+    bench.agent.signal(Signal::TERM);
+    bench.agent.ended().await;
+    let mut stranger = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let record = format!(
+        "{{\"name\":\"own\",\"pid\":{},\"start_time\":1,\"boot_id\":\"{}\",\"port\":1,\"nonce\":\"n\",\"program\":\"/x\"}}",
+        stranger.id(),
+        boot.trim()
+    );
+    umbel_wire::files::write_private(&bench.folder.path("state/engines/own.json"), record.as_bytes()).unwrap();
+    let connections = bench.edge.heard(|heard| heard.hellos.len());
+    bench.agent = bench.folder.start();
+    until("the next hello", async || bench.edge.heard(|heard| (heard.hellos.len() > connections).then_some(()))).await;
+    assert!(stranger.try_wait().unwrap().is_none());
+    stranger.kill().unwrap();
+    stranger.wait().unwrap();
+}
+
+/// Row 86: whatever it writes, it never blocks, and the agent stays small.
+#[tokio::test]
+async fn row_86_a_flood_of_output() {
+    let bench = Bench::start("flood").await;
+    bench.edge.engine("own", EngineState::Ready).await;
+    let status = std::fs::read_to_string(format!("/proc/{}/status", bench.agent.pid())).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM")).unwrap();
+    let peak: u64 = line.split_ascii_whitespace().nth(1).unwrap().parse().unwrap();
+    // Unoptimized code is large; the flood itself is 150 MB.
+    assert!(peak < 80 * 1024, "{line}");
+    let logs = std::fs::read_dir(bench.folder.path("state/engines")).unwrap();
+    let size: u64 = logs.map(|file| file.unwrap().metadata().unwrap().len()).sum();
+    assert!(size < 20 * 1024 * 1024, "{size}");
+}
+
+/// Row 87: the last line of a traceback is in the report, with the exit code.
+#[tokio::test]
+async fn row_87_the_last_lines_are_told() {
+    let bench = Bench::start("traceback").await;
+    let report = until("a report with output", async || {
+        bench.edge.heard(|heard| {
+            heard.engines.iter().find(|status| status.name == "own" && !status.output_tail.is_empty()).cloned()
+        })
+    })
+    .await;
+    assert!(report.cause.contains("exited with code 1"), "{}", report.cause);
+    assert!(report.output_tail.ends_with("ValueError: no such model"), "{}", report.output_tail);
+    assert!(report.output_tail.contains("line 199") && report.output_tail.len() <= 4096);
+}
+
+/// Row 89: an engine that ends by itself with 0 is started again, waits longer each time, and other engines are fine.
+#[tokio::test]
+async fn row_89_short_successes() {
+    let bench = Bench::start("short").await;
+    until("two restarts", async || {
+        bench.edge.heard(|heard| {
+            heard.states.iter().any(|(name, _, restarts)| name == "own" && *restarts >= 2).then_some(())
+        })
+    })
+    .await;
+    let report = until("a cause", async || {
+        bench.edge.heard(|heard| {
+            heard.engines.iter().find(|status| status.name == "own" && status.cause.contains("started again")).cloned()
+        })
+    })
+    .await;
+    assert!(report.cause.contains("code 0 without being asked"), "{}", report.cause);
+    let (_, _, end) = bench.edge.open(Ask::new("sim", r#"{"messages":[]}"#)).await.whole().await;
+    assert_eq!(end.outcome, Outcome::Complete);
+}
+
+/// Row 92: orphans of an engine become the agent's children and are reaped.
+#[tokio::test]
+async fn row_92_no_zombies_pile_up() {
+    let bench = Bench::start("orphans").await;
+    bench.edge.engine("own", EngineState::Ready).await;
+    let agent = bench.agent.pid();
+    until("no zombie", async || {
+        let zombies = std::fs::read_dir("/proc")
+            .unwrap()
+            .filter_map(|entry| std::fs::read_to_string(entry.ok()?.path().join("stat")).ok())
+            .filter(|stat| {
+                let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
+                fields[0] == "Z" && fields[1] == agent.to_string()
+            })
+            .count();
+        (zombies == 0).then_some(())
+    })
+    .await;
+    let (_, _, end) = bench.edge.open(Ask::new("sim", r#"{"messages":[]}"#)).await.whole().await;
+    assert_eq!(end.outcome, Outcome::Complete);
+}
+
+/// A profile that cannot work is told in milliseconds and never started.
+#[tokio::test]
+async fn a_bad_profile_is_refused_before_the_start() {
+    let bench = Bench::start("plain").await;
+    bench.edge.engine("own", EngineState::Ready).await;
+    std::fs::write(bench.folder.path("m.gguf"), b"not a model").unwrap();
+    kill(bench.pid().await);
+    let report = bench.edge.engine("own", EngineState::Failed).await;
+    assert!(report.cause.contains("is not a GGUF file"), "{}", report.cause);
+    std::fs::write(bench.folder.path("m.gguf"), b"GGUF0000").unwrap();
+}
