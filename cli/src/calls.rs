@@ -20,6 +20,9 @@ use crate::{
 /// Extra time for an answer that a server waits for: the way there and back.
 const SLACK: Duration = Duration::from_secs(5);
 
+/// How long a site may take to read something: one that is frozen shall not hold up the others' answers.
+const READ: Duration = Duration::from_secs(5);
+
 /// One command to one edge.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Call {
@@ -158,9 +161,9 @@ impl Client {
         told(&self.post(&path, &headers, &body, extra).await?)
     }
 
-    /// Sends a command that is done within seconds, and returns its end.
+    /// Sends a reading operation, which is done at once, and returns its end.
     pub(crate) async fn ask(&self, edge: &str, call: &Call) -> Outcome<Told> {
-        let told = self.command(edge, &new_command_id(), call, Duration::from_secs(10)).await?;
+        let told = self.command(edge, &new_command_id(), call, READ).await?;
         told.check()?;
         if !told.command.phase.is_end() {
             let id = &told.command.command_id;

@@ -99,3 +99,19 @@ fn a_reader_that_goes_away_is_no_failure() {
     drop(child.stdout.take());
     assert_eq!(child.wait().unwrap().code(), Some(0));
 }
+
+#[test]
+fn a_flag_wins_over_a_variable() {
+    let output = umbel()
+        .args(["ctl", "--addr", "https://localhost:1", "status"])
+        .env("UMBEL_SOCKET", "/nonexistent/other.sock")
+        .output()
+        .unwrap();
+    let err = String::from_utf8(output.stderr).unwrap();
+    assert!(err.contains("--token-file"), "{err}");
+    let output =
+        umbel().args(["ctl", "status"]).env("UMBEL_SOCKET", "/nonexistent/other.sock").output().unwrap();
+    assert!(String::from_utf8(output.stderr).unwrap().contains("/nonexistent/other.sock"));
+    let output = umbel().args(["ctl", "status"]).env("UMBEL_ADDR", "https://localhost:1").output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+}

@@ -17,7 +17,8 @@ use crate::output::{ColorChoice, Format};
   umbel ctl token create gpu-4 --site berlin
   umbel ctl events -f -o jsonl
 
-The server: --socket, else --addr with --token-file and --ca-file, else a local control plane's or edge's socket.")]
+The server: --socket, or --addr with --token-file and --ca-file; else UMBEL_SOCKET, else UMBEL_ADDR, else the socket of
+a control plane or an edge on this host.")]
 pub(crate) struct CtlArgs {
     #[command(flatten)]
     pub(crate) global: Global,
@@ -38,18 +39,11 @@ pub(crate) struct Global {
     #[arg(short, long, global = true, value_name = "EVERY", num_args = 0..=1, require_equals = true,
           default_missing_value = "2s", value_parser = span, help_heading = "Output")]
     pub(crate) watch: Option<Duration>,
-    /// The local socket of a control plane or an edge
-    #[arg(
-        long,
-        global = true,
-        env = "UMBEL_SOCKET",
-        value_name = "FILE",
-        conflicts_with = "addr",
-        help_heading = "Server"
-    )]
+    /// The local socket of a control plane or an edge [env: UMBEL_SOCKET]
+    #[arg(long, global = true, value_name = "FILE", conflicts_with = "addr", help_heading = "Server")]
     pub(crate) socket: Option<PathBuf>,
-    /// The control plane's address: https://HOST:PORT
-    #[arg(long, global = true, env = "UMBEL_ADDR", value_name = "URL", help_heading = "Server")]
+    /// The control plane's address: https://HOST:PORT [env: UMBEL_ADDR]
+    #[arg(long, global = true, value_name = "URL", help_heading = "Server")]
     pub(crate) addr: Option<String>,
     /// The file with the operator token
     #[arg(long, global = true, env = "UMBEL_TOKEN_FILE", value_name = "FILE", help_heading = "Server")]

@@ -86,10 +86,14 @@ impl Server {
 /// Finds the server that flags, environment or this host name.
 pub(crate) fn find_server(global: &Global) -> Outcome<Server> {
     secrets::refuse_in_argv(global.token.is_some())?;
-    if let Some(path) = &global.socket {
-        return Ok(Server::Socket(path.clone()));
+    // A flag wins over any variable, so that a shell with UMBEL_SOCKET set can still ask another server.
+    let flag = global.socket.is_some() || global.addr.is_some();
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !flag && !value.is_empty());
+    if let Some(path) = global.socket.clone().or_else(|| variable("UMBEL_SOCKET").map(PathBuf::from)) {
+        return Ok(Server::Socket(path));
     }
-    if let Some(addr) = &global.addr {
+    let addr = variable("UMBEL_ADDR").map(|addr| addr.to_string_lossy().into_owned());
+    if let Some(addr) = global.addr.clone().or(addr) {
         let token_file = global.token_file.clone().ok_or_else(|| {
             Failure::usage("--addr needs an operator token").remedy("--token-file FILE, or UMBEL_TOKEN_FILE")
         })?;
@@ -98,7 +102,7 @@ pub(crate) fn find_server(global: &Global) -> Outcome<Server> {
                 "--ca-file FILE, or UMBEL_CA_FILE; copy ca/ca.pem from the control plane's state directory",
             )
         })?;
-        return over_tls(addr, &ca_file, &token_file);
+        return over_tls(&addr, &ca_file, &token_file);
     }
     let local = LOCAL_SOCKETS.iter().map(Path::new).find(|path| path.exists());
     local.map(|path| Server::Socket(path.to_owned())).ok_or_else(|| {

@@ -80,8 +80,10 @@ pub(super) fn plain(object: &Value) -> String {
 }
 
 fn rows(items: &[Value]) -> String {
-    let keys: Vec<String> =
+    let mut keys: Vec<String> =
         items.first().and_then(Value::as_object).into_iter().flatten().map(|(key, _)| key.clone()).collect();
+    // Objects come with their keys by the alphabet; people look for the name first.
+    keys.sort_by_key(|key| key != "name");
     let mut table = Table::new(keys.iter().map(|key| Column::text(key.to_ascii_uppercase())).collect());
     for item in items {
         table.row(keys.iter().map(|key| item.get(key).map_or_else(String::new, words)).collect());

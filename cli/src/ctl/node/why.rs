@@ -61,7 +61,7 @@ pub(crate) fn run(ctl: &Ctl, node: &SiteNode) -> Outcome {
     if serving {
         return Ok(());
     }
-    Err(Failure::new(Exit::Condition, format!("{failed} of what {name} needs is missing")))
+    Err(Failure::new(Exit::Condition, format!("{name} gets no requests: {failed} of these failed")))
 }
 
 fn checks(site_node: &SiteNode) -> Vec<Check> {
