@@ -111,8 +111,7 @@ impl ConfigFile {
         let document = DeTable::parse(&self.text).ok()?;
         let mut table: &DeTable<'_> = document.get_ref();
         let mut found = None;
-        let mut parts = key.split('.').peekable();
-        while let Some(part) = parts.next() {
+        for part in key.split('.') {
             let (name, index) = match part.split_once('[') {
                 Some((name, index)) => (name, index.trim_end_matches(']').parse::<usize>().ok()),
                 None => (part, None),

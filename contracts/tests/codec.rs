@@ -3,6 +3,9 @@
 use prost::Message;
 use umbel_contracts::bounds::{self, Bounded};
 
+/// Decodes within bounds and encodes again.
+type Bounds = fn(&[u8]) -> Result<Vec<u8>, umbel_wire::Error>;
+
 /// What the tests need of a generated type.
 #[derive(Clone, Copy)]
 pub(crate) struct Codec {
@@ -11,7 +14,7 @@ pub(crate) struct Codec {
     /// Decodes and encodes again.
     pub(crate) again: fn(&[u8]) -> Result<Vec<u8>, prost::DecodeError>,
     /// Decodes within bounds and encodes again; `None` for the session's own messages.
-    pub(crate) bounded: Option<fn(&[u8]) -> Result<Vec<u8>, umbel_wire::Error>>,
+    pub(crate) bounded: Option<Bounds>,
 }
 
 fn again<M: Message + Default>(bytes: &[u8]) -> Result<Vec<u8>, prost::DecodeError> {

@@ -4,8 +4,10 @@
 //! Two exceptions are named by the rule: a shard's fabric address inside a job lease (no such message exists yet), and
 //! an enrollment result, which carries the issuing server's own addresses and CA digest.
 
+use prost::Message;
 use prost_reflect::{DynamicMessage, Kind, MessageDescriptor, ReflectMessage, Value};
 use umbel_contracts::operations;
+use umbel_contracts::proto::control::EdgeCommandRequest;
 
 use crate::descriptors::{files_below, messages, root};
 use crate::golden::vectors;
@@ -149,6 +151,13 @@ fn properties(schema: &serde_json::Value, path: &str, found: &mut Vec<String>) {
 fn a_commands_metadata_has_no_place_for_it() {
     for key in operations::METADATA_KEYS {
         assert_eq!(forbidden(key), None, "{key}");
+    }
+    // The examples keep to the list, too.
+    for vector in vectors().iter().filter(|vector| vector.message.name() == "EdgeCommandRequest") {
+        let command = EdgeCommandRequest::decode(vector.bytes.as_slice()).unwrap();
+        for key in command.metadata.keys() {
+            assert!(operations::METADATA_KEYS.contains(&key.as_str()), "{}: {key}", vector.path.display());
+        }
     }
 }
 

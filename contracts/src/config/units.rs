@@ -102,7 +102,7 @@ fn scaled(text: &str, units: &[(&str, u64)]) -> Option<u64> {
 
 /// In the largest unit that leaves no rest.
 fn write_scaled(f: &mut fmt::Formatter<'_>, value: u64, units: &[(&str, u64)], zero: &str) -> fmt::Result {
-    match units.iter().rev().find(|(_, factor)| value > 0 && value % factor == 0) {
+    match units.iter().rev().find(|(_, factor)| value > 0 && value.is_multiple_of(*factor)) {
         Some((name, factor)) => write!(f, "{}{name}", value / factor),
         None => write!(f, "0{zero}"),
     }
