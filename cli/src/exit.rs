@@ -95,6 +95,11 @@ impl Failure {
         self
     }
 
+    /// Whether a name fitted several things.
+    pub(crate) fn is_ambiguous(&self) -> bool {
+        self.exit == Exit::NotFound && !self.candidates.is_empty()
+    }
+
     /// The code to exit with.
     pub(crate) fn exit(&self) -> Exit {
         self.exit

@@ -121,6 +121,16 @@ fn ambiguous_names_list_the_candidates() {
 }
 
 #[test]
+fn a_node_may_be_at_a_site_that_does_not_answer() {
+    let server = Server::start();
+    let munich = r#"{"edge_id":"munich","display_name":"Munich","freshness":"disconnected"}"#;
+    server.on("GET /api/v1/nodes", 200, format!(r#"{{"items":[],"missing":[{munich}]}}"#));
+    let ran = server.ctl(&["node", "drain", "gpu-03", "-m", "why"]);
+    assert_eq!(ran.code, 4, "{}", ran.err);
+    assert!(ran.err.contains("munich"), "{}", ran.err);
+}
+
+#[test]
 fn problem_documents_become_exit_codes() {
     for (code, status, exit) in [
         ("UNAUTHENTICATED", 401, 5),

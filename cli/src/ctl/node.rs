@@ -10,7 +10,7 @@ use super::{Ctl, command, gather::silent, pick};
 use crate::{
     args::NodeVerb,
     calls::Call,
-    exit::Outcome,
+    exit::{Exit, Failure, Outcome},
     output::{Column, Format, Table, Tone, ago, bytes, details, members, printable, put, state_tone, width},
 };
 
@@ -98,10 +98,13 @@ async fn find(ctl: &Ctl, name: &str) -> Outcome<pick::Picked<(SiteNode, String)>
     let (nodes, missing) = all(ctl).await?;
     let names = |(node, _): &(SiteNode, String)| vec![node.node.name.clone(), node.node.node_id.clone()];
     pick::one(nodes, name, "node", names, LIST).map_err(|failure| {
-        if missing.is_empty() {
+        if missing.is_empty() || failure.is_ambiguous() {
             return failure;
         }
-        failure.remedy(format!("it may be at a site that does not answer now: {}", missing.join(", ")))
+        // It is not known that there is no such node while some site could not be asked.
+        Failure::new(Exit::Unreachable, format!("no site that answers has a node `{name}`; silent are"))
+            .candidates(missing)
+            .remedy("umbel ctl status")
     })
 }
 
@@ -134,7 +137,7 @@ async fn list(ctl: &Ctl) -> Outcome {
         Format::Json | Format::Jsonl => {
             let raws = nodes.iter().map(|(_, raw)| serde_json::value::RawValue::from_string(raw.clone()));
             let raws = raws.collect::<Result<Vec<_>, _>>();
-            let raws = raws.map_err(|error| crate::exit::Failure::failed(error.to_string()))?;
+            let raws = raws.map_err(|error| Failure::failed(error.to_string()))?;
             ctl.put_list(&raws);
         }
         Format::Name => ctl.put_names(nodes.iter().map(|(node, _)| node.node.name.as_str())),
