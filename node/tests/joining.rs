@@ -182,6 +182,8 @@ async fn the_doctor_looks_without_touching() {
     assert_eq!(failed[0].name, "hello");
     assert!(failed[0].message.contains("CREDENTIAL_REVOKED"));
     edge.stop();
+    let address = edge.address;
+    until("the listener's end", async || tokio::net::TcpStream::connect(address).await.err()).await;
     let config = folder.config();
     let checks = tokio::task::spawn_blocking(move || umbel_node::doctor(&config)).await.unwrap();
     assert_eq!(checks.iter().find(|check| !check.passed).map(|check| check.name.as_str()), Some("connect"));

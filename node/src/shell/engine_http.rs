@@ -263,7 +263,8 @@ pub(crate) async fn ask(pool: &Pool, request: &[u8], limit: Duration, max: usize
                 part = buffer.get_mut(..length).unwrap_or_default();
                 part.copy_from_slice(&rest);
             }
-            let payload = answer.body(part).map_err(|bad| bad.to_string())?;
+            let payload = answer.body(part);
+            answer.check().map_err(|bad| bad.to_string())?;
             body.extend_from_slice(part.get(..payload).unwrap_or_default());
             if body.len() > max {
                 return Err(format!("its answer is longer than {max} bytes"));

@@ -270,17 +270,19 @@ async fn over_http(
     };
     patience.set(open::limit(open.idle_timeout_ms, BETWEEN));
     let mut rest = rest;
-    let count = answer.body(&mut rest).map_err(bad)?;
+    let count = answer.body(&mut rest);
     rest.truncate(count);
     send_head(stream, &head, &rest, progress).await?;
     while !answer.is_complete() {
+        // What came before it was broken has gone out.
+        answer.check().map_err(bad)?;
         let count = match read(&mut link, &mut buffer, &mut patience, &mut answer, http).await {
             // An answer without a length ended with its connection.
             Ok(0) => break,
             other => other?,
         };
         let part = buffer.get_mut(..count).unwrap_or_default();
-        let count = answer.body(part).map_err(bad)?;
+        let count = answer.body(part);
         let payload = buffer.get(..count).unwrap_or_default();
         pass_on(stream, payload, progress).await?;
     }

@@ -45,6 +45,8 @@ enum Phase {
     Chunked(Chunk),
     UntilClose,
     Complete,
+    /// The framing is broken from here on.
+    Broken,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -136,29 +138,35 @@ impl Answer {
         }
     }
 
-    /// Takes bytes of the body and moves the payload in them to the front; how long it is.
+    /// The chunks turned out to be malformed; what came before was good.
     ///
     /// # Errors
-    /// If the chunks are malformed.
-    pub(crate) fn body(&mut self, bytes: &mut [u8]) -> Result<usize, Bad> {
+    /// [`Bad::Chunk`] if so.
+    pub(crate) fn check(&self) -> Result<(), Bad> {
+        if self.phase == Phase::Broken { Err(Bad::Chunk) } else { Ok(()) }
+    }
+
+    /// Takes bytes of the body and moves the payload in them to the front; how long it is. [`Answer::check`] says
+    /// whether it can go on.
+    pub(crate) fn body(&mut self, bytes: &mut [u8]) -> usize {
         match self.phase {
-            Phase::UntilClose => Ok(bytes.len()),
+            Phase::UntilClose => bytes.len(),
             Phase::Sized(left) => {
                 let taken = usize::try_from(left).unwrap_or(usize::MAX).min(bytes.len());
                 self.excess = taken < bytes.len();
                 let left = left - taken as u64;
                 self.phase = if left == 0 { Phase::Complete } else { Phase::Sized(left) };
-                Ok(taken)
+                taken
             }
             Phase::Chunked(chunk) => self.chunks(chunk, bytes),
-            Phase::Complete | Phase::Head => {
+            Phase::Complete | Phase::Head | Phase::Broken => {
                 self.excess |= !bytes.is_empty();
-                Ok(0)
+                0
             }
         }
     }
 
-    fn chunks(&mut self, mut chunk: Chunk, bytes: &mut [u8]) -> Result<usize, Bad> {
+    fn chunks(&mut self, mut chunk: Chunk, bytes: &mut [u8]) -> usize {
         let (mut at, mut kept) = (0, 0);
         while let Some(&byte) = bytes.get(at) {
             if let Chunk::Data(left) = chunk {
@@ -173,17 +181,21 @@ impl Answer {
                 continue;
             }
             at += 1;
-            match self.line(chunk, byte)? {
-                Some(next) => chunk = next,
-                None => {
+            match self.line(chunk, byte) {
+                Ok(Some(next)) => chunk = next,
+                Ok(None) => {
                     self.phase = Phase::Complete;
                     self.excess = at < bytes.len();
-                    return Ok(kept);
+                    return kept;
+                }
+                Err(_) => {
+                    self.phase = Phase::Broken;
+                    return kept;
                 }
             }
         }
         self.phase = Phase::Chunked(chunk);
-        Ok(kept)
+        kept
     }
 
     /// One byte outside of a chunk's data; nothing when it was the answer's last.
@@ -230,7 +242,7 @@ impl Answer {
                 self.keep = false;
                 Ok(())
             }
-            Phase::Head | Phase::Sized(_) | Phase::Chunked(_) => Err(Bad::Short),
+            Phase::Head | Phase::Sized(_) | Phase::Chunked(_) | Phase::Broken => Err(Bad::Short),
         }
     }
 }

@@ -16,8 +16,9 @@ fn read(input: &[u8], sizes: &[usize]) -> Result<(Option<Head>, Vec<u8>, Answer)
             head = Some(found);
             part = rest;
         }
-        let count = answer.body(&mut part)?;
+        let count = answer.body(&mut part);
         body.extend_from_slice(&part[..count]);
+        answer.check()?;
     }
     Ok((head, body, answer))
 }
