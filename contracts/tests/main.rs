@@ -14,6 +14,7 @@ mod bounded;
 mod codec;
 mod descriptors;
 mod documents;
+mod frames;
 mod frozen;
 mod golden;
 mod relay;
