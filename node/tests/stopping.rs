@@ -29,6 +29,7 @@ async fn row_93_running_streams_end_well() {
     }
     bench.agent.signal(Signal::TERM);
     until("the node to say that it drains", async || bench.edge.heard(|heard| (heard.goaways > 0).then_some(()))).await;
+    bench.edge.engine("ext", EngineState::Draining).await;
     for (stream, mut exchange) in streams {
         exchange.chunk(b"data: late\n\n").await;
         exchange.end_chunks().await;

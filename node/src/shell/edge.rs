@@ -121,6 +121,7 @@ impl Edge {
     /// No new streams from now on: the edge is told so, and running ones go on.
     pub(crate) fn drain(&self) {
         self.draining.cancel();
+        self.engines.drain();
         let mut now = self.lock();
         now.shown.state = "draining";
         if let Some(connection) = &now.connection {

@@ -7,7 +7,7 @@
 use std::{
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::Duration,
 };
@@ -77,6 +77,8 @@ pub(crate) struct Engine {
     pub(crate) config: EngineConfig,
     shared: Mutex<Shared>,
     in_flight: AtomicU32,
+    /// The whole node takes no new streams.
+    node_drains: Arc<AtomicBool>,
     /// The last stream on it has ended.
     idle: Notify,
     stop: mpsc::Sender<Duration>,
@@ -102,17 +104,26 @@ impl Engine {
     pub(crate) fn visit(self: &Arc<Self>) -> Result<Visit, View> {
         let shared = self.lock();
         match &shared.route {
-            Some(route) if shared.view.state == State::Ready => {
+            Some(route) if shared.view.state == State::Ready && !self.node_drains.load(Ordering::Acquire) => {
                 // Counted under the lock: a drain that begins now sees it.
                 self.in_flight.fetch_add(1, Ordering::AcqRel);
                 Ok(Visit { engine: Arc::clone(self), route: Arc::clone(route) })
             }
-            _ => Err(shared.view.clone()),
+            _ => {
+                drop(shared);
+                Err(self.view())
+            }
         }
     }
 
+    /// Its state as the edge and the operator shall see it.
     pub(crate) fn view(&self) -> View {
-        self.lock().view.clone()
+        let mut view = self.lock().view.clone();
+        if view.state == State::Ready && self.node_drains.load(Ordering::Acquire) {
+            view.state = State::Draining;
+            view.cause = "the node agent stops".into();
+        }
+        view
     }
 
     pub(crate) fn in_flight(&self) -> u32 {
@@ -179,6 +190,7 @@ pub(crate) struct Host {
 pub(crate) struct Engines {
     list: Vec<Arc<Engine>>,
     changed: Arc<watch::Sender<u64>>,
+    node_drains: Arc<AtomicBool>,
     running: Mutex<JoinSet<()>>,
 }
 
@@ -191,6 +203,7 @@ impl Engines {
             llama_server: config.llama_server.clone(),
         });
         let changed = Arc::new(watch::Sender::new(0));
+        let node_drains = Arc::new(AtomicBool::new(false));
         let mut running = JoinSet::new();
         let list = config
             .engines
@@ -208,6 +221,7 @@ impl Engines {
                     config: engine.clone(),
                     shared: Mutex::new(Shared { view, route: None }),
                     in_flight: AtomicU32::new(0),
+                    node_drains: Arc::clone(&node_drains),
                     idle: Notify::new(),
                     stop,
                 });
@@ -215,7 +229,7 @@ impl Engines {
                 engine
             })
             .collect();
-        Self { list, changed, running: Mutex::new(running) }
+        Self { list, changed, node_drains, running: Mutex::new(running) }
     }
 
     pub(crate) fn list(&self) -> &[Arc<Engine>] {
@@ -234,6 +248,12 @@ impl Engines {
     /// Any of them has a process.
     pub(crate) fn are_supervised(&self) -> bool {
         self.list.iter().any(|engine| matches!(engine.config.source, EngineSource::LlamaServer { .. }))
+    }
+
+    /// No new streams from now on; engines and running streams go on.
+    pub(crate) fn drain(&self) {
+        self.node_drains.store(true, Ordering::Release);
+        self.changed.send_modify(|version| *version += 1);
     }
 
     /// Asks all to end: SIGTERM now, SIGKILL after `grace`. Again with a shorter grace: that one counts.
