@@ -4,31 +4,34 @@
 //! secret; the hidden ones that look as if they did exist to refuse it with an explanation.
 
 mod ctl;
+mod span;
+mod verbs;
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-pub(crate) use ctl::{
-    CommandVerb, CtlArgs, EdgeTokenVerb, EdgeVerb, EventsArgs, Global, KeyVerb, NodeVerb, Noun, OperatorVerb,
-    Role, TokenVerb,
+pub(crate) use ctl::{CtlArgs, Global, Noun};
+pub(crate) use verbs::{
+    CommandVerb, EdgeTokenVerb, EdgeVerb, EventsArgs, KeyVerb, NodeVerb, OperatorVerb, Role, TokenVerb,
 };
 
 /// Runs LLM engines on many sites and lets operators steer all of them from one place.
 #[derive(Debug, Parser)]
-#[command(name = "umbel", version, propagate_version = true, max_term_width = 110, after_help = ROOT_EXAMPLES)]
+#[command(name = "umbel", version, max_term_width = 110, after_help = ROOT_EXAMPLES)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
 }
 
 const ROOT_EXAMPLES: &str = "Examples:
-  umbel dev                          try a whole fleet on this machine
-  umbel ctl status                   every site, problems first
-  umbel ctl node drain gpu-3 -m 'PSU swap'
+  umbel dev                        try a whole fleet on this machine
+  umbel ctl status                 every site, problems first
+  umbel ctl node why gpu-3         what keeps a node from serving
 
-Exit codes: 0 done, 1 failed, 2 usage, 3 condition not met or failed preflight, 4 unreachable,
-5 not allowed, 6 not found or ambiguous, 7 conflict, 78 bad configuration, 124 timed out, 130 interrupted";
+Exit codes: 0 done, 1 failed, 2 usage, 3 condition not met or failed preflight,
+4 unreachable, 5 not allowed, 6 not found or ambiguous, 7 conflict,
+78 bad configuration, 124 timed out, 130 interrupted";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -139,8 +142,8 @@ pub(crate) enum NodeDaemonVerb {
 /// How checks are printed.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct DoctorFlags {
-    /// How to print it
-    #[arg(short, long, value_enum, default_value = "table")]
+    /// How to print it: table, json or jsonl
+    #[arg(short, long, value_enum, default_value = "table", hide_possible_values = true)]
     pub(crate) output: crate::output::Format,
 }
 
@@ -156,8 +159,8 @@ pub(crate) struct TokenSource {
     /// Refused: other users of this host can read command lines
     #[arg(long, hide = true, value_name = "TOKEN", num_args = 0..=1)]
     pub(crate) token: Option<Option<String>>,
-    /// How to print what it joined as
-    #[arg(short, long, value_enum, default_value = "table")]
+    /// How to print what it joined as: table, json or jsonl
+    #[arg(short, long, value_enum, default_value = "table", hide_possible_values = true)]
     pub(crate) output: crate::output::Format,
 }
 

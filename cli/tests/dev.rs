@@ -194,6 +194,18 @@ fn no_child_outlives_a_fleet_that_is_killed() {
 }
 
 #[test]
+fn a_process_that_cannot_start_is_told_with_the_end_of_its_log() {
+    let (mut dev, _) = Dev::start(&[]);
+    dev.signal(Signal::INT);
+    assert_eq!(dev.child.wait().unwrap().code(), Some(0));
+    // The site's authority is gone, so its edge cannot start again.
+    fs::remove_dir_all(dev.dir.path().join("sites/site-1/state/ca")).unwrap();
+    let ran: Ran = umbel().args(["dev", "--keep"]).arg(dev.dir.path()).output().unwrap().into();
+    assert_eq!((ran.code, ran.out.as_str()), (1, ""), "{}", ran.err);
+    assert!(ran.err.contains("site-1 ended: exit code 1") && ran.err.contains("site-1.log"), "{}", ran.err);
+}
+
+#[test]
 fn a_folder_is_one_fleets() {
     let (dev, _) = Dev::start(&[]);
     let dir: &Path = dev.dir.path();

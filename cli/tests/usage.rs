@@ -15,7 +15,7 @@ fn help_goes_to_stdout_and_is_no_failure() {
 
 #[test]
 fn examples_stand_in_the_help() {
-    assert!(run(&["ctl", "node", "drain", "--help"]).out.contains("umbel ctl node drain gpu-3 -m"));
+    assert!(run(&["ctl", "node", "--help"]).out.contains("umbel ctl node drain gpu-3 -m"));
     assert!(run(&["--help"]).out.contains("Exit codes: 0 done, 1 failed, 2 usage"));
 }
 

@@ -1,12 +1,16 @@
-//! The command line of `umbel ctl`: nouns, verbs and the flags that all of them take.
+//! The command line of `umbel ctl`: its nouns and the flags that all of them take.
 //!
 //! Owns parsing only. A noun alone lists, a noun with a name shows details. Invariant: flags may stand before or
 //! after the verb.
 
 use std::{path::PathBuf, time::Duration};
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 
+use super::{
+    span::span,
+    verbs::{CommandVerb, EdgeVerb, EventsArgs, KeyVerb, NodeVerb, OperatorVerb, TokenVerb},
+};
 use crate::output::{ColorChoice, Format};
 
 #[derive(Debug, Args)]
@@ -17,8 +21,8 @@ use crate::output::{ColorChoice, Format};
   umbel ctl token create gpu-4 --site berlin
   umbel ctl events -f -o jsonl
 
-The server: --socket, or --addr with --token-file and --ca-file; else UMBEL_SOCKET, else UMBEL_ADDR, else the socket of
-a control plane or an edge on this host.")]
+The server: --socket, or --addr with --token-file and --ca-file; else UMBEL_SOCKET,
+else UMBEL_ADDR, else the socket of a control plane or an edge on this host.")]
 pub(crate) struct CtlArgs {
     #[command(flatten)]
     pub(crate) global: Global,
@@ -29,11 +33,28 @@ pub(crate) struct CtlArgs {
 /// Flags of every `ctl` command.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Global {
-    /// How to print data
-    #[arg(short, long, global = true, value_enum, default_value = "table", help_heading = "Output")]
+    /// table, wide (every column), json (the API's object), jsonl (one object a line), name
+    #[arg(
+        short,
+        long,
+        global = true,
+        value_enum,
+        default_value = "table",
+        hide_possible_values = true,
+        value_name = "FORMAT",
+        help_heading = "Output"
+    )]
     pub(crate) output: Format,
-    /// When to colour
-    #[arg(long, global = true, value_enum, default_value = "auto", help_heading = "Output")]
+    /// auto (on a terminal, unless NO_COLOR is set), always, never
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        default_value = "auto",
+        hide_possible_values = true,
+        value_name = "WHEN",
+        help_heading = "Output"
+    )]
     pub(crate) color: ColorChoice,
     /// Repeat a list every so often [default when given: 2s]
     #[arg(short, long, global = true, value_name = "EVERY", num_args = 0..=1, require_equals = true,
@@ -45,11 +66,25 @@ pub(crate) struct Global {
     /// The control plane's address: https://HOST:PORT [env: UMBEL_ADDR]
     #[arg(long, global = true, value_name = "URL", help_heading = "Server")]
     pub(crate) addr: Option<String>,
-    /// The file with the operator token
-    #[arg(long, global = true, env = "UMBEL_TOKEN_FILE", value_name = "FILE", help_heading = "Server")]
+    /// The file with the operator token [env: UMBEL_TOKEN_FILE]
+    #[arg(
+        long,
+        global = true,
+        env = "UMBEL_TOKEN_FILE",
+        hide_env = true,
+        value_name = "FILE",
+        help_heading = "Server"
+    )]
     pub(crate) token_file: Option<PathBuf>,
-    /// The file with the CA that the server's certificate ends in
-    #[arg(long, global = true, env = "UMBEL_CA_FILE", value_name = "FILE", help_heading = "Server")]
+    /// The file with the CA that the server's certificate ends in [env: UMBEL_CA_FILE]
+    #[arg(
+        long,
+        global = true,
+        env = "UMBEL_CA_FILE",
+        hide_env = true,
+        value_name = "FILE",
+        help_heading = "Server"
+    )]
     pub(crate) ca_file: Option<PathBuf>,
     /// How long an answer may take
     #[arg(long, global = true, value_name = "SPAN", default_value = "15s", value_parser = span, help_heading = "Server")]
@@ -77,6 +112,30 @@ pub(crate) struct Global {
     pub(crate) token: Option<Option<String>>,
 }
 
+const EDGE_EXAMPLES: &str = "Examples:
+  umbel ctl edge                                  the sites
+  umbel ctl edge berlin                           one of them
+  umbel ctl edge token create berlin --out t      what `umbel edge enroll` takes
+  umbel ctl edge revoke berlin -m stolen --confirm berlin";
+const NODE_EXAMPLES: &str = "Examples:
+  umbel ctl node                                  the nodes of every site
+  umbel ctl node gpu-3 -o json                    one of them, as the API has it
+  umbel ctl node why gpu-3                        every check with the next step
+  umbel ctl node drain gpu-3 -m 'PSU swap' --deadline 10m";
+const COMMAND_EXAMPLES: &str = "Examples:
+  umbel ctl node drain gpu-3 -m why --detach      prints the command's id
+  umbel ctl command watch ID                      follows it; Ctrl-C detaches";
+const TOKEN_EXAMPLES: &str = "Examples:
+  umbel ctl token create gpu-4 --site berlin --label rack=r12
+  umbel ctl token create gpu-4 --eligible | ssh gpu-4 sudo umbel node enroll -
+  umbel ctl token revoke ID -m 'sent to the wrong person'";
+const KEY_EXAMPLES: &str = "Examples:
+  umbel ctl key create webshop --site berlin --out webshop.key
+  umbel ctl key revoke webshop -m leaked";
+const OPERATOR_EXAMPLES: &str = "Examples:
+  umbel ctl operator create ada --role admin --out ada.token
+  umbel ctl operator revoke ada -m 'left the team'";
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Noun {
     /// Every site at a glance, problems first
@@ -86,7 +145,7 @@ pub(crate) enum Noun {
         check: bool,
     },
     /// Sites and their edges; tokens to enroll an edge
-    #[command(visible_alias = "site", args_conflicts_with_subcommands = true)]
+    #[command(visible_alias = "site", args_conflicts_with_subcommands = true, after_help = EDGE_EXAMPLES)]
     Edge {
         /// Show this site: a name or the start of one
         name: Option<String>,
@@ -94,7 +153,7 @@ pub(crate) enum Noun {
         verb: Option<EdgeVerb>,
     },
     /// Nodes: list, details, why one is not serving, drain
-    #[command(args_conflicts_with_subcommands = true)]
+    #[command(args_conflicts_with_subcommands = true, after_help = NODE_EXAMPLES)]
     Node {
         /// Show this node: a name or id, or the start of one
         name: Option<String>,
@@ -102,7 +161,7 @@ pub(crate) enum Noun {
         verb: Option<NodeVerb>,
     },
     /// Commands that were sent: how one ended, following one
-    #[command(args_conflicts_with_subcommands = true, arg_required_else_help = true)]
+    #[command(args_conflicts_with_subcommands = true, arg_required_else_help = true, after_help = COMMAND_EXAMPLES)]
     Command {
         /// Show this command
         id: Option<String>,
@@ -112,7 +171,7 @@ pub(crate) enum Noun {
     /// What happens at the sites
     Events(EventsArgs),
     /// Enrollment tokens for nodes
-    #[command(visible_alias = "enrollment", args_conflicts_with_subcommands = true)]
+    #[command(visible_alias = "enrollment", args_conflicts_with_subcommands = true, after_help = TOKEN_EXAMPLES)]
     Token {
         /// Show this token: an id or the start of one
         id: Option<String>,
@@ -120,7 +179,7 @@ pub(crate) enum Noun {
         verb: Option<TokenVerb>,
     },
     /// API keys of applications
-    #[command(visible_alias = "apikey", args_conflicts_with_subcommands = true)]
+    #[command(visible_alias = "apikey", args_conflicts_with_subcommands = true, after_help = KEY_EXAMPLES)]
     Key {
         /// Show this key: an id or name, or the start of one
         id: Option<String>,
@@ -128,7 +187,7 @@ pub(crate) enum Noun {
         verb: Option<KeyVerb>,
     },
     /// Operators of the control plane and their tokens
-    #[command(args_conflicts_with_subcommands = true)]
+    #[command(args_conflicts_with_subcommands = true, after_help = OPERATOR_EXAMPLES)]
     Operator {
         /// Show this operator: an id or name, or the start of one
         id: Option<String>,
@@ -148,242 +207,4 @@ pub(crate) enum Noun {
         #[arg(short = 'n', long, default_value_t = 50, value_name = "N")]
         limit: u32,
     },
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum EdgeVerb {
-    /// List the sites
-    #[command(alias = "ls")]
-    List,
-    /// Show one site
-    Show {
-        /// A name or the start of one
-        name: String,
-    },
-    /// Single-use tokens with which an edge joins this control plane
-    Token {
-        #[command(subcommand)]
-        verb: EdgeTokenVerb,
-    },
-    /// Revoke a site's credential at this control plane; its edge keeps serving
-    Revoke {
-        /// The whole name
-        name: String,
-        /// The name once more: the edge must enroll anew afterwards
-        #[arg(long, value_name = "NAME")]
-        confirm: Option<String>,
-    },
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum EdgeTokenVerb {
-    /// Make a token for one site and print it once
-    ///
-    /// Example: umbel ctl edge token create berlin --out berlin.token
-    Create {
-        /// The site's name
-        site: String,
-        /// How long it may be used
-        #[arg(long, default_value = "15m", value_name = "SPAN", value_parser = span)]
-        expires: Duration,
-        /// Write the token to this new file (mode 0600) instead of standard output
-        #[arg(long, value_name = "FILE")]
-        out: Option<PathBuf>,
-    },
-    /// List the tokens
-    #[command(alias = "ls")]
-    List,
-    /// Revoke a token that was not used
-    Revoke {
-        /// An id or the start of one
-        id: String,
-    },
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum NodeVerb {
-    /// List the nodes
-    #[command(alias = "ls")]
-    List,
-    /// Show one node
-    Show {
-        /// A name or id, or the start of one
-        name: String,
-    },
-    /// What keeps a node from serving: every check with the next step
-    Why {
-        /// A name or id, or the start of one
-        name: String,
-    },
-    /// Give it no more requests and wait for those that run; its engines stay
-    ///
-    /// Example: umbel ctl node drain gpu-3 -m 'PSU swap' --deadline 10m
-    Drain {
-        /// A name or id, or the start of one
-        name: String,
-        /// How long running requests may take
-        #[arg(long, value_name = "SPAN", value_parser = span)]
-        deadline: Option<Duration>,
-    },
-    /// Give it requests again
-    Undrain {
-        /// A name or id, or the start of one
-        name: String,
-    },
-    /// Whether the site may give it requests at all
-    Eligible {
-        /// A name or id, or the start of one
-        name: String,
-        /// yes or no
-        #[arg(default_value = "yes", value_parser = ["yes", "no"])]
-        value: String,
-    },
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum CommandVerb {
-    /// Show how a command stands
-    Show {
-        /// The command's id
-        id: String,
-    },
-    /// Follow a command to its end; Ctrl-C detaches
-    Watch {
-        /// The command's id
-        id: String,
-    },
-    /// Ask the site to stop a command
-    Cancel {
-        /// The command's id
-        id: String,
-    },
-}
-
-#[derive(Debug, Clone, Args)]
-pub(crate) struct EventsArgs {
-    /// Keep following
-    #[arg(short, long)]
-    pub(crate) follow: bool,
-    /// First the last N events
-    #[arg(short = 'n', long, default_value_t = 20, value_name = "N")]
-    pub(crate) recent: u32,
-    /// Only events after this one
-    #[arg(long, value_name = "ID")]
-    pub(crate) after: Option<String>,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum TokenVerb {
-    /// Make a token for one node and print it once
-    ///
-    /// Example: umbel ctl token create gpu-4 --site berlin | ssh gpu-4 sudo umbel node enroll -
-    Create {
-        /// The node's name
-        name: String,
-        /// A label, KEY=VALUE; may be repeated
-        #[arg(long, value_name = "KEY=VALUE")]
-        label: Vec<String>,
-        /// How long it may be used
-        #[arg(long, default_value = "15m", value_name = "SPAN", value_parser = span)]
-        expires: Duration,
-        /// The node may get requests as soon as it is ready
-        #[arg(long)]
-        eligible: bool,
-        /// Write the token to this new file (mode 0600) instead of standard output
-        #[arg(long, value_name = "FILE")]
-        out: Option<PathBuf>,
-    },
-    /// List the tokens
-    #[command(alias = "ls")]
-    List,
-    /// Revoke a token that was not used
-    Revoke {
-        /// An id or the start of one
-        id: String,
-    },
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum KeyVerb {
-    /// Make a key for an application and print it once
-    Create {
-        /// The application's name
-        name: String,
-        /// Only these models; may be repeated [default: all]
-        #[arg(long = "model", value_name = "MODEL")]
-        models: Vec<String>,
-        /// Write the key to this new file (mode 0600) instead of standard output
-        #[arg(long, value_name = "FILE")]
-        out: Option<PathBuf>,
-    },
-    /// List the keys
-    #[command(alias = "ls")]
-    List,
-    /// Revoke a key; requests that run go on
-    Revoke {
-        /// An id or name, or the start of one
-        id: String,
-    },
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Role {
-    /// Reads
-    Viewer,
-    /// Reads, and changes what runs
-    Operator,
-    /// Everything: tokens, credentials, operators
-    Admin,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum OperatorVerb {
-    /// Make a token for a person or a program and print it once
-    Create {
-        /// Whose it is
-        name: String,
-        /// What it may do
-        #[arg(long, value_enum, default_value = "viewer")]
-        role: Role,
-        /// Write the token to this new file (mode 0600) instead of standard output
-        #[arg(long, value_name = "FILE")]
-        out: Option<PathBuf>,
-    },
-    /// List the operators
-    #[command(alias = "ls")]
-    List,
-    /// Revoke an operator's token
-    Revoke {
-        /// An id or name, or the start of one
-        id: String,
-    },
-}
-
-/// Reads `90s`, `10m`, `1h30m`, `2d`.
-fn span(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("`{text}` is not a span of time (examples: 90s, 10m, 1h30m, 1d)");
-    let mut total = Duration::ZERO;
-    let mut rest = text;
-    if rest.is_empty() {
-        return Err(wrong());
-    }
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
-        let (number, tail) = rest.split_at(digits);
-        let letters = tail.find(|c: char| c.is_ascii_digit()).unwrap_or(tail.len());
-        let (unit, tail) = tail.split_at(letters);
-        let number: u64 = number.parse().map_err(|_| wrong())?;
-        let ms: u64 = match unit {
-            "ms" => 1,
-            "s" => 1000,
-            "m" => 60_000,
-            "h" => 3_600_000,
-            "d" => 86_400_000,
-            _ => return Err(wrong()),
-        };
-        let part = number.checked_mul(ms).map(Duration::from_millis).ok_or_else(wrong)?;
-        total = total.checked_add(part).ok_or_else(wrong)?;
-        rest = tail;
-    }
-    Ok(total)
 }

@@ -1,0 +1,212 @@
+//! The verbs of each noun of `umbel ctl`, with their arguments.
+//!
+//! Owns parsing only; the rooms of the same names below `ctl` do the work.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::{Args, Subcommand, ValueEnum};
+
+use super::span::span;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum EdgeVerb {
+    /// List the sites
+    #[command(alias = "ls")]
+    List,
+    /// Show one site
+    Show {
+        /// A name or the start of one
+        name: String,
+    },
+    /// Single-use tokens with which an edge joins this control plane
+    Token {
+        #[command(subcommand)]
+        verb: EdgeTokenVerb,
+    },
+    /// Revoke a site's credential at this control plane; its edge keeps serving
+    Revoke {
+        /// The whole name
+        name: String,
+        /// The name once more: the edge must enroll anew afterwards
+        #[arg(long, value_name = "NAME")]
+        confirm: Option<String>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum EdgeTokenVerb {
+    /// Make a token for one site and print it once
+    Create {
+        /// The site's name
+        site: String,
+        /// How long it may be used
+        #[arg(long, default_value = "15m", value_name = "SPAN", value_parser = span)]
+        expires: Duration,
+        /// Write the token to this new file (mode 0600) instead of standard output
+        #[arg(long, value_name = "FILE")]
+        out: Option<PathBuf>,
+    },
+    /// List the tokens
+    #[command(alias = "ls")]
+    List,
+    /// Revoke a token that was not used
+    Revoke {
+        /// An id or the start of one
+        id: String,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum NodeVerb {
+    /// List the nodes
+    #[command(alias = "ls")]
+    List,
+    /// Show one node
+    Show {
+        /// A name or id, or the start of one
+        name: String,
+    },
+    /// What keeps a node from serving: every check with the next step
+    Why {
+        /// A name or id, or the start of one
+        name: String,
+    },
+    /// Give it no more requests and wait for those that run; its engines stay
+    Drain {
+        /// A name or id, or the start of one
+        name: String,
+        /// How long running requests may take
+        #[arg(long, value_name = "SPAN", value_parser = span)]
+        deadline: Option<Duration>,
+    },
+    /// Give it requests again
+    Undrain {
+        /// A name or id, or the start of one
+        name: String,
+    },
+    /// Whether the site may give it requests at all
+    Eligible {
+        /// A name or id, or the start of one
+        name: String,
+        /// yes or no
+        #[arg(default_value = "yes", value_parser = ["yes", "no"])]
+        value: String,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum CommandVerb {
+    /// Show how a command stands
+    Show {
+        /// The command's id
+        id: String,
+    },
+    /// Follow a command to its end; Ctrl-C detaches
+    Watch {
+        /// The command's id
+        id: String,
+    },
+    /// Ask the site to stop a command
+    Cancel {
+        /// The command's id
+        id: String,
+    },
+}
+
+#[derive(Debug, Clone, Args)]
+pub(crate) struct EventsArgs {
+    /// Keep following
+    #[arg(short, long)]
+    pub(crate) follow: bool,
+    /// First the last N events
+    #[arg(short = 'n', long, default_value_t = 20, value_name = "N")]
+    pub(crate) recent: u32,
+    /// Only events after this one
+    #[arg(long, value_name = "ID")]
+    pub(crate) after: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TokenVerb {
+    /// Make a token for one node and print it once
+    Create {
+        /// The node's name
+        name: String,
+        /// A label, KEY=VALUE; may be repeated
+        #[arg(long, value_name = "KEY=VALUE")]
+        label: Vec<String>,
+        /// How long it may be used
+        #[arg(long, default_value = "15m", value_name = "SPAN", value_parser = span)]
+        expires: Duration,
+        /// The node may get requests as soon as it is ready
+        #[arg(long)]
+        eligible: bool,
+        /// Write the token to this new file (mode 0600) instead of standard output
+        #[arg(long, value_name = "FILE")]
+        out: Option<PathBuf>,
+    },
+    /// List the tokens
+    #[command(alias = "ls")]
+    List,
+    /// Revoke a token that was not used
+    Revoke {
+        /// An id or the start of one
+        id: String,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum KeyVerb {
+    /// Make a key for an application and print it once
+    Create {
+        /// The application's name
+        name: String,
+        /// Only these models; may be repeated [default: all]
+        #[arg(long = "model", value_name = "MODEL")]
+        models: Vec<String>,
+        /// Write the key to this new file (mode 0600) instead of standard output
+        #[arg(long, value_name = "FILE")]
+        out: Option<PathBuf>,
+    },
+    /// List the keys
+    #[command(alias = "ls")]
+    List,
+    /// Revoke a key; requests that run go on
+    Revoke {
+        /// An id or name, or the start of one
+        id: String,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Role {
+    /// Reads
+    Viewer,
+    /// Reads, and changes what runs
+    Operator,
+    /// Everything: tokens, credentials, operators
+    Admin,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum OperatorVerb {
+    /// Make a token for a person or a program and print it once
+    Create {
+        /// Whose it is
+        name: String,
+        /// What it may do
+        #[arg(long, value_enum, default_value = "viewer")]
+        role: Role,
+        /// Write the token to this new file (mode 0600) instead of standard output
+        #[arg(long, value_name = "FILE")]
+        out: Option<PathBuf>,
+    },
+    /// List the operators
+    #[command(alias = "ls")]
+    List,
+    /// Revoke an operator's token
+    Revoke {
+        /// An id or name, or the start of one
+        id: String,
+    },
+}
