@@ -34,7 +34,13 @@ pub(crate) async fn run(args: DevArgs) -> Outcome {
     let started = Instant::now();
     let mut signals = Signals::new()?;
     let folder = Folder::open(args.keep.as_deref())?;
-    let mut plan = Plan::find_or_make(&folder.path, &args)?;
+    let mut plan = match Plan::find_or_make(&folder.path, &args) {
+        Ok(plan) => plan,
+        Err(failure) => {
+            folder.close(true);
+            return Err(failure);
+        }
+    };
     let mut daemons = Vec::new();
     let outcome = {
         let up = async {

@@ -216,8 +216,10 @@ fn a_folder_is_one_fleets() {
 
 #[test]
 fn wrong_wishes_are_refused() {
+    let temporary = tempfile::tempdir().unwrap();
     let refuse = |words: &[&str], said: &str| {
-        let ran: Ran = umbel().arg("dev").args(words).output().unwrap().into();
+        let ran: Ran =
+            umbel().arg("dev").args(words).env("TMPDIR", temporary.path()).output().unwrap().into();
         assert_eq!(ran.code, 2, "{words:?}: {}", ran.err);
         assert!(ran.err.contains(said), "{words:?}: {}", ran.err);
     };
@@ -225,4 +227,18 @@ fn wrong_wishes_are_refused() {
     refuse(&["--engine", "llama-server"], "--model");
     refuse(&["--engine", "llama-server", "--model", "/nonexistent.gguf"], "/nonexistent.gguf");
     refuse(&["--engine", "sim", "--model", "x"], "--engine llama-server");
+    assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 0, "nothing is left behind");
+}
+
+#[test]
+fn a_fleet_without_a_folder_leaves_nothing() {
+    let temporary = tempfile::Builder::new().prefix("ud").tempdir().unwrap();
+    let mut child =
+        umbel().arg("dev").env("TMPDIR", temporary.path()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().starts_with("Ctrl-C")));
+    assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 1);
+    kill_process(pid(child.id()), Signal::INT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 0);
 }
