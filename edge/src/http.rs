@@ -8,6 +8,7 @@ mod answer;
 mod body;
 mod connection;
 mod error;
+mod exchange;
 mod headers;
 mod health;
 mod listen;
@@ -23,7 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-pub use listen::{serve, serve_metrics, serve_tls};
+pub(crate) use listen::{serve, serve_metrics, serve_tls};
 
 use crate::metrics::Metrics;
 use crate::shell::dispatch::Dispatch;
@@ -31,27 +32,27 @@ use crate::shell::keys::Keys;
 
 /// Bounds and times of the HTTP front.
 #[derive(Clone, Debug)]
-pub struct FrontOptions {
+pub(crate) struct FrontOptions {
     /// Largest request body in bytes.
-    pub body_max: usize,
+    pub(crate) body_max: usize,
     /// Request bytes held in all until the engines' heads; a key may hold a quarter.
-    pub held_max: u64,
+    pub(crate) held_max: u64,
     /// A silent event stream gets a comment this often.
-    pub keepalive: Duration,
+    pub(crate) keepalive: Duration,
     /// Until an engine's first byte.
-    pub first_byte_timeout: Duration,
+    pub(crate) first_byte_timeout: Duration,
     /// Between two bytes of an answer.
-    pub idle_timeout: Duration,
+    pub(crate) idle_timeout: Duration,
     /// Until a request's head is whole, and between two parts of its body.
-    pub header_timeout: Duration,
+    pub(crate) header_timeout: Duration,
     /// Until a small request's body is whole; larger ones get a second more for each 32 KiB.
-    pub body_timeout: Duration,
+    pub(crate) body_timeout: Duration,
     /// How long a connection without a request is kept.
-    pub idle_connection: Duration,
+    pub(crate) idle_connection: Duration,
     /// How long a client may take nothing of its answer.
-    pub write_stall: Duration,
+    pub(crate) write_stall: Duration,
     /// Connections at once, on each listener.
-    pub connections: usize,
+    pub(crate) connections: usize,
 }
 
 impl Default for FrontOptions {
@@ -77,7 +78,7 @@ impl Default for FrontOptions {
 
 /// Everything a request needs, shared by all listeners.
 #[derive(Debug)]
-pub struct Front {
+pub(crate) struct Front {
     dispatch: Arc<Dispatch>,
     keys: Arc<Keys>,
     metrics: Arc<Metrics>,
@@ -91,7 +92,7 @@ pub struct Front {
 
 impl Front {
     /// A front that is ready to take traffic.
-    pub fn new(
+    pub(crate) fn new(
         dispatch: Arc<Dispatch>,
         keys: Arc<Keys>,
         metrics: Arc<Metrics>,
@@ -111,7 +112,7 @@ impl Front {
 
     /// From now on `/readyz` is 503 and new requests are refused; running ones go on. Cancel the listeners'
     /// tokens as well; the exit may follow [`Dispatch::idle`].
-    pub fn drain(&self) {
+    pub(crate) fn drain(&self) {
         self.draining.store(true, Ordering::Release);
     }
 

@@ -14,11 +14,11 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 /// The model label of requests whose model nobody serves.
-pub const UNKNOWN_MODEL: &str = "_unknown";
+pub(crate) const UNKNOWN_MODEL: &str = "_unknown";
 
 /// The routes that have metrics of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Route {
+pub(crate) enum Route {
     /// `/v1/chat/completions`.
     Chat,
     /// `/v1/completions`.
@@ -31,7 +31,7 @@ pub enum Route {
 
 impl Route {
     /// The label: the route's template.
-    pub fn template(self) -> &'static str {
+    pub(crate) fn template(self) -> &'static str {
         match self {
             Self::Chat => "/v1/chat/completions",
             Self::Completions => "/v1/completions",
@@ -115,7 +115,7 @@ fn wait_buckets() -> Histogram {
 
 /// All metrics of the edge's application traffic.
 #[derive(Debug)]
-pub struct Metrics {
+pub(crate) struct Metrics {
     registry: Mutex<Registry>,
     requests: Family<RequestLabels, Counter>,
     durations: Histograms<DurationLabels>,
@@ -138,7 +138,7 @@ impl Default for Metrics {
 
 impl Metrics {
     /// All metrics, at zero.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let metrics = Self {
             registry: Mutex::new(Registry::default()),
             requests: Family::default(),
@@ -194,12 +194,12 @@ impl Metrics {
     }
 
     /// Adds metrics of other parts of the edge to the same exposition.
-    pub fn register(&self, add: impl FnOnce(&mut Registry)) {
+    pub(crate) fn register(&self, add: impl FnOnce(&mut Registry)) {
         add(&mut self.registry.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     /// The exposition in the OpenMetrics text format.
-    pub fn encode(&self) -> String {
+    pub(crate) fn encode(&self) -> String {
         let mut out = String::with_capacity(16 * 1024);
         let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
         // Writing to a String cannot fail; a collector that does leaves what was written so far.
@@ -208,7 +208,7 @@ impl Metrics {
     }
 
     /// Handles of a model, to be kept as long as the model is known.
-    pub fn model(self: &Arc<Self>, model: &str) -> ModelMetrics {
+    pub(crate) fn model(self: &Arc<Self>, model: &str) -> ModelMetrics {
         let label = || ModelLabel { model: model.to_owned() };
         let tokens = |direction| {
             self.tokens.get_or_create_owned(&DirectionLabels { model: model.to_owned(), direction })
@@ -240,18 +240,18 @@ impl Metrics {
     }
 
     /// Counts an answered request.
-    pub fn answered(&self, route: Route, model: &str, code: u16) {
+    pub(crate) fn answered(&self, route: Route, model: &str, code: u16) {
         let labels = RequestLabels { route: route.template(), model: model.to_owned(), code };
         self.requests.get_or_create(&labels).inc();
     }
 
     /// Counts a request that this edge refused itself.
-    pub fn rejected(&self, model: &str, reason: &'static str) {
+    pub(crate) fn rejected(&self, model: &str, reason: &'static str) {
         self.rejections.get_or_create(&ReasonLabels { model: model.to_owned(), reason }).inc();
     }
 
     /// Counts a client that left.
-    pub fn disconnected(&self, model: &str, phase: &'static str) {
+    pub(crate) fn disconnected(&self, model: &str, phase: &'static str) {
         self.disconnects.get_or_create(&PhaseLabels { model: model.to_owned(), phase }).inc();
     }
 }
@@ -265,7 +265,7 @@ struct RouteMetrics {
 
 /// Handles of one model's metrics: resolved once, held by each request.
 #[derive(Debug)]
-pub struct ModelMetrics {
+pub(crate) struct ModelMetrics {
     name: String,
     chat: RouteMetrics,
     completions: RouteMetrics,
@@ -286,7 +286,7 @@ impl ModelMetrics {
     }
 
     /// Counts an answered request and how long its answer took.
-    pub fn answered(&self, route: Route, code: u16, stream: bool, seconds: f64) {
+    pub(crate) fn answered(&self, route: Route, code: u16, stream: bool, seconds: f64) {
         match self.route(route) {
             Some(handles) if code == 200 => {
                 handles.succeeded.inc();
@@ -298,49 +298,49 @@ impl ModelMetrics {
     }
 
     /// Observes the time to the first bytes of an event stream.
-    pub fn first_token(&self, seconds: f64) {
+    pub(crate) fn first_token(&self, seconds: f64) {
         self.first_token.observe(seconds);
     }
 
     /// Observes the time in the queue, 0 for a slot at once.
-    pub fn waited(&self, seconds: f64) {
+    pub(crate) fn waited(&self, seconds: f64) {
         self.queue_wait.observe(seconds);
     }
 
     /// Counts tokens as the engine counted them.
-    pub fn tokens(&self, input: u64, output: u64) {
+    pub(crate) fn tokens(&self, input: u64, output: u64) {
         self.input_tokens.inc_by(input);
         self.output_tokens.inc_by(output);
     }
 
     /// Counts a refusal.
-    pub fn rejected(&self, reason: &'static str) {
+    pub(crate) fn rejected(&self, reason: &'static str) {
         self.all.rejected(&self.name, reason);
     }
 
     /// Counts a client that left while its request was in this phase.
-    pub fn disconnected(&self, phase: &'static str) {
+    pub(crate) fn disconnected(&self, phase: &'static str) {
         self.all.disconnected(&self.name, phase);
     }
 
     /// Counts a failure between this edge and an engine.
-    pub fn upstream_error(&self, node: &str, kind: &'static str) {
+    pub(crate) fn upstream_error(&self, node: &str, kind: &'static str) {
         let labels = UpstreamLabels { model: self.name.clone(), node: node.to_owned(), kind };
         self.all.upstream_errors.get_or_create(&labels).inc();
     }
 
     /// Counts a second try, or one that the budget forbade.
-    pub fn retried(&self, outcome: &'static str) {
+    pub(crate) fn retried(&self, outcome: &'static str) {
         self.all.upstream_retries.get_or_create(&OutcomeLabels { model: self.name.clone(), outcome }).inc();
     }
 
     /// Counts a request that its client marked as a retry.
-    pub fn client_retried(&self) {
+    pub(crate) fn client_retried(&self) {
         self.all.client_retries.get_or_create(&ModelLabel { model: self.name.clone() }).inc();
     }
 
     /// Counts an answer that ended with an error after its head.
-    pub fn broken(&self, reason: &'static str) {
+    pub(crate) fn broken(&self, reason: &'static str) {
         self.all.streams_broken.get_or_create(&ReasonLabels { model: self.name.clone(), reason }).inc();
     }
 }

@@ -24,42 +24,42 @@ use std::time::{Duration, Instant};
 
 use umbel_wire::ids::{Generation, NodeId};
 
-pub use budget::RetryBudget;
+pub(crate) use budget::RetryBudget;
+pub(crate) use declare::ProviderConflict;
+pub(crate) use figures::LeaseCounts;
 use lease::Lease;
-pub use lease::{LeaseId, LeasePhase};
+pub(crate) use lease::{LeaseId, LeasePhase};
 use model::Model;
-pub use model::QueueFigures;
-pub use declare::ProviderConflict;
-pub use figures::LeaseCounts;
+pub(crate) use model::QueueFigures;
 use node::Node;
 use provider::Provider;
-pub use provider::{Category, Figures, ProviderSpec, ProviderState};
-pub use queue::{Class, KeyNumber, NORMAL_CLASS, Ticket};
+pub(crate) use provider::{Category, Figures, ProviderSpec, ProviderState};
+pub(crate) use queue::{Class, KeyNumber, NORMAL_CLASS, Ticket};
 use waiting::{Timer, Waiter};
 
 /// A model's place in this process; a name keeps its index for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ModelIndex(pub u32);
+pub(crate) struct ModelIndex(pub(crate) u32);
 
 /// A provider's place in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ProviderIndex(pub u32);
+pub(crate) struct ProviderIndex(pub(crate) u32);
 
 /// Bounds and times of admission.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub(crate) struct Limits {
     /// Requests waiting for one model.
-    pub waiting: usize,
+    pub(crate) waiting: usize,
     /// How long a request waits while its model is served.
-    pub max_wait: Duration,
+    pub(crate) max_wait: Duration,
     /// How long it waits while its model is loading.
-    pub max_wait_loading: Duration,
+    pub(crate) max_wait_loading: Duration,
     /// How long the node's terminal frame may take after a reset.
-    pub confirm: Duration,
+    pub(crate) confirm: Duration,
     /// Names of models and aliases that can be known in all.
-    pub names: usize,
+    pub(crate) names: usize,
     /// Providers that can be known in all.
-    pub providers: usize,
+    pub(crate) providers: usize,
 }
 
 impl Default for Limits {
@@ -80,22 +80,22 @@ impl Default for Limits {
 
 /// What a request asks for.
 #[derive(Clone, Copy, Debug)]
-pub struct Ask {
+pub(crate) struct Ask {
     /// The model, from [`Admission::resolve`].
-    pub model: ModelIndex,
+    pub(crate) model: ModelIndex,
     /// Whose request it is.
-    pub key: KeyNumber,
+    pub(crate) key: KeyNumber,
     /// Its key's priority.
-    pub class: Class,
+    pub(crate) class: Class,
     /// The provider that just failed it.
-    pub avoid: Option<Avoid>,
+    pub(crate) avoid: Option<Avoid>,
     /// It had a slot before: it waits at the head of its class, whatever the queue's bound.
-    pub at_head: bool,
+    pub(crate) at_head: bool,
 }
 
 /// A provider that a request does not go back to until that provider has closed and opened again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Avoid {
+pub(crate) struct Avoid {
     provider: ProviderIndex,
     opened: u32,
 }
@@ -108,31 +108,31 @@ impl Avoid {
 
 /// A slot, given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grant {
+pub(crate) struct Grant {
     /// The lease.
-    pub lease: LeaseId,
+    pub(crate) lease: LeaseId,
     /// Where it is held.
-    pub provider: ProviderIndex,
+    pub(crate) provider: ProviderIndex,
     /// The node's connection it was given under.
-    pub generation: Generation,
+    pub(crate) generation: Generation,
     /// For a second try elsewhere.
-    pub avoid: Avoid,
+    pub(crate) avoid: Avoid,
     /// How long the request waited.
-    pub waited: Duration,
+    pub(crate) waited: Duration,
 }
 
 /// Why a request got no slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub(crate) struct Refusal {
     /// The reason.
-    pub reason: RefusalReason,
+    pub(crate) reason: RefusalReason,
     /// When trying again makes sense; `None` where the queue does not drain.
-    pub retry_after: Option<Duration>,
+    pub(crate) retry_after: Option<Duration>,
 }
 
 /// Why a request got no slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RefusalReason {
+pub(crate) enum RefusalReason {
     /// The queue is at its bound.
     QueueFull {
         /// The bound.
@@ -152,7 +152,7 @@ pub enum RefusalReason {
 
 /// The answer to an ask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decision {
+pub(crate) enum Decision {
     /// A slot at once.
     Granted(Grant),
     /// Wait for an [`Output`] with this ticket.
@@ -163,7 +163,7 @@ pub enum Decision {
 
 /// What happened to a waiting request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Output {
+pub(crate) enum Output {
     /// It got a slot.
     Granted(Ticket, Grant),
     /// It waits no longer.
@@ -172,7 +172,7 @@ pub enum Output {
 
 /// The state of admission.
 #[derive(Debug)]
-pub struct Admission {
+pub(crate) struct Admission {
     limits: Limits,
     models: Vec<Model>,
     names: HashMap<Arc<str>, ModelIndex>,
@@ -190,7 +190,7 @@ pub struct Admission {
 
 impl Admission {
     /// An empty one. `first_lease` must lie above all that an earlier process of this edge may have given.
-    pub fn new(limits: Limits, first_lease: u64) -> Self {
+    pub(crate) fn new(limits: Limits, first_lease: u64) -> Self {
         Self {
             limits,
             models: Vec::new(),
@@ -209,28 +209,23 @@ impl Admission {
     }
 
     /// The model of a name or alias; `None` when nobody is declared to serve it.
-    pub fn resolve(&self, name: &str) -> Option<ModelIndex> {
+    pub(crate) fn resolve(&self, name: &str) -> Option<ModelIndex> {
         let index = *self.names.get(name)?;
         self.models.get(index.0 as usize).filter(|model| !model.providers.is_empty()).map(|_| index)
     }
 
-    /// The bounds in force.
-    pub fn limits(&self) -> &Limits {
-        &self.limits
-    }
-
     /// The next thing that happened to a waiting request. To be asked after every call that takes `now`.
-    pub fn next_output(&mut self) -> Option<Output> {
+    pub(crate) fn next_output(&mut self) -> Option<Output> {
         self.outputs.pop_front()
     }
 
     /// When [`Admission::expire`] has something to do.
-    pub fn next_deadline(&self) -> Option<Instant> {
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.timers.first().map(|(at, _)| *at)
     }
 
     /// Decides on a request.
-    pub fn admit(&mut self, now: Instant, ask: Ask) -> Decision {
+    pub(crate) fn admit(&mut self, now: Instant, ask: Ask) -> Decision {
         let Some(model) = self.models.get(ask.model.0 as usize) else {
             return Decision::Refused(Refusal { reason: RefusalReason::NoneWanted, retry_after: None });
         };
@@ -273,7 +268,7 @@ impl Admission {
     }
 
     /// The engine's head arrived for this lease.
-    pub fn streaming(&mut self, lease: LeaseId) {
+    pub(crate) fn streaming(&mut self, lease: LeaseId) {
         if let Some(held) = self.leases.get_mut(&lease)
             && held.phase == LeasePhase::Granted
         {
@@ -285,7 +280,7 @@ impl Admission {
     }
 
     /// The edge reset the stream of this lease: the node has the confirmation time to end it.
-    pub fn resetting(&mut self, now: Instant, lease: LeaseId) {
+    pub(crate) fn resetting(&mut self, now: Instant, lease: LeaseId) {
         if let Some(held) = self.leases.get_mut(&lease)
             && matches!(held.phase, LeasePhase::Granted | LeasePhase::Streaming)
         {
@@ -302,7 +297,7 @@ impl Admission {
 
     /// Ends a lease: its stream's terminal frame came, or it was never used. The slot goes to the best waiter.
     /// False if it had ended before, which changes nothing.
-    pub fn end(&mut self, now: Instant, lease: LeaseId) -> bool {
+    pub(crate) fn end(&mut self, now: Instant, lease: LeaseId) -> bool {
         let Some(model) = self.drop_lease(now, lease) else { return false };
         self.hand_over(now, model);
         true
@@ -332,17 +327,19 @@ impl Admission {
     }
 
     /// How far a lease is; `None` once it ended.
-    pub fn phase(&self, lease: LeaseId) -> Option<LeasePhase> {
+    pub(crate) fn phase(&self, lease: LeaseId) -> Option<LeasePhase> {
         self.leases.get(&lease).map(|held| held.phase)
     }
 
+    #[allow(dead_code, reason = "the operation on leases comes with the key limits")]
     /// An operator's word that an unconfirmed lease's request is gone. False for any other lease.
-    pub fn release_unconfirmed(&mut self, now: Instant, lease: LeaseId) -> bool {
+    pub(crate) fn release_unconfirmed(&mut self, now: Instant, lease: LeaseId) -> bool {
         self.phase(lease) == Some(LeasePhase::Unconfirmed) && self.end(now, lease)
     }
 
+    #[allow(dead_code, reason = "the operation on leases comes with the key limits")]
     /// Leases whose end is not confirmed, with their providers.
-    pub fn unconfirmed(&self) -> Vec<(LeaseId, Arc<str>)> {
+    pub(crate) fn unconfirmed(&self) -> Vec<(LeaseId, Arc<str>)> {
         let unconfirmed = self.leases.iter().filter(|(_, held)| held.phase == LeasePhase::Unconfirmed);
         let mut list: Vec<_> = unconfirmed
             .filter_map(|(lease, held)| {

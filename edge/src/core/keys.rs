@@ -15,37 +15,37 @@ use umbel_wire::token::{BearerKind, parse_bearer};
 use super::admission::{Class, KeyNumber, NORMAL_CLASS};
 
 /// Highest priority of a key.
-pub const MAX_PRIORITY: u8 = 100;
+pub(crate) const MAX_PRIORITY: u8 = 100;
 /// The priority of a key that says nothing.
-pub const NORMAL_PRIORITY: u8 = 50;
+pub(crate) const NORMAL_PRIORITY: u8 = 50;
 /// Keys at one edge, revoked ones included: they are all held in memory.
-pub const MAX_KEYS: usize = 10_000;
+pub(crate) const MAX_KEYS: usize = 10_000;
 /// Models in one key's list.
-pub const MAX_KEY_MODELS: usize = 256;
+pub(crate) const MAX_KEY_MODELS: usize = 256;
 
 /// A stored API key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KeyRow {
+pub(crate) struct KeyRow {
     /// Names the key; may be logged.
-    pub key_id: String,
+    pub(crate) key_id: String,
     /// For people.
-    pub name: String,
+    pub(crate) name: String,
     /// SHA-256 of the secret, lower-case hex.
-    pub secret_sha256: String,
+    pub(crate) secret_sha256: String,
     /// Models it may use, by canonical name or alias; `None` is all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub models: Option<Vec<String>>,
+    pub(crate) models: Option<Vec<String>>,
     /// 0 to 100; a higher one is served first, always.
     #[serde(default = "normal_priority")]
-    pub priority: u8,
+    pub(crate) priority: u8,
     /// Wall time of its creation.
-    pub created_at_unix_ms: i64,
+    pub(crate) created_at_unix_ms: i64,
     /// The operator who asked for it.
     #[serde(default)]
-    pub created_by: String,
+    pub(crate) created_by: String,
     /// Wall time of its revocation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub revoked_at_unix_ms: Option<i64>,
+    pub(crate) revoked_at_unix_ms: Option<i64>,
 }
 
 fn normal_priority() -> u8 {
@@ -54,24 +54,24 @@ fn normal_priority() -> u8 {
 
 /// A key in use.
 #[derive(Debug)]
-pub struct Key {
+pub(crate) struct Key {
     /// Its row.
-    pub row: KeyRow,
+    pub(crate) row: KeyRow,
     /// Its number in this process, from 1.
-    pub number: KeyNumber,
+    pub(crate) number: KeyNumber,
     /// Bytes of its requests that the edge holds now.
-    pub held: AtomicU64,
+    pub(crate) held: AtomicU64,
     hash: Option<SecretHash>,
 }
 
 impl Key {
     /// The class it queues in.
-    pub fn class(&self) -> Class {
+    pub(crate) fn class(&self) -> Class {
         class_of(self.row.priority)
     }
 
     /// Whether it may use a model, given the name the caller used and the canonical one.
-    pub fn may_use(&self, asked: &str, canonical: &str) -> bool {
+    pub(crate) fn may_use(&self, asked: &str, canonical: &str) -> bool {
         self.row
             .models
             .as_ref()
@@ -80,13 +80,13 @@ impl Key {
 }
 
 /// The class of a priority: higher priorities have lower classes, which are served first.
-pub fn class_of(priority: u8) -> Class {
+pub(crate) fn class_of(priority: u8) -> Class {
     Class(NORMAL_CLASS.saturating_add(NORMAL_PRIORITY).saturating_sub(priority.min(MAX_PRIORITY)))
 }
 
 /// Who sent a request.
 #[derive(Clone, Debug)]
-pub enum Caller {
+pub(crate) enum Caller {
     /// The bearer of a key.
     Key(Arc<Key>),
     /// Somebody on this host, while no key was ever configured.
@@ -95,7 +95,7 @@ pub enum Caller {
 
 impl Caller {
     /// Whose turn in a queue it is.
-    pub fn number(&self) -> KeyNumber {
+    pub(crate) fn number(&self) -> KeyNumber {
         match self {
             Self::Key(key) => key.number,
             Self::Loopback => KeyNumber(0),
@@ -103,7 +103,7 @@ impl Caller {
     }
 
     /// The class it queues in.
-    pub fn class(&self) -> Class {
+    pub(crate) fn class(&self) -> Class {
         match self {
             Self::Key(key) => key.class(),
             Self::Loopback => class_of(NORMAL_PRIORITY),
@@ -111,7 +111,7 @@ impl Caller {
     }
 
     /// Whether it may use a model.
-    pub fn may_use(&self, asked: &str, canonical: &str) -> bool {
+    pub(crate) fn may_use(&self, asked: &str, canonical: &str) -> bool {
         match self {
             Self::Key(key) => key.may_use(asked, canonical),
             Self::Loopback => true,
@@ -119,7 +119,7 @@ impl Caller {
     }
 
     /// The key, if one was shown.
-    pub fn key(&self) -> Option<&Arc<Key>> {
+    pub(crate) fn key(&self) -> Option<&Arc<Key>> {
         match self {
             Self::Key(key) => Some(key),
             Self::Loopback => None,
@@ -129,7 +129,7 @@ impl Caller {
 
 /// Why a caller is not let in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KeyRefusal {
+pub(crate) enum KeyRefusal {
     /// No `Authorization: Bearer`.
     Missing,
     /// Not the text of an API key of ours: mistyped, cut, or another credential.
@@ -142,14 +142,14 @@ pub enum KeyRefusal {
 
 /// All keys, in memory.
 #[derive(Debug, Default)]
-pub struct KeyTable {
+pub(crate) struct KeyTable {
     by_id: HashMap<String, Arc<Key>>,
     last_number: u32,
 }
 
 impl KeyTable {
     /// Adds or replaces a row. What the process knows of the key (number, held bytes) stays.
-    pub fn with(&self, row: KeyRow) -> Self {
+    pub(crate) fn with(&self, row: KeyRow) -> Self {
         let mut by_id = self.by_id.clone();
         let mut last_number = self.last_number;
         let (number, held) = match by_id.get(&row.key_id) {
@@ -166,22 +166,22 @@ impl KeyTable {
     }
 
     /// How many there are, revoked ones included.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.by_id.len()
     }
 
     /// Whether no key was ever configured.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.by_id.is_empty()
     }
 
     /// A key by its id.
-    pub fn get(&self, key_id: &str) -> Option<&Arc<Key>> {
+    pub(crate) fn get(&self, key_id: &str) -> Option<&Arc<Key>> {
         self.by_id.get(key_id)
     }
 
     /// All rows, ordered by creation.
-    pub fn rows(&self) -> Vec<KeyRow> {
+    pub(crate) fn rows(&self) -> Vec<KeyRow> {
         let mut rows: Vec<KeyRow> = self.by_id.values().map(|key| key.row.clone()).collect();
         rows.sort_by(|a, b| (a.created_at_unix_ms, &a.key_id).cmp(&(b.created_at_unix_ms, &b.key_id)));
         rows
@@ -191,7 +191,7 @@ impl KeyTable {
     ///
     /// # Errors
     /// Why it is not let in.
-    pub fn check(&self, authorization: Option<&str>, on_loopback: bool) -> Result<Caller, KeyRefusal> {
+    pub(crate) fn check(&self, authorization: Option<&str>, on_loopback: bool) -> Result<Caller, KeyRefusal> {
         if self.is_empty() {
             // SDKs always send some key; while none is configured it means nothing.
             return if on_loopback { Ok(Caller::Loopback) } else { Err(KeyRefusal::OnlyLoopback) };

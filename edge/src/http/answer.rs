@@ -12,13 +12,14 @@ use bytes::{Bytes, BytesMut};
 use http::header::{self, HeaderValue};
 use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
+use umbel_contracts::bounds::decode;
 use umbel_contracts::proto::node;
 use umbel_wire::{OutgoingStream, Terminal};
 
 use super::connection::Busy;
 use super::error::{Again, Failure, RETRY_AFTER_MAX};
+use super::exchange::{Exchange, Miss};
 use super::headers;
-use super::openai::{Exchange, Miss};
 use super::relay::{Broken, Relay};
 use crate::shell::dispatch::Slot;
 
@@ -153,7 +154,7 @@ fn joined(first: &Bytes, parts: &BytesMut) -> Bytes {
 }
 
 fn decode_head(head: &Bytes) -> Option<(StatusCode, Vec<node::Header>)> {
-    let head = <node::InferenceHead as prost::Message>::decode(head.clone()).ok()?;
+    let head = decode::<node::InferenceHead>(head).ok()?;
     let status = StatusCode::from_u16(u16::try_from(head.status).ok()?).ok()?;
     // An interim status is never an answer.
     (!status.is_informational()).then_some((status, head.headers))
@@ -221,7 +222,8 @@ fn again_from_engine(status: StatusCode, fields: &[node::Header], to: &mut http:
 /// message stays byte for byte; other bodies stay untouched.
 fn string_code(body: Bytes) -> Bytes {
     const NUMBER: &[u8] = b"\"code\":400";
-    let overflow = [&b"maximum context length"[..], b"exceeds the available context size", b"exceed_context_size"];
+    let overflow =
+        [&b"maximum context length"[..], b"exceeds the available context size", b"exceed_context_size"];
     if !overflow.iter().any(|words| contains(&body, words)) {
         return body;
     }

@@ -122,7 +122,8 @@ where
             None => return Ok(more.freeze()),
         };
         received = received.saturating_add(data.len());
-        let refusal = if received > limit { Some(Failure::too_large(limit)) } else { held.add(data.len()).err() };
+        let refusal =
+            if received > limit { Some(Failure::too_large(limit)) } else { held.add(data.len()).err() };
         if let Some(refusal) = refusal {
             drop((first, more));
             discard_rest(body, announced).await;

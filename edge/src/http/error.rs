@@ -41,7 +41,8 @@ pub(super) struct Failure {
     kind: &'static str,
     code: &'static str,
     param: Option<&'static str>,
-    message: String,
+    /// Boxed: a failure travels in results.
+    message: Box<str>,
     /// In `x-umbel-reason` and the metrics.
     pub(super) reason: &'static str,
     again: Again,
@@ -74,7 +75,7 @@ impl Failure {
             StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Again::After(1),
             _ => Again::Unsaid,
         };
-        let message = message.into();
+        let message = message.into().into_boxed_str();
         Self { status, kind, code, param: None, message, reason: code, again, allow: None, close: false }
     }
 
@@ -95,8 +96,12 @@ impl Failure {
 
     /// No such route.
     pub(super) fn unknown_url() -> Self {
-        Self::new(StatusCode::NOT_FOUND, "unknown_url", "Unknown request URL. See GET /v1/models and the routes below /v1.")
-            .because("unknown_url")
+        Self::new(
+            StatusCode::NOT_FOUND,
+            "unknown_url",
+            "Unknown request URL. See GET /v1/models and the routes below /v1.",
+        )
+        .because("unknown_url")
     }
 
     /// The route exists, with another method.
@@ -110,9 +115,7 @@ impl Failure {
     /// The caller is not let in.
     pub(super) fn key(refusal: KeyRefusal) -> Self {
         let message = match refusal {
-            KeyRefusal::Missing => {
-                "You didn't provide an API key. Send it as `Authorization: Bearer KEY`."
-            }
+            KeyRefusal::Missing => "You didn't provide an API key. Send it as `Authorization: Bearer KEY`.",
             KeyRefusal::NotAKey => {
                 "Incorrect API key provided: it is not an API key of this edge (they begin with `umk_`)."
             }
@@ -128,8 +131,9 @@ impl Failure {
     /// Nobody serves the model, or the key may not use it.
     pub(super) fn model_not_found(model: &str) -> Self {
         let shown: String = model.chars().take(128).collect();
-        let message =
-            format!("The model `{shown}` does not exist or you do not have access to it. See GET /v1/models.");
+        let message = format!(
+            "The model `{shown}` does not exist or you do not have access to it. See GET /v1/models."
+        );
         Self::new(StatusCode::NOT_FOUND, "model_not_found", message).about("model").because("not_found")
     }
 
@@ -147,7 +151,8 @@ impl Failure {
                 Self::new(status, "invalid_type", message).about("model")
             }
             BadRequest::BadStream => {
-                Self::new(status, "invalid_type", "Invalid type for `stream`: expected a boolean.").about("stream")
+                Self::new(status, "invalid_type", "Invalid type for `stream`: expected a boolean.")
+                    .about("stream")
             }
         }
         .because("bad_request")
@@ -162,7 +167,8 @@ impl Failure {
     /// The body did not come in time.
     pub(super) fn too_slow() -> Self {
         let message = "The request body did not arrive in time; nothing was started.";
-        let mut failure = Self::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message).because("slow_body");
+        let mut failure =
+            Self::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message).because("slow_body");
         failure.close = true;
         failure
     }
@@ -195,8 +201,8 @@ impl Failure {
     /// Too many connections.
     pub(super) fn connections(limit: usize) -> Self {
         let message = format!("This edge has its limit of {limit} connections; try again soon.");
-        let mut failure = Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message)
-            .because("connections");
+        let mut failure =
+            Self::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message).because("connections");
         failure.close = true;
         failure
     }
@@ -299,12 +305,8 @@ impl Failure {
 
     /// `{"error":{...}}`.
     pub(super) fn body(&self) -> Bytes {
-        let fields = Fields {
-            message: &self.message,
-            r#type: self.kind,
-            param: self.param,
-            code: Some(self.code),
-        };
+        let fields =
+            Fields { message: &self.message, r#type: self.kind, param: self.param, code: Some(self.code) };
         // Strings always serialize.
         Bytes::from(serde_json::to_vec(&Body { error: fields }).unwrap_or_default())
     }
@@ -362,51 +364,4 @@ fn retry_after(estimate: Option<Duration>, jitter: u64) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn refused(reason: RefusalReason) -> Response<Answer> {
-        Failure::refused("m", &Refusal { reason, retry_after: None }, 7).response()
-    }
-
-    #[test]
-    fn contention_is_429_absence_is_503_and_both_say_when_to_come_back() {
-        let second = Duration::from_secs(1);
-        for (reason, status, word) in [
-            (RefusalReason::QueueFull { limit: 3, contended: true }, 429, "queue_full"),
-            (RefusalReason::QueueFull { limit: 3, contended: false }, 503, "queue_full"),
-            (RefusalReason::WaitedTooLong(second), 429, "queue_timeout"),
-            (RefusalReason::StillLoading(second), 503, "loading"),
-            (RefusalReason::NoneCame(second), 503, "unavailable"),
-        ] {
-            let response = refused(reason);
-            assert_eq!(response.status(), status, "{reason:?}");
-            assert_eq!(response.headers()[REASON], word);
-            assert_eq!(response.headers()[header::RETRY_AFTER], "60");
-        }
-        let response = refused(RefusalReason::NoneWanted);
-        assert_eq!((response.status().as_u16(), &response.headers()[SHOULD_RETRY]), (503, &HeaderValue::from_static("false")));
-        assert!(!response.headers().contains_key(header::RETRY_AFTER));
-    }
-
-    #[test]
-    fn retry_after_stays_in_range() {
-        assert_eq!(retry_after(None, 3), 60);
-        for jitter in 0..50 {
-            let soon = retry_after(Some(Duration::ZERO), jitter);
-            let later = retry_after(Some(Duration::from_secs(19)), jitter);
-            assert!(soon == 1 && (20..=25).contains(&later), "{soon} {later}");
-            assert_eq!(retry_after(Some(Duration::from_secs(3600)), jitter), 60);
-        }
-    }
-
-    #[test]
-    fn the_body_has_openais_four_keys() {
-        let text = Failure::model_not_found("x\"y").body();
-        let json: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
-        let error = json["error"].as_object().cloned().unwrap_or_default();
-        assert_eq!(error.keys().collect::<Vec<_>>(), ["code", "message", "param", "type"]);
-        assert_eq!((&error["code"], &error["param"]), (&"model_not_found".into(), &"model".into()));
-        assert!(Failure::unknown_url().body().windows(12).any(|part| part == b"\"param\":null"));
-    }
-}
+mod tests;

@@ -37,7 +37,8 @@ pub(super) fn answer(
     } else {
         text.push_str(if ready { "ok" } else { "draining" });
     }
-    let content_type = if path.ends_with("/health") { "application/json" } else { "text/plain; charset=utf-8" };
+    let content_type =
+        if path.ends_with("/health") { "application/json" } else { "text/plain; charset=utf-8" };
     Some(plain(if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, content_type, text))
 }
 

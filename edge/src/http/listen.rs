@@ -28,7 +28,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// Serves the OpenAI surface and health on plain HTTP until `shutdown`; then it accepts no more, idle
 /// connections close, busy ones finish their request, and it returns when all are gone.
-pub async fn serve(listener: TcpListener, front: Arc<Front>, shutdown: CancellationToken) {
+pub(crate) async fn serve(listener: TcpListener, front: Arc<Front>, shutdown: CancellationToken) {
     accept(listener, Arc::clone(&front), shutdown, move |socket, address, shutdown| {
         applications(socket, address, Arc::clone(&front), shutdown)
     })
@@ -36,7 +36,7 @@ pub async fn serve(listener: TcpListener, front: Arc<Front>, shutdown: Cancellat
 }
 
 /// The same with TLS.
-pub async fn serve_tls(
+pub(crate) async fn serve_tls(
     listener: TcpListener,
     tls: Arc<TlsServer>,
     front: Arc<Front>,
@@ -55,7 +55,7 @@ pub async fn serve_tls(
 }
 
 /// Serves `/metrics` and health on plain HTTP.
-pub async fn serve_metrics(listener: TcpListener, front: Arc<Front>, shutdown: CancellationToken) {
+pub(crate) async fn serve_metrics(listener: TcpListener, front: Arc<Front>, shutdown: CancellationToken) {
     accept(listener, Arc::clone(&front), shutdown, move |socket, _, shutdown| {
         let front = Arc::clone(&front);
         async move {

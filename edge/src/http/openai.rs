@@ -15,17 +15,18 @@ use http::request::Parts;
 use http::{Method, Request, Response};
 use hyper::body::Incoming;
 use prost::Message;
-use umbel_contracts::proto::node::{self, InferenceEnd, InferenceOpen, InferenceOutcome};
-use umbel_wire::{Code, Open, Terminal};
+use umbel_contracts::proto::node::{self, InferenceOpen};
+use umbel_wire::Open;
 
 use super::answer::{Answer, Answered, from_engine};
 use super::body::{Announced, Held, collect, discard};
 use super::connection::Peer;
 use super::error::Failure;
+use super::exchange::{Exchange, Miss, Phase, judge};
 use super::request::{self, Asked};
-use super::{Front, FrontOptions, headers, health, models};
+use super::{Front, headers, health, models};
 use crate::core::keys::{Caller, KeyRefusal};
-use crate::metrics::{ModelMetrics, Route, UNKNOWN_MODEL};
+use crate::metrics::{Route, UNKNOWN_MODEL};
 use crate::shell::dispatch::{Admitted, Ask, Known, Slot};
 
 /// How many engines were asked.
@@ -121,7 +122,8 @@ async fn beside(front: &Arc<Front>, peer: Peer, request: Request<Incoming>) -> R
 fn caller(front: &Front, parts: &Parts, peer: Peer) -> Result<Caller, KeyRefusal> {
     let authorization = parts.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     // A proxy on this host speaks for callers elsewhere.
-    let forwarded = || parts.headers.contains_key(header::FORWARDED) || parts.headers.contains_key(FORWARDED_FOR);
+    let forwarded =
+        || parts.headers.contains_key(header::FORWARDED) || parts.headers.contains_key(FORWARDED_FOR);
     front.keys.check(authorization, peer.is_loopback && !forwarded())
 }
 
@@ -158,17 +160,8 @@ impl Inference<'_> {
         if self.parts.headers.get(CLIENT_RETRIES).is_some_and(|count| count != "0") {
             known.metrics.client_retried();
         }
-        let exchange = Exchange {
-            front: Arc::clone(self.front),
-            metrics: Arc::clone(&known.metrics),
-            route: self.route,
-            stream: asked.stream,
-            started: self.started,
-            phase: Phase::Queued,
-            node: String::new(),
-            first_bytes: false,
-            settled: false,
-        };
+        let metrics = Arc::clone(&known.metrics);
+        let exchange = Exchange::new(Arc::clone(self.front), metrics, self.route, asked.stream, self.started);
         self.exchange(&asked, &known, &body, held, exchange).await
     }
 
@@ -204,8 +197,7 @@ impl Inference<'_> {
                     return with_attempts(exchange.failed(&failure), attempts);
                 }
             };
-            exchange.metrics.waited(slot.waited().as_secs_f64());
-            exchange.phase = Phase::Prefill;
+            exchange.uses(&slot);
             attempts += 1;
             let miss = match self.attempt(&mut slot, asked, body).await {
                 Ok((head, stream)) => {
@@ -217,7 +209,7 @@ impl Inference<'_> {
                 }
                 Err(miss) => miss,
             };
-            exchange.upstream_error(&slot, miss);
+            exchange.missed(miss);
             ask.avoid = Some(slot.avoid());
             ask.at_head = true;
             drop(slot);
@@ -306,166 +298,4 @@ fn with_attempts(mut response: Response<Answer>, attempts: u32) -> Response<Answ
 
 fn millis(duration: Duration) -> u32 {
     u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
-}
-
-/// How a try at an engine failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Miss {
-    /// Nothing was sent to an engine.
-    NotProcessed,
-    /// The node's connection or the engine's process is gone, and the work with it.
-    Lost,
-    /// The engine closed or broke its connection; it may have done the work.
-    Broke,
-    /// The engine was silent for too long.
-    TimedOut,
-    /// The engine's answer is none.
-    BadAnswer,
-}
-
-impl Miss {
-    fn failure(self) -> Failure {
-        match self {
-            Self::NotProcessed => Failure::engine_refused(),
-            Self::Lost | Self::Broke => Failure::engine_lost(),
-            Self::TimedOut => Failure::engine_timeout(),
-            Self::BadAnswer => Failure::engine_bad_answer("The engine's answer could not be read."),
-        }
-    }
-
-    fn kind(self) -> &'static str {
-        match self {
-            Self::NotProcessed => "connect",
-            Self::Lost => "lost",
-            Self::Broke => "reset",
-            Self::TimedOut => "timeout",
-            Self::BadAnswer => "protocol",
-        }
-    }
-}
-
-/// What a terminal says; `None` if the engine's request came to its end.
-fn judge(terminal: &Terminal) -> Option<Miss> {
-    let (error, not_processed, payload) = match terminal {
-        Terminal::Lost(_) => return Some(Miss::Lost),
-        Terminal::Ended { error, not_processed, payload } => (error, *not_processed, payload),
-    };
-    if not_processed {
-        return Some(Miss::NotProcessed);
-    }
-    let outcome = InferenceEnd::decode(payload.clone()).map_or(InferenceOutcome::Unspecified, |end| end.outcome());
-    match (outcome, error) {
-        (InferenceOutcome::Complete, None) => None,
-        (InferenceOutcome::EngineRefused, _) => Some(Miss::NotProcessed),
-        (InferenceOutcome::EngineGone, _) => Some(Miss::Lost),
-        (InferenceOutcome::TimedOut, _) => Some(Miss::TimedOut),
-        (InferenceOutcome::BadAnswer, _) => Some(Miss::BadAnswer),
-        (_, Some(error)) if error.code == Code::DeadlineExceeded => Some(Miss::TimedOut),
-        _ => Some(Miss::Broke),
-    }
-}
-
-/// Where a request is, for those who leave.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
-    Queued,
-    Prefill,
-    Streaming,
-}
-
-impl Phase {
-    fn word(self) -> &'static str {
-        match self {
-            Self::Queued => "queued",
-            Self::Prefill => "prefill",
-            Self::Streaming => "streaming",
-        }
-    }
-}
-
-/// A request's account: it is settled exactly once, by an answer, a failure, or the client's leaving (a drop).
-pub(super) struct Exchange {
-    front: Arc<Front>,
-    metrics: Arc<ModelMetrics>,
-    route: Route,
-    /// The client asked for an event stream.
-    pub(super) stream: bool,
-    started: Instant,
-    phase: Phase,
-    node: String,
-    first_bytes: bool,
-    settled: bool,
-}
-
-impl Exchange {
-    pub(super) fn options(&self) -> &FrontOptions {
-        &self.front.options
-    }
-
-    /// Reads the terminal of an answer whose head came: `None` if it is whole. Counts tokens and failures.
-    pub(super) fn judge(&self, terminal: Option<&Terminal>) -> Option<Miss> {
-        let terminal = terminal?;
-        if let Terminal::Ended { payload, .. } = terminal
-            && let Ok(end) = InferenceEnd::decode(payload.clone())
-        {
-            let (input, output) = (end.prompt_tokens.unwrap_or(0), end.completion_tokens.unwrap_or(0));
-            self.metrics.tokens(u64::from(input), u64::from(output));
-        }
-        let miss = judge(terminal)?;
-        self.metrics.upstream_error(&self.node, miss.kind());
-        Some(miss)
-    }
-
-    fn upstream_error(&mut self, slot: &Slot, miss: Miss) {
-        self.metrics.upstream_error(slot.node(), miss.kind());
-    }
-
-    /// The first bytes of an event stream pass.
-    pub(super) fn first_bytes(&mut self) {
-        if !self.first_bytes {
-            self.first_bytes = true;
-            self.metrics.first_token(self.started.elapsed().as_secs_f64());
-        }
-    }
-
-    /// The answer is whole, or on its way as a whole.
-    pub(super) fn answered(&mut self, status: u16) {
-        if !self.settled {
-            self.settled = true;
-            self.metrics.answered(self.route, status, self.stream, self.started.elapsed().as_secs_f64());
-        }
-    }
-
-    /// The edge answers with a failure of its own.
-    pub(super) fn failed(&mut self, failure: &Failure) -> Response<Answer> {
-        if !self.settled {
-            self.metrics.rejected(failure.reason);
-        }
-        self.answered(failure.status.as_u16());
-        failure.response()
-    }
-
-    /// The answer ended with an error after its head.
-    pub(super) fn broken(&mut self, miss: Miss) {
-        if !self.settled {
-            self.metrics.broken(miss.kind());
-        }
-        self.answered(200);
-    }
-
-    /// The client left.
-    pub(super) fn left(&mut self, phase: Phase) {
-        if !self.settled {
-            self.metrics.disconnected(phase.word());
-        }
-        // 499: what logs of proxies call a client that closed its request.
-        self.answered(499);
-    }
-}
-
-impl Drop for Exchange {
-    fn drop(&mut self) {
-        let phase = self.phase;
-        self.left(phase);
-    }
 }

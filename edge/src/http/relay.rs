@@ -15,7 +15,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use umbel_wire::OutgoingStream;
 
 use super::error::Failure;
-use super::openai::{Exchange, Miss, Phase};
+use super::exchange::{Exchange, Miss, Phase};
 use super::sse::{Ending, Tracker};
 use crate::shell::dispatch::Slot;
 
@@ -39,6 +39,8 @@ pub(super) struct Relay {
     /// Bytes that came before the relay was made.
     before: Bytes,
     over: bool,
+    /// The connection is to break, once what was passed on before is written.
+    breaking: bool,
     quiet: Quiet,
     abort: Option<Arc<AtomicBool>>,
 }
@@ -68,7 +70,7 @@ impl Relay {
         before: Bytes,
     ) -> Self {
         let quiet = Quiet { since: None, timer: None };
-        Self { stream, slot, exchange, events, before, over: false, quiet, abort: None }
+        Self { stream, slot, exchange, events, before, over: false, breaking: false, quiet, abort: None }
     }
 
     /// Where to say that the connection must not end cleanly.
@@ -77,13 +79,13 @@ impl Relay {
     }
 
     pub(super) fn is_over(&self) -> bool {
-        self.over
+        self.over && !self.breaking
     }
 
     /// The next bytes for the client.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Broken>>> {
         if self.over {
-            return Poll::Ready(None);
+            return Poll::Ready(if std::mem::take(&mut self.breaking) { Some(Err(Broken)) } else { None });
         }
         if !self.before.is_empty() {
             return Poll::Ready(Some(Ok(std::mem::take(&mut self.before))));
@@ -99,7 +101,7 @@ impl Relay {
                     self.quiet.since = None;
                     return Poll::Ready(Some(Ok(chunk)));
                 }
-                Poll::Ready(None) => return Poll::Ready(self.finish()),
+                Poll::Ready(None) => return self.finish(cx),
                 Poll::Pending => return self.poll_quiet(cx),
             }
         }
@@ -112,8 +114,7 @@ impl Relay {
         let keepalive = if comments { options.keepalive } else { GRACE };
         let idle = options.idle_timeout.saturating_add(GRACE);
         let started_at = *self.quiet.since.get_or_insert_with(Instant::now);
-        let timer =
-            self.quiet.timer.get_or_insert_with(|| Box::pin(sleep_until(started_at + keepalive)));
+        let timer = self.quiet.timer.get_or_insert_with(|| Box::pin(sleep_until(started_at + keepalive)));
         while timer.as_mut().poll(cx).is_ready() {
             let now = Instant::now();
             let due = started_at + keepalive;
@@ -122,7 +123,7 @@ impl Relay {
                 continue;
             }
             if now >= started_at + idle {
-                return Poll::Ready(self.fail(Miss::TimedOut));
+                return self.fail(Miss::TimedOut, cx);
             }
             timer.as_mut().reset(now + keepalive);
             if comments && self.events.as_ref().is_some_and(Tracker::at_boundary) {
@@ -133,17 +134,17 @@ impl Relay {
     }
 
     /// The engine's part is over: was it whole?
-    fn finish(&mut self) -> Option<Result<Bytes, Broken>> {
+    fn finish(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Broken>>> {
         self.slot.ended();
         let miss = self.exchange.judge(self.stream.terminal().as_ref());
         let ending = self.events.as_ref().map(Tracker::ending);
         match (ending, miss) {
             // What the client has is complete, whatever happened to the connection behind it.
-            (Some(Ending::Done(missing)), _) => self.succeed(missing),
-            (None, None) => self.succeed(""),
-            (_, Some(miss)) => self.fail(miss),
+            (Some(Ending::Done(missing)), _) => Poll::Ready(self.succeed(missing)),
+            (None, None) => Poll::Ready(self.succeed("")),
+            (_, Some(miss)) => self.fail(miss, cx),
             // An engine that ends without `[DONE]` has failed.
-            (Some(_), None) => self.fail(Miss::Broke),
+            (Some(_), None) => self.fail(Miss::Broke, cx),
         }
     }
 
@@ -154,7 +155,7 @@ impl Relay {
     }
 
     /// Ends the answer so that no client takes it for success.
-    fn fail(&mut self, miss: Miss) -> Option<Result<Bytes, Broken>> {
+    fn fail(&mut self, miss: Miss, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Broken>>> {
         self.over = true;
         self.exchange.broken(miss);
         let failure = match miss {
@@ -162,20 +163,22 @@ impl Relay {
             _ => Failure::engine_truncated(),
         };
         let events = self.events.as_ref();
-        match events.map(Tracker::ending) {
+        Poll::Ready(match events.map(Tracker::ending) {
             Some(Ending::AtBoundary) if events.is_some_and(Tracker::ended_with_error) => None,
             Some(Ending::AtBoundary) => Some(Ok(failure.event())),
             Some(Ending::MissingBlank(blank)) => {
-                let event = failure.event();
-                Some(Ok(Bytes::from([blank.as_bytes(), &event].concat())))
+                Some(Ok(Bytes::from([blank.as_bytes(), &failure.event()].concat())))
             }
             _ => {
                 if let Some(abort) = &self.abort {
                     abort.store(true, Ordering::Release);
                 }
-                Some(Err(Broken))
+                // hyper throws away what it has not written when a body fails; it writes on a pause.
+                self.breaking = true;
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
             }
-        }
+        })
     }
 }
 

@@ -91,7 +91,8 @@ impl Asked {
         if name == self.model {
             return body.clone();
         }
-        let (Some(before), Some(after)) = (body.get(..self.model_at.start), body.get(self.model_at.end..)) else {
+        let (Some(before), Some(after)) = (body.get(..self.model_at.start), body.get(self.model_at.end..))
+        else {
             return body.clone();
         };
         // A string always serializes.
@@ -120,7 +121,9 @@ mod tests {
 
     #[test]
     fn only_the_models_value_changes_for_an_alias() {
-        let body = Bytes::from_static(r#"{"a":1.0e5 ,"model" : "ali\u0061s", "é":[1, 2],"seed":9007199254740993}"#.as_bytes());
+        let body = Bytes::from_static(
+            r#"{"a":1.0e5 ,"model" : "ali\u0061s", "é":[1, 2],"seed":9007199254740993}"#.as_bytes(),
+        );
         let asked = read(&body).unwrap();
         assert_eq!(asked.model, "alias");
         assert_eq!(asked.body_for(&body, "alias"), body);
@@ -139,11 +142,15 @@ mod tests {
         ] {
             assert_eq!(read(body).unwrap_err(), bad);
         }
-        for body in [&b""[..], b"[\"secret\"]", b"secret", br#"{"model":"m","p":"secret"#, b"{\"model\":\"\xff\"}"] {
+        for body in
+            [&b""[..], b"[\"secret\"]", b"secret", br#"{"model":"m","p":"secret"#, b"{\"model\":\"\xff\"}"]
+        {
             let BadRequest::NotJson(text) = read(body).unwrap_err() else { unreachable!("{body:?}") };
             assert!(!text.contains("secret"), "{text}");
         }
-        assert!(matches!(read(br#"{"model":"a","model":"b"}"#), Err(BadRequest::NotJson(text)) if text.contains("twice")));
+        assert!(
+            matches!(read(br#"{"model":"a","model":"b"}"#), Err(BadRequest::NotJson(text)) if text.contains("twice"))
+        );
     }
 
     #[test]

@@ -179,7 +179,9 @@ mod tests {
 
     #[test]
     fn done_inside_a_text_is_not_done() {
-        for text in ["data: {\"c\":\"data: [DONE]\"}\n\n", "data: {\"c\":\"[DONE]\"}\n\n", "xdata: [DONE]\n\n"] {
+        for text in
+            ["data: {\"c\":\"data: [DONE]\"}\n\n", "data: {\"c\":\"[DONE]\"}\n\n", "xdata: [DONE]\n\n"]
+        {
             assert_eq!(tracked(text, 3).ending(), Ending::AtBoundary, "{text}");
         }
         let cut = format!("data: {}data: [DONE]\n\n", "y".repeat(2 * TAIL));
@@ -188,7 +190,9 @@ mod tests {
 
     #[test]
     fn the_engines_own_error_event_is_recognised() {
-        assert!(tracked("data: {\"x\":1}\n\ndata: { \"error\": {\"message\":\"m\"}}\n\n", 9).ended_with_error());
+        assert!(
+            tracked("data: {\"x\":1}\n\ndata: { \"error\": {\"message\":\"m\"}}\n\n", 9).ended_with_error()
+        );
         assert!(tracked("data: {\"error\":{}}\n\ndata: [DONE]\n\n", 9).ended_with_error());
         assert!(!tracked("data: {\"error\":{}}\n\ndata: {\"x\":1}\n\n", 9).ended_with_error());
     }

@@ -16,26 +16,26 @@ use tokio::sync::{Notify, oneshot};
 use umbel_wire::{Connection, Generation, NodeId};
 
 use gauges::Gauges;
-pub use slot::{Slot, Waiting};
+pub(crate) use slot::{Slot, Waiting};
 
 use crate::core::admission::{Admission, Decision, Grant, Output, ProviderIndex, RetryBudget};
-pub use crate::core::admission::{
-    Ask, Avoid, Category, Class, Figures, KeyNumber, LeaseCounts, LeaseId, Limits, ModelIndex,
-    ProviderConflict, ProviderSpec, ProviderState, QueueFigures, Refusal, RefusalReason, Ticket,
+pub(crate) use crate::core::admission::{
+    Ask, Avoid, Category, Figures, LeaseCounts, LeaseId, Limits, ModelIndex, ProviderConflict, ProviderSpec,
+    ProviderState, QueueFigures, Refusal, RefusalReason, Ticket,
 };
 use crate::metrics::{Metrics, ModelMetrics};
 
 /// A provider that a node reported over its connection.
 #[derive(Clone, Debug)]
-pub struct ProviderUp {
+pub(crate) struct ProviderUp {
     /// What it is.
-    pub spec: ProviderSpec,
+    pub(crate) spec: ProviderSpec,
     /// Of the connection.
-    pub generation: Generation,
+    pub(crate) generation: Generation,
     /// Where its streams are opened.
-    pub connection: Connection,
+    pub(crate) connection: Connection,
     /// What the node says of it now.
-    pub state: ProviderState,
+    pub(crate) state: ProviderState,
 }
 
 /// Where the streams of a provider go.
@@ -50,13 +50,13 @@ struct Link {
 
 /// A model that callers may use.
 #[derive(Clone, Debug)]
-pub struct Known {
+pub(crate) struct Known {
     /// For [`Ask`].
-    pub model: ModelIndex,
+    pub(crate) model: ModelIndex,
     /// Its canonical name.
-    pub name: Arc<str>,
+    pub(crate) name: Arc<str>,
     /// Its metrics.
-    pub metrics: Arc<ModelMetrics>,
+    pub(crate) metrics: Arc<ModelMetrics>,
 }
 
 type Granted = (Grant, Arc<Link>);
@@ -72,7 +72,7 @@ struct State {
 }
 
 /// Gives requests their slots.
-pub struct Dispatch {
+pub(crate) struct Dispatch {
     state: Mutex<State>,
     metrics: Arc<Metrics>,
     /// A deadline earlier than the armed one came up.
@@ -89,7 +89,7 @@ impl std::fmt::Debug for Dispatch {
 }
 
 /// The answer to [`Dispatch::admit`].
-pub enum Admitted {
+pub(crate) enum Admitted {
     /// A slot at once.
     Slot(Slot),
     /// To be awaited.
@@ -101,7 +101,7 @@ pub enum Admitted {
 impl Dispatch {
     /// An empty dispatch. Spawn [`Dispatch::run`] beside it. `first_lease` must lie above every lease that an
     /// earlier process of this edge gave (wall time in ms shifted left by 20 bits does).
-    pub fn new(limits: Limits, first_lease: u64, metrics: Arc<Metrics>) -> Arc<Self> {
+    pub(crate) fn new(limits: Limits, first_lease: u64, metrics: Arc<Metrics>) -> Arc<Self> {
         let dispatch = Arc::new(Self {
             state: Mutex::new(State {
                 admission: Admission::new(limits, first_lease),
@@ -122,7 +122,7 @@ impl Dispatch {
     }
 
     /// Applies deadlines as time passes. Runs for ever; drop it with the runtime.
-    pub async fn run(self: Arc<Self>) {
+    pub(crate) async fn run(self: Arc<Self>) {
         loop {
             let next = {
                 let mut state = self.lock();
@@ -175,12 +175,12 @@ impl Dispatch {
     ///
     /// # Errors
     /// If its names or threshold contradict what stands; it is not served then.
-    pub fn declare(&self, spec: ProviderSpec) -> Result<(), ProviderConflict> {
+    pub(crate) fn declare(&self, spec: ProviderSpec) -> Result<(), ProviderConflict> {
         self.change(|state, now| state.admission.declare(now, spec).map(|_| ()))
     }
 
     /// The node no longer declares this provider, or is decommissioned.
-    pub fn undeclare(&self, provider_id: &str) {
+    pub(crate) fn undeclare(&self, provider_id: &str) {
         self.change(|state, now| {
             state.admission.undeclare(now, provider_id);
             state.links.retain(|_, link| &*link.provider_id != provider_id);
@@ -192,7 +192,7 @@ impl Dispatch {
     ///
     /// # Errors
     /// If its names or threshold contradict what stands, or the generation is old; it is not served then.
-    pub fn provider_up(&self, up: ProviderUp) -> Result<(), ProviderConflict> {
+    pub(crate) fn provider_up(&self, up: ProviderUp) -> Result<(), ProviderConflict> {
         self.change(|state, now| {
             let provider_id = Arc::clone(&up.spec.provider_id);
             let node_id = up.spec.node_id;
@@ -206,50 +206,48 @@ impl Dispatch {
     }
 
     /// A provider's state changed; `cause` is one sentence. Ignored for an older generation.
-    pub fn provider_state(
+    pub(crate) fn provider_state(
         &self,
         provider_id: &str,
         generation: Generation,
         provider_state: ProviderState,
         cause: &str,
     ) {
+        tracing::debug!(provider_id, generation = generation.0, state = ?provider_state, cause, "provider state");
         self.change(|state, now| {
-            let cause = cause.to_owned();
-            state.admission.provider_state(now, provider_id, generation, provider_state, cause);
+            state.admission.provider_state(now, provider_id, generation, provider_state);
         });
     }
 
     /// Whether a node's connection may be given work: false when it is registered and while the node is stale
     /// or offline, true once it is complete. Ignored for an older generation.
-    pub fn node_ready(&self, node_id: NodeId, generation: Generation, ready: bool) {
+    pub(crate) fn node_ready(&self, node_id: NodeId, generation: Generation, ready: bool) {
         self.change(|state, now| state.admission.node_ready(now, node_id, generation, ready));
     }
 
     /// Starts or ends draining a node.
-    pub fn node_draining(&self, node_id: NodeId, draining: bool) {
+    pub(crate) fn node_draining(&self, node_id: NodeId, draining: bool) {
         self.change(|state, now| state.admission.node_draining(now, node_id, draining));
     }
 
     /// Whether a node may be given application traffic. False until told otherwise.
-    pub fn node_eligible(&self, node_id: NodeId, eligible: bool) {
+    pub(crate) fn node_eligible(&self, node_id: NodeId, eligible: bool) {
         self.change(|state, now| state.admission.node_eligible(now, node_id, eligible));
     }
 
     /// A node's connection of this generation is gone: its leases end. An older generation than the one in
     /// force ends only its own leases.
-    pub fn node_lost(&self, node_id: NodeId, generation: Generation) {
+    pub(crate) fn node_lost(&self, node_id: NodeId, generation: Generation) {
         self.change(|state, now| {
             state.admission.node_lost(now, node_id, generation);
-            state.links.retain(|_, link| {
-                link.generation != generation || link.node_id != node_id
-            });
+            state.links.retain(|_, link| link.generation != generation || link.node_id != node_id);
         });
         self.lease_ended();
     }
 
     /// The leases that a returning node says it still carries, before it is ready. Returns those that it must
     /// end; leases of an older generation that it does not name end here.
-    pub fn carried(&self, node_id: NodeId, generation: Generation, leases: &[u64]) -> Vec<u64> {
+    pub(crate) fn carried(&self, node_id: NodeId, generation: Generation, leases: &[u64]) -> Vec<u64> {
         let named: Vec<LeaseId> = leases.iter().map(|lease| LeaseId(*lease)).collect();
         let cancel = self.change(|state, now| state.admission.carried(now, node_id, generation, &named));
         self.lease_ended();
@@ -257,12 +255,12 @@ impl Dispatch {
     }
 
     /// Resolves when no lease of the node is left.
-    pub async fn drained(&self, node_id: NodeId) {
+    pub(crate) async fn drained(&self, node_id: NodeId) {
         self.watch(|admission| admission.node_in_flight(node_id) == 0).await;
     }
 
     /// Resolves when no lease at all is left and nobody waits.
-    pub async fn idle(&self) {
+    pub(crate) async fn idle(&self) {
         self.watch(|admission| {
             let counts = admission.lease_counts();
             counts.waiting == 0 && counts.in_flight() == 0
@@ -290,41 +288,43 @@ impl Dispatch {
     // ---- What is asked of it.
 
     /// Counts of a provider, for snapshots.
-    pub fn figures(&self, provider_id: &str) -> Option<Figures> {
+    pub(crate) fn figures(&self, provider_id: &str) -> Option<Figures> {
         self.lock().admission.figures(provider_id)
     }
 
     /// All queues.
-    pub fn queues(&self) -> Vec<QueueFigures> {
+    pub(crate) fn queues(&self) -> Vec<QueueFigures> {
         self.lock().admission.queues(Instant::now())
     }
 
     /// Requests and leases by phase, of the whole site.
-    pub fn totals(&self) -> LeaseCounts {
+    pub(crate) fn totals(&self) -> LeaseCounts {
         self.lock().admission.lease_counts()
     }
 
+    #[allow(dead_code, reason = "the operation on leases comes with the key limits")]
     /// Leases whose end their node has not confirmed in time, with the provider of each.
-    pub fn unconfirmed(&self) -> Vec<(LeaseId, Arc<str>)> {
+    pub(crate) fn unconfirmed(&self) -> Vec<(LeaseId, Arc<str>)> {
         self.lock().admission.unconfirmed()
     }
 
+    #[allow(dead_code, reason = "the operation on leases comes with the key limits")]
     /// An operator's word that the request of an unconfirmed lease is gone. False for any other lease.
-    pub fn release_unconfirmed(&self, lease: LeaseId) -> bool {
+    pub(crate) fn release_unconfirmed(&self, lease: LeaseId) -> bool {
         let released = self.change(|state, now| state.admission.release_unconfirmed(now, lease));
         self.lease_ended();
         released
     }
 
     /// Names that callers may use, each with its canonical name.
-    pub fn model_names(&self) -> Vec<(Arc<str>, Arc<str>)> {
+    pub(crate) fn model_names(&self) -> Vec<(Arc<str>, Arc<str>)> {
         self.lock().admission.model_names()
     }
 
     // ---- What a request does.
 
     /// The model of a name or alias.
-    pub fn resolve(&self, name: &str) -> Option<Known> {
+    pub(crate) fn resolve(&self, name: &str) -> Option<Known> {
         let mut state = self.lock();
         let model = state.admission.resolve(name)?;
         if let Some(known) = state.models.get(&model) {
@@ -338,7 +338,7 @@ impl Dispatch {
     }
 
     /// Asks for a slot.
-    pub fn admit(self: &Arc<Self>, ask: Ask) -> Admitted {
+    pub(crate) fn admit(self: &Arc<Self>, ask: Ask) -> Admitted {
         self.change(|state, now| {
             if !ask.at_head {
                 state.budget.earn();
@@ -364,7 +364,7 @@ impl Dispatch {
     }
 
     /// Takes one second try out of the budget; false if there is none.
-    pub fn may_retry(&self) -> bool {
+    pub(crate) fn may_retry(&self) -> bool {
         self.lock().budget.spend()
     }
 

@@ -11,25 +11,25 @@ use umbel_store::{AuditRecord, Commit, CommitError, ReadError, Store};
 use umbel_wire::secret::SecretHash;
 use umbel_wire::{Code, Error};
 
-pub use crate::core::keys::{Caller, Key, KeyRefusal, KeyRow};
+pub(crate) use crate::core::keys::{Caller, KeyRefusal, KeyRow};
 use crate::core::keys::{KeyTable, MAX_KEY_MODELS, MAX_KEYS, MAX_PRIORITY};
 
 /// The table of the store.
-pub const TABLE: &str = "api_keys";
+pub(crate) const TABLE: &str = "api_keys";
 
 /// Who asks for a change, for the audit.
 #[derive(Clone, Debug, Default)]
-pub struct Actor {
+pub(crate) struct Actor {
     /// Name of the operator or of the local socket's user.
-    pub name: String,
+    pub(crate) name: String,
     /// The command, if one was given.
-    pub command_id: String,
+    pub(crate) command_id: String,
     /// The request it came with.
-    pub correlation_id: String,
+    pub(crate) correlation_id: String,
 }
 
 /// The site's API keys.
-pub struct Keys {
+pub(crate) struct Keys {
     store: Store,
     table: ArcSwap<KeyTable>,
     /// One change at a time: each is made from the table it replaces.
@@ -44,7 +44,7 @@ impl std::fmt::Debug for Keys {
 
 /// How a revocation went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Revoked {
+pub(crate) enum Revoked {
     /// In force and on disk.
     Durable,
     /// In force, but the store cannot be written: it is back after a restart unless revoked again.
@@ -56,7 +56,7 @@ impl Keys {
     ///
     /// # Errors
     /// If the store cannot be read or a row does not decode.
-    pub async fn load(store: Store) -> Result<Arc<Self>, ReadError> {
+    pub(crate) async fn load(store: Store) -> Result<Arc<Self>, ReadError> {
         let mut table = KeyTable::default();
         for row in store.load(TABLE).await? {
             table = table.with(row.json::<KeyRow>()?);
@@ -68,12 +68,12 @@ impl Keys {
     ///
     /// # Errors
     /// Why it is not let in.
-    pub fn check(&self, authorization: Option<&str>, on_loopback: bool) -> Result<Caller, KeyRefusal> {
+    pub(crate) fn check(&self, authorization: Option<&str>, on_loopback: bool) -> Result<Caller, KeyRefusal> {
         self.table.load().check(authorization, on_loopback)
     }
 
     /// All keys, revoked ones included, oldest first.
-    pub fn list(&self) -> Vec<KeyRow> {
+    pub(crate) fn list(&self) -> Vec<KeyRow> {
         self.table.load().rows()
     }
 
@@ -83,7 +83,7 @@ impl Keys {
     /// # Errors
     /// `INVALID_ARGUMENT` for a malformed row, `CONFLICT` if the id exists with other content or a precondition
     /// of `also` fails, `RESOURCE_EXHAUSTED` at the bound, `UNAVAILABLE` if the store cannot be written.
-    pub async fn create(&self, row: KeyRow, actor: &Actor, also: Commit) -> Result<KeyRow, Error> {
+    pub(crate) async fn create(&self, row: KeyRow, actor: &Actor, also: Commit) -> Result<KeyRow, Error> {
         validate(&row)?;
         let _one = self.changing.lock().await;
         let table = self.table.load_full();
@@ -113,7 +113,7 @@ impl Keys {
     /// # Errors
     /// `NOT_FOUND` for an unknown id; `CONFLICT` if a precondition of `also` fails (the key is revoked all the
     /// same).
-    pub async fn revoke(
+    pub(crate) async fn revoke(
         &self,
         key_id: &str,
         now_unix_ms: i64,
@@ -123,15 +123,18 @@ impl Keys {
         let _one = self.changing.lock().await;
         let table = self.table.load_full();
         let Some(known) = table.get(key_id) else {
-            return Err(Error::new(Code::NotFound, "UNKNOWN_KEY", "no key has this id; see the list of keys"));
+            return Err(Error::new(
+                Code::NotFound,
+                "UNKNOWN_KEY",
+                "no key has this id; see the list of keys",
+            ));
         };
         let revoked_at = known.row.revoked_at_unix_ms.unwrap_or(now_unix_ms);
         let row = KeyRow { revoked_at_unix_ms: Some(revoked_at), ..known.row.clone() };
         // In force before it is on disk: a full disk must not keep a leaked key alive.
         self.table.store(Arc::new(table.with(row.clone())));
-        let commit = || {
-            Commit::new().put_json(TABLE, key_id, &row).audit(audit("apikey.revoke", key_id, actor))
-        };
+        let commit =
+            || Commit::new().put_json(TABLE, key_id, &row).audit(audit("apikey.revoke", key_id, actor));
         match self.store.commit(commit().and(also)).await {
             Ok(_) => Ok(Revoked::Durable),
             Err(error @ CommitError::Conflict(_)) => {

@@ -12,7 +12,7 @@ const STOCK: u64 = 64 * TRY;
 
 /// A stock of tries that requests fill and second tries use up.
 #[derive(Debug)]
-pub struct RetryBudget {
+pub(crate) struct RetryBudget {
     stock: u64,
 }
 
@@ -24,12 +24,12 @@ impl Default for RetryBudget {
 
 impl RetryBudget {
     /// A client's request arrived.
-    pub fn earn(&mut self) {
+    pub(crate) fn earn(&mut self) {
         self.stock = self.stock.saturating_add(EARNED).min(STOCK);
     }
 
     /// Takes one try; false if none is left.
-    pub fn spend(&mut self) -> bool {
+    pub(crate) fn spend(&mut self) -> bool {
         match self.stock.checked_sub(TRY) {
             Some(left) => {
                 self.stock = left;

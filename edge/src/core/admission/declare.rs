@@ -13,7 +13,7 @@ use super::{Admission, ModelIndex, ProviderIndex};
 
 /// Why a provider was not taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ProviderConflict {
+pub(crate) enum ProviderConflict {
     /// One of its aliases, or its model, is a name that already means another model.
     #[error("the name {0} already belongs to another model; rename it in one of the two node files")]
     NameTaken(String),
@@ -44,7 +44,11 @@ impl Admission {
     ///
     /// # Errors
     /// If names or thresholds contradict what stands: then the provider is not served.
-    pub fn declare(&mut self, now: Instant, spec: ProviderSpec) -> Result<ProviderIndex, ProviderConflict> {
+    pub(crate) fn declare(
+        &mut self,
+        now: Instant,
+        spec: ProviderSpec,
+    ) -> Result<ProviderIndex, ProviderConflict> {
         let index = self.by_id.get(&spec.provider_id).copied();
         let conflict = self.conflict(&spec, index);
         if let Some(index) = index {
@@ -150,7 +154,11 @@ impl Admission {
         }
     }
 
-    fn add_provider(&mut self, model: ModelIndex, spec: ProviderSpec) -> Result<ProviderIndex, ProviderConflict> {
+    fn add_provider(
+        &mut self,
+        model: ModelIndex,
+        spec: ProviderSpec,
+    ) -> Result<ProviderIndex, ProviderConflict> {
         if self.by_id.len() >= self.limits.providers {
             return Err(ProviderConflict::TooMany("providers"));
         }
@@ -165,12 +173,12 @@ impl Admission {
         if let Some(model) = self.models.get_mut(model.0 as usize) {
             model.providers.push(index);
         }
-        let opened = free.and_then(|free| self.providers.get(free)).map_or(0, |old| old.opened.wrapping_add(1));
+        let opened =
+            free.and_then(|free| self.providers.get(free)).map_or(0, |old| old.opened.wrapping_add(1));
         let provider = Provider {
             spec,
             model,
             state: ProviderState::default(),
-            cause: String::new(),
             generation: None,
             in_flight: 0,
             unconfirmed: 0,
@@ -188,7 +196,7 @@ impl Admission {
     }
 
     /// A provider is no longer declared: it takes nothing new, its leases end as they do.
-    pub fn undeclare(&mut self, now: Instant, provider_id: &str) {
+    pub(crate) fn undeclare(&mut self, now: Instant, provider_id: &str) {
         let Some(index) = self.by_id.remove(provider_id) else { return };
         let Some(provider) = self.providers.get_mut(index.0 as usize) else { return };
         provider.gone = true;

@@ -14,7 +14,7 @@ use super::{Admission, ModelIndex, ProviderIndex};
 
 impl Admission {
     /// Counts of a provider; `None` when it is not declared.
-    pub fn figures(&self, provider_id: &str) -> Option<Figures> {
+    pub(crate) fn figures(&self, provider_id: &str) -> Option<Figures> {
         let index = self.by_id.get(provider_id)?;
         let provider = self.providers.get(index.0 as usize)?;
         let model = self.models.get(provider.model.0 as usize)?;
@@ -31,16 +31,18 @@ impl Admission {
     }
 
     /// Leases of a node, of any generation.
-    pub fn node_in_flight(&self, node_id: NodeId) -> u32 {
+    pub(crate) fn node_in_flight(&self, node_id: NodeId) -> u32 {
         self.nodes.get(&node_id).map_or(0, |node| node.in_flight)
     }
 
     /// All queues, in the order in which their models were first declared; models that nobody serves and
     /// nobody waits for are left out.
-    pub fn queues(&self, now: Instant) -> Vec<QueueFigures> {
+    pub(crate) fn queues(&self, now: Instant) -> Vec<QueueFigures> {
         (0u32..)
             .zip(&self.models)
-            .filter(|(_, model)| !model.providers.is_empty() || !model.queue.is_empty() || model.in_flight > 0)
+            .filter(|(_, model)| {
+                !model.providers.is_empty() || !model.queue.is_empty() || model.in_flight > 0
+            })
             .map(|(index, model)| QueueFigures {
                 model: Arc::clone(&model.name),
                 depth: model.queue.len(),
@@ -63,33 +65,27 @@ impl Admission {
     }
 
     /// Names that callers may use, with the name of the model each means: canonical names first, then aliases.
-    pub fn model_names(&self) -> Vec<(Arc<str>, Arc<str>)> {
+    pub(crate) fn model_names(&self) -> Vec<(Arc<str>, Arc<str>)> {
         let served = || self.models.iter().filter(|model| !model.providers.is_empty());
         let canonical = served().map(|model| (Arc::clone(&model.name), Arc::clone(&model.name)));
-        let aliases = served().flat_map(|model| {
-            model.aliases.iter().map(|alias| (Arc::clone(alias), Arc::clone(&model.name)))
-        });
+        let aliases = served()
+            .flat_map(|model| model.aliases.iter().map(|alias| (Arc::clone(alias), Arc::clone(&model.name))));
         canonical.chain(aliases).collect()
     }
 
     /// The canonical name of a model.
-    pub fn model_name(&self, model: ModelIndex) -> Option<&Arc<str>> {
+    pub(crate) fn model_name(&self, model: ModelIndex) -> Option<&Arc<str>> {
         self.models.get(model.0 as usize).map(|model| &model.name)
     }
 
     /// The specification of a provider.
-    pub fn spec(&self, provider: ProviderIndex) -> Option<&ProviderSpec> {
+    #[cfg(test)]
+    pub(crate) fn spec(&self, provider: ProviderIndex) -> Option<&ProviderSpec> {
         self.providers.get(provider.0 as usize).map(|provider| &provider.spec)
     }
 
-    /// Why a provider is in its state, as its node said.
-    pub fn cause(&self, provider_id: &str) -> Option<&str> {
-        let index = self.by_id.get(provider_id)?;
-        self.providers.get(index.0 as usize).map(|provider| provider.cause.as_str())
-    }
-
     /// All leases held, by phase: without a head, streaming, being reset, unconfirmed.
-    pub fn lease_counts(&self) -> LeaseCounts {
+    pub(crate) fn lease_counts(&self) -> LeaseCounts {
         let mut counts = LeaseCounts { unconfirmed: self.unconfirmed, ..LeaseCounts::default() };
         for held in self.leases.values() {
             match held.phase {
@@ -106,22 +102,22 @@ impl Admission {
 
 /// Requests and leases by phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LeaseCounts {
+pub(crate) struct LeaseCounts {
     /// Requests that wait for a slot.
-    pub waiting: u32,
+    pub(crate) waiting: u32,
     /// Leases without a head from the engine.
-    pub without_head: u32,
+    pub(crate) without_head: u32,
     /// Leases whose answer flows.
-    pub streaming: u32,
+    pub(crate) streaming: u32,
     /// Leases reset, to be confirmed.
-    pub resetting: u32,
+    pub(crate) resetting: u32,
     /// Leases whose confirmation did not come in time.
-    pub unconfirmed: u32,
+    pub(crate) unconfirmed: u32,
 }
 
 impl LeaseCounts {
     /// Leases held.
-    pub fn in_flight(&self) -> u32 {
+    pub(crate) fn in_flight(&self) -> u32 {
         self.without_head + self.streaming + self.resetting + self.unconfirmed
     }
 }

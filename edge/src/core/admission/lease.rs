@@ -18,11 +18,11 @@ use super::{ModelIndex, ProviderIndex};
 
 /// Names a lease at the edge and at the node. Not reused while the node can still carry an older one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LeaseId(pub u64);
+pub(crate) struct LeaseId(pub(crate) u64);
 
 /// How far a lease is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LeasePhase {
+pub(crate) enum LeasePhase {
     /// No head from the engine yet.
     Granted,
     /// The engine's answer flows.

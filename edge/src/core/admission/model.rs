@@ -16,29 +16,29 @@ const STANDSTILL: Duration = Duration::from_secs(60);
 
 /// What one queue looks like now.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct QueueFigures {
+pub(crate) struct QueueFigures {
     /// The model.
-    pub model: Arc<str>,
+    pub(crate) model: Arc<str>,
     /// Requests waiting.
-    pub depth: usize,
+    pub(crate) depth: usize,
     /// The bound of `depth`.
-    pub limit: usize,
+    pub(crate) limit: usize,
     /// How long the one that waits longest has waited.
-    pub oldest: Duration,
+    pub(crate) oldest: Duration,
     /// Leases granted since the start.
-    pub admitted_total: u64,
+    pub(crate) admitted_total: u64,
     /// Requests refused since the start, for whatever reason of this queue.
-    pub shed_total: u64,
+    pub(crate) shed_total: u64,
     /// Leases held.
-    pub in_flight: u32,
+    pub(crate) in_flight: u32,
     /// Of those, the ones without a head from the engine.
-    pub without_head: u32,
+    pub(crate) without_head: u32,
     /// Slots of all open providers.
-    pub capacity: u32,
+    pub(crate) capacity: u32,
     /// Providers that may be given work.
-    pub open_providers: u32,
+    pub(crate) open_providers: u32,
     /// Providers that are wanted, there or not.
-    pub wanted_providers: u32,
+    pub(crate) wanted_providers: u32,
 }
 
 #[derive(Debug)]

@@ -29,7 +29,7 @@ impl Admission {
     ///
     /// # Errors
     /// As [`Admission::declare`]; and for an older generation than the one in force.
-    pub fn provider_up(
+    pub(crate) fn provider_up(
         &mut self,
         now: Instant,
         spec: ProviderSpec,
@@ -43,37 +43,35 @@ impl Admission {
         if let Some(provider) = self.providers.get_mut(index.0 as usize) {
             provider.generation = Some(generation);
         }
-        self.set_state(now, index, state, String::new());
+        self.set_state(now, index, state);
         Ok(index)
     }
 
     /// A provider's state changed. Ignored when it is of another generation than the provider's.
-    pub fn provider_state(
+    pub(crate) fn provider_state(
         &mut self,
         now: Instant,
         provider_id: &str,
         generation: Generation,
         state: ProviderState,
-        cause: String,
     ) {
         if let Some(&index) = self.by_id.get(provider_id)
             && self.providers.get(index.0 as usize).is_some_and(|own| own.generation == Some(generation))
         {
-            self.set_state(now, index, state, cause);
+            self.set_state(now, index, state);
         }
     }
 
-    fn set_state(&mut self, now: Instant, index: ProviderIndex, state: ProviderState, cause: String) {
+    fn set_state(&mut self, now: Instant, index: ProviderIndex, state: ProviderState) {
         if let Some(provider) = self.providers.get_mut(index.0 as usize) {
             provider.state = state;
-            provider.cause = cause;
         }
         self.refresh(now, index);
     }
 
     /// A node's connection is complete, or no longer to be given work (stale, offline, being replaced).
     /// Ignored for an older generation. A newer one closes what the older had open.
-    pub fn node_ready(&mut self, now: Instant, node_id: NodeId, generation: Generation, ready: bool) {
+    pub(crate) fn node_ready(&mut self, now: Instant, node_id: NodeId, generation: Generation, ready: bool) {
         if self.adopt(now, node_id, generation) {
             self.nodes.entry(node_id).or_default().ready = ready;
             self.refresh_node(now, node_id);
@@ -95,20 +93,20 @@ impl Admission {
     }
 
     /// Starts or ends draining a node: no new leases while it drains.
-    pub fn node_draining(&mut self, now: Instant, node_id: NodeId, draining: bool) {
+    pub(crate) fn node_draining(&mut self, now: Instant, node_id: NodeId, draining: bool) {
         self.nodes.entry(node_id).or_default().draining = draining;
         self.refresh_node(now, node_id);
     }
 
     /// Whether a node may be given application traffic.
-    pub fn node_eligible(&mut self, now: Instant, node_id: NodeId, eligible: bool) {
+    pub(crate) fn node_eligible(&mut self, now: Instant, node_id: NodeId, eligible: bool) {
         self.nodes.entry(node_id).or_default().eligible = eligible;
         self.refresh_node(now, node_id);
     }
 
     /// A node's connection of this generation is gone: its leases end, its providers close. Returns how many
     /// leases ended. An older generation than the one in force ends only its own leases.
-    pub fn node_lost(&mut self, now: Instant, node_id: NodeId, generation: Generation) -> usize {
+    pub(crate) fn node_lost(&mut self, now: Instant, node_id: NodeId, generation: Generation) -> usize {
         if let Some(node) = self.nodes.get_mut(&node_id)
             && node.generation == Some(generation)
         {
@@ -140,7 +138,7 @@ impl Admission {
 
     /// The leases that a returning node says it still carries. Those of an older generation that it does not
     /// name end here at once; the ones it names but does not own any more are returned, to be ended there.
-    pub fn carried(
+    pub(crate) fn carried(
         &mut self,
         now: Instant,
         node_id: NodeId,
@@ -175,10 +173,8 @@ impl Admission {
         let Some(model) = self.models.get_mut(provider.model.0 as usize) else { return };
         let node = self.nodes.entry(provider.spec.node_id).or_default();
         let before = (provider.open, provider.wanted, provider.loading);
-        provider.wanted = !provider.gone
-            && node.eligible
-            && !node.draining
-            && provider.state != ProviderState::Draining;
+        provider.wanted =
+            !provider.gone && node.eligible && !node.draining && provider.state != ProviderState::Draining;
         provider.open = provider.wanted
             && node.ready
             && provider.generation.is_some()

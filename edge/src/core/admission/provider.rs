@@ -11,7 +11,7 @@ use super::ModelIndex;
 
 /// What kind of thing serves a provider's model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Category {
+pub(crate) enum Category {
     /// An engine on the node.
     #[default]
     LocalInference,
@@ -23,30 +23,30 @@ pub enum Category {
 
 /// One engine on one node serving one model, as declared.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProviderSpec {
+pub(crate) struct ProviderSpec {
     /// `NODE_ID/NAME`.
-    pub provider_id: Arc<str>,
+    pub(crate) provider_id: Arc<str>,
     /// The node it is on.
-    pub node_id: NodeId,
+    pub(crate) node_id: NodeId,
     /// The model's name as the engine knows it.
-    pub model: String,
+    pub(crate) model: String,
     /// Other names for the same model.
-    pub aliases: Vec<String>,
+    pub(crate) aliases: Vec<String>,
     /// What serves it.
-    pub category: Category,
+    pub(crate) category: Category,
     /// Requests at once.
-    pub capacity: u32,
+    pub(crate) capacity: u32,
     /// Largest prompt in tokens; 0 is unknown.
-    pub max_context_tokens: u32,
+    pub(crate) max_context_tokens: u32,
     /// From how many estimated prompt tokens a request is long; 0 means never.
-    pub long_context_threshold_tokens: u32,
+    pub(crate) long_context_threshold_tokens: u32,
     /// How many of the requests at once may be long.
-    pub long_context_capacity: u32,
+    pub(crate) long_context_capacity: u32,
 }
 
 /// What the node last said of a provider.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum ProviderState {
+pub(crate) enum ProviderState {
     /// Takes requests.
     Available,
     /// Its engine starts or loads the model.
@@ -62,23 +62,23 @@ pub enum ProviderState {
 
 /// Counts of one provider: the only ones there are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Figures {
+pub(crate) struct Figures {
     /// Requests at once.
-    pub capacity: u32,
+    pub(crate) capacity: u32,
     /// Leases held, unconfirmed ones included.
-    pub in_flight: u32,
+    pub(crate) in_flight: u32,
     /// Requests at once that may be long.
-    pub long_capacity: u32,
+    pub(crate) long_capacity: u32,
     /// Long requests in flight.
-    pub long_in_flight: u32,
+    pub(crate) long_in_flight: u32,
     /// Leases whose end the node has not confirmed in time.
-    pub unconfirmed: u32,
+    pub(crate) unconfirmed: u32,
     /// Requests waiting for this provider's model.
-    pub queued: u32,
+    pub(crate) queued: u32,
     /// May be given a request now, if a slot is free.
-    pub open: bool,
+    pub(crate) open: bool,
     /// What the node last said.
-    pub state: ProviderState,
+    pub(crate) state: ProviderState,
 }
 
 #[derive(Debug)]
@@ -86,7 +86,6 @@ pub(super) struct Provider {
     pub(super) spec: ProviderSpec,
     pub(super) model: ModelIndex,
     pub(super) state: ProviderState,
-    pub(super) cause: String,
     /// Of the node's connection that reported it; `None` while the node is away.
     pub(super) generation: Option<Generation>,
     pub(super) in_flight: u32,

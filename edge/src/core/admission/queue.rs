@@ -9,15 +9,15 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// A waiting request. Never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Ticket(pub u64);
+pub(crate) struct Ticket(pub(crate) u64);
 
 /// The number of an API key in this process; 0 is a caller without a key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct KeyNumber(pub u32);
+pub(crate) struct KeyNumber(pub(crate) u32);
 
 /// Priority class: a lower one is served first, always.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Class(pub u8);
+pub(crate) struct Class(pub(crate) u8);
 
 impl Default for Class {
     fn default() -> Self {
@@ -26,7 +26,7 @@ impl Default for Class {
 }
 
 /// The class of a key that says nothing: the middle, so that keys can be put before and behind it.
-pub const NORMAL_CLASS: u8 = 128;
+pub(crate) const NORMAL_CLASS: u8 = 128;
 
 /// What one request costs its key in virtual time. All requests cost the same until sizes are estimated.
 const COST: u64 = 1;

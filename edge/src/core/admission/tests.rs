@@ -1,5 +1,10 @@
 //! Admission against examples, and against a plain model under random histories.
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test stops at the first surprise")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "a test stops at the first surprise"
+)]
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -46,12 +51,7 @@ impl Site {
         for (number, capacity) in (0u8..).zip(capacities) {
             admission.node_eligible(now, node(number), true);
             admission
-                .provider_up(
-                    now,
-                    spec(number, "e", "m", *capacity),
-                    Generation(1),
-                    ProviderState::Available,
-                )
+                .provider_up(now, spec(number, "e", "m", *capacity), Generation(1), ProviderState::Available)
                 .unwrap();
             admission.node_ready(now, node(number), Generation(1), true);
         }
@@ -166,7 +166,7 @@ fn who_waited_its_time_is_told_why() {
     assert_eq!((refused, refusal.reason), (ticket, RefusalReason::WaitedTooLong(30 * SECOND)));
 
     let (id, generation) = (site.id(0), Generation(1));
-    site.admission.provider_state(site.now, &id, generation, ProviderState::Loading, String::new());
+    site.admission.provider_state(site.now, &id, generation, ProviderState::Loading);
     site.waiting(ask);
     site.now += 30 * SECOND;
     site.admission.expire(site.now);
@@ -176,7 +176,7 @@ fn who_waited_its_time_is_told_why() {
     let [Output::Refused(_, refusal)] = site.outputs()[..] else { panic!() };
     assert_eq!(refusal.reason, RefusalReason::StillLoading(110 * SECOND));
 
-    site.admission.provider_state(site.now, &id, generation, ProviderState::Unavailable, String::new());
+    site.admission.provider_state(site.now, &id, generation, ProviderState::Unavailable);
     site.waiting(ask);
     site.now += 30 * SECOND;
     site.admission.expire(site.now);
@@ -306,7 +306,7 @@ fn a_provider_is_avoided_until_it_has_closed_and_opened_again() {
     let id = site.id(0);
     for state in [ProviderState::Unavailable, ProviderState::Loading, ProviderState::Available] {
         assert!(site.outputs().is_empty());
-        site.admission.provider_state(site.now, &id, Generation(1), state, String::new());
+        site.admission.provider_state(site.now, &id, Generation(1), state);
     }
     assert_eq!(site.served(), [again]);
 }
@@ -574,8 +574,7 @@ impl History {
             }
             Step::State(number, state) => {
                 let (id, generation) = (self.site.id(number), self.generation[usize::from(number)]);
-                let cause = String::new();
-                self.site.admission.provider_state(now, &id, Generation(generation), state, cause);
+                self.site.admission.provider_state(now, &id, Generation(generation), state);
             }
             Step::Lost(number) => {
                 let generation = Generation(self.generation[usize::from(number)]);

@@ -48,8 +48,7 @@ impl Admission {
             ));
         }
         self.next_ticket += 1;
-        let flow =
-            if ask.at_head { FlowId::at_head(ask.class) } else { FlowId::of_key(ask.class, ask.key) };
+        let flow = if ask.at_head { FlowId::at_head(ask.class) } else { FlowId::of_key(ask.class, ask.key) };
         model.queue.push(flow, ticket);
         let until = now + self.limits.max_wait;
         self.timers.insert((until, Timer::Wait(ticket)));
@@ -58,7 +57,7 @@ impl Admission {
     }
 
     /// The client of a waiting request is gone. False if it no longer waits.
-    pub fn withdraw(&mut self, ticket: Ticket) -> bool {
+    pub(crate) fn withdraw(&mut self, ticket: Ticket) -> bool {
         self.unqueue(ticket, false).is_some()
     }
 
@@ -130,7 +129,7 @@ impl Admission {
     }
 
     /// Applies all deadlines up to `now`.
-    pub fn expire(&mut self, now: Instant) {
+    pub(crate) fn expire(&mut self, now: Instant) {
         while let Some(&(at, timer)) = self.timers.first() {
             if at > now {
                 return;

@@ -114,7 +114,11 @@ async fn row_52_without_a_stream_a_cut_answer_is_502_and_never_a_short_200() {
         headers.extend(length.map(|length| ("content-length", length)));
         call.head(200, &headers);
         call.send("{\"choices\":").await;
-        if length.is_some() { call.complete() } else { call.fail(InferenceOutcome::EngineBroke, false) }
+        if length.is_some() {
+            call.complete()
+        } else {
+            call.fail(InferenceOutcome::EngineBroke, false)
+        }
         let reply = client.reply().await;
         assert_eq!((reply.head.status, reply.error_code().as_str()), (502, "engine_lost"));
     }

@@ -83,14 +83,17 @@ async fn row_35_no_credential_passes_and_no_cookie_comes_back() {
     assert_eq!(names, ["content-type", "accept"]);
     assert_eq!(call.header("accept").unwrap(), "application/json");
     assert_eq!((call.open.request_id.as_str(), call.open.path.as_str()), ("my-id", "/v1/completions"));
-    call.head(200, &[
-        ("content-type", "application/json"),
-        ("set-cookie", "session=1"),
-        ("server", "engine"),
-        ("connection", "close"),
-        ("transfer-encoding", "chunked"),
-        ("x-request-id", "other"),
-    ]);
+    call.head(
+        200,
+        &[
+            ("content-type", "application/json"),
+            ("set-cookie", "session=1"),
+            ("server", "engine"),
+            ("connection", "close"),
+            ("transfer-encoding", "chunked"),
+            ("x-request-id", "other"),
+        ],
+    );
     call.send("{}").await;
     call.complete();
     let reply = client.reply().await;
@@ -114,7 +117,8 @@ async fn an_alias_is_rewritten_in_place_and_everything_else_stays() {
     assert_eq!(client.reply().await.head.status, 200);
 
     let list = Client::ask(rig.http, get("/v1/models", "")).await.json();
-    let ids: Vec<&str> = list["data"].as_array().unwrap().iter().map(|one| one["id"].as_str().unwrap()).collect();
+    let ids: Vec<&str> =
+        list["data"].as_array().unwrap().iter().map(|one| one["id"].as_str().unwrap()).collect();
     assert_eq!((list["object"].as_str(), ids), (Some("list"), vec!["Qwen/Qwen3-8B", "small"]));
     assert!(list["data"][0]["created"].is_u64() && list["data"][0]["object"] == "model");
     for path in ["/v1/models/Qwen/Qwen3-8B", "/v1/models/Qwen%2FQwen3-8B"] {
@@ -150,9 +154,13 @@ async fn keys_are_needed_once_there_is_one_and_see_only_their_models() {
 async fn row_53_an_engines_error_keeps_its_status_and_is_never_an_empty_stream() {
     let (rig, mut node) = Rig::with_node(1).await;
     let body = r#"{"error":{"message":"no","type":"x","param":null,"code":"y"}}"#;
-    for (status, said, told) in
-        [(400, None, None), (429, Some("7"), Some("7")), (500, None, None), (503, Some("300"), Some("60")), (429, None, Some("1"))]
-    {
+    for (status, said, told) in [
+        (400, None, None),
+        (429, Some("7"), Some("7")),
+        (500, None, None),
+        (503, Some("300"), Some("60")),
+        (429, None, Some("1")),
+    ] {
         let mut client = Client::connect(rig.http).await;
         client.send(chat(true)).await;
         let call = node.call().await;

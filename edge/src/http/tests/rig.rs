@@ -148,7 +148,12 @@ impl Call {
 }
 
 fn end(outcome: InferenceOutcome) -> Vec<u8> {
-    let end = InferenceEnd { outcome: outcome as i32, prompt_tokens: Some(5), completion_tokens: Some(3), answer_bytes: 0 };
+    let end = InferenceEnd {
+        outcome: outcome as i32,
+        prompt_tokens: Some(5),
+        completion_tokens: Some(3),
+        answer_bytes: 0,
+    };
     end.encode_to_vec()
 }
 
@@ -237,13 +242,13 @@ impl Rig {
         tokio::spawn(Arc::clone(&dispatch).run());
         let (store, _) = Store::in_memory();
         let keys = Keys::load(store).await.unwrap();
-        let front =
-            Front::new(Arc::clone(&dispatch), Arc::clone(&keys), Arc::clone(&metrics), setup.options);
+        let front = Front::new(Arc::clone(&dispatch), Arc::clone(&keys), Arc::clone(&metrics), setup.options);
 
         let shutdown = CancellationToken::new();
         let (accepted_to, accepted) = mpsc::channel(16);
         let (nodes_listener, nodes) = listener().await;
-        let door = EdgeDoor { accepted: accepted_to, dispatch: Arc::clone(&dispatch), generation: Mutex::new(0) };
+        let door =
+            EdgeDoor { accepted: accepted_to, dispatch: Arc::clone(&dispatch), generation: Mutex::new(0) };
         let credential = server();
         let tls = wire_server(credential.chain, credential.key.private_key()).unwrap();
         tokio::spawn(umbel_wire::serve(nodes_listener, tls, Arc::new(door), CancellationToken::new()));

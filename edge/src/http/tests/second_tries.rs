@@ -68,7 +68,11 @@ async fn row_69_work_that_may_have_begun_is_not_begun_again() {
         let (_, call) = next_call(&mut nodes).await;
         call.fail(outcome, false);
         let reply = client.reply().await;
-        assert_eq!((reply.head.status, reply.head.get("x-umbel-attempts")), (status, Some("1")), "{outcome:?}");
+        assert_eq!(
+            (reply.head.status, reply.head.get("x-umbel-attempts")),
+            (status, Some("1")),
+            "{outcome:?}"
+        );
     }
     rig.idle().await;
     for node in &mut nodes {

@@ -16,7 +16,7 @@ use crate::core::admission::Grant;
 
 /// A request in its model's queue. Dropping it withdraws the request.
 #[must_use]
-pub struct Waiting {
+pub(crate) struct Waiting {
     dispatch: Arc<Dispatch>,
     ticket: Ticket,
     woken: oneshot::Receiver<Result<Granted, Refusal>>,
@@ -78,7 +78,7 @@ enum Use {
 /// A slot of a provider. Dropping it gives the slot back: at once if it was not used, else with the terminal
 /// frame that follows the stream's reset.
 #[must_use]
-pub struct Slot {
+pub(crate) struct Slot {
     dispatch: Arc<Dispatch>,
     grant: Grant,
     link: Arc<Link>,
@@ -91,37 +91,32 @@ impl Slot {
     }
 
     /// The lease, as the node must name it.
-    pub fn lease(&self) -> LeaseId {
+    pub(crate) fn lease(&self) -> LeaseId {
         self.grant.lease
     }
 
     /// The generation that the lease was given under.
-    pub fn generation(&self) -> Generation {
+    pub(crate) fn generation(&self) -> Generation {
         self.grant.generation
     }
 
     /// The provider.
-    pub fn provider_id(&self) -> &Arc<str> {
+    pub(crate) fn provider_id(&self) -> &Arc<str> {
         &self.link.provider_id
     }
 
-    /// The provider's node, as text.
-    pub fn node(&self) -> &str {
-        self.link.provider_id.split_once('/').map_or("", |(node, _)| node)
-    }
-
     /// The model's name as the engine knows it.
-    pub fn model(&self) -> &str {
+    pub(crate) fn model(&self) -> &str {
         &self.link.model
     }
 
     /// To be passed over by a second try.
-    pub fn avoid(&self) -> Avoid {
+    pub(crate) fn avoid(&self) -> Avoid {
         self.grant.avoid
     }
 
     /// How long the request waited for it.
-    pub fn waited(&self) -> Duration {
+    pub(crate) fn waited(&self) -> Duration {
         self.grant.waited
     }
 
@@ -129,7 +124,7 @@ impl Slot {
     ///
     /// # Errors
     /// If the connection takes no stream now: nothing was sent, and another provider may be tried.
-    pub fn open(&mut self, open: Open) -> Result<OutgoingStream, Error> {
+    pub(crate) fn open(&mut self, open: Open) -> Result<OutgoingStream, Error> {
         let dispatch = Arc::clone(&self.dispatch);
         let lease = self.grant.lease;
         let (node_id, generation) = (self.link.node_id, self.grant.generation);
@@ -143,12 +138,12 @@ impl Slot {
     }
 
     /// The engine's head arrived.
-    pub fn streaming(&self) {
+    pub(crate) fn streaming(&self) {
         self.dispatch.lock().admission.streaming(self.grant.lease);
     }
 
     /// The stream's terminal was seen: nothing is left to give back.
-    pub fn ended(&mut self) {
+    pub(crate) fn ended(&mut self) {
         self.usage = Use::Ended;
     }
 }
