@@ -3,7 +3,6 @@
 //! Order: settings, state directory, listeners (so that a port in use is told before anything starts), store, parts.
 //! Drain: ready turns off, edges are told (GOAWAY shutdown), answers finish, connections close, the store is closed.
 
-use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -208,20 +207,16 @@ impl Listeners {
 }
 
 /// Binds a port, and says which key of the file to change if that cannot be.
-fn bind(key: &str, address: SocketAddr) -> impl Future<Output = Result<TcpListener, StartError>> {
-    async move {
-        TcpListener::bind(address).await.map_err(|error| {
-            let remedy = match error.kind() {
-                std::io::ErrorKind::AddrInUse => {
-                    "Another process listens there: end it, or choose another port"
-                }
-                std::io::ErrorKind::PermissionDenied => "This user may not: choose a port above 1023",
-                std::io::ErrorKind::AddrNotAvailable => "This host has no such address: correct it",
-                _ => "Correct it",
-            };
-            StartError::Failed(format!("cannot listen on {address}: {error}. {remedy} in {key}."))
-        })
-    }
+async fn bind(key: &str, address: SocketAddr) -> Result<TcpListener, StartError> {
+    TcpListener::bind(address).await.map_err(|error| {
+        let remedy = match error.kind() {
+            std::io::ErrorKind::AddrInUse => "Another process listens there: end it, or choose another port",
+            std::io::ErrorKind::PermissionDenied => "This user may not: choose a port above 1023",
+            std::io::ErrorKind::AddrNotAvailable => "This host has no such address: correct it",
+            _ => "Correct it",
+        };
+        StartError::Failed(format!("cannot listen on {address}: {error}. {remedy} in {key}."))
+    })
 }
 
 fn settings(config: &Config) -> Settings {

@@ -100,7 +100,7 @@ impl Fleet for Small {
 
 fn event(number: u64) -> EventObject {
     EventObject {
-        edge_id: if number % 2 == 0 { "even" } else { "odd" }.into(),
+        edge_id: if number.is_multiple_of(2) { "even" } else { "odd" }.into(),
         sequence: number,
         at: timestamp(0),
         kind: "node_ready".into(),

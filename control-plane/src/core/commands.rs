@@ -80,7 +80,7 @@ pub(crate) struct Ended {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Begin {
     /// Send it to the edge, after this row was stored with the audit of the request.
-    Send(PendingRow),
+    Send(Box<PendingRow>),
     /// Send it to the edge, which only replays its end.
     Replay,
     /// The same one is on its way: wait for its answer.
@@ -124,11 +124,11 @@ impl Commands {
             if record.row.digest.is_empty() {
                 record.row = row;
             }
-            return Ok(Begin::Send(record.row.clone()));
+            return Ok(Begin::Send(Box::new(record.row.clone())));
         }
         self.make_room()?;
         self.insert(key.clone(), row.clone(), Some(now), true);
-        Ok(Begin::Send(row))
+        Ok(Begin::Send(Box::new(row)))
     }
 
     /// A command that somebody follows and nobody asked for here: its end is not this audit's.

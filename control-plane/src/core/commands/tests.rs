@@ -48,12 +48,12 @@ fn the_same_id_joins_while_it_is_on_its_way_and_is_asked_again_after_a_loss() {
     let now = Instant::now();
     let mut commands = Commands::default();
     let (key, row) = row("c1", &body(json!({})));
-    assert_eq!(commands.begin(now, &key, row.clone()), Ok(Begin::Send(row.clone())));
+    assert_eq!(commands.begin(now, &key, row.clone()), Ok(Begin::Send(Box::new(row.clone()))));
     assert_eq!(commands.begin(now, &key, row.clone()), Ok(Begin::Join));
     commands.lost(&key);
     assert_eq!(commands.show(&key), None, "nothing is known of it");
     assert_eq!(commands.open(&key.0), ["c1"]);
-    assert_eq!(commands.begin(now, &key, row.clone()), Ok(Begin::Send(row)), "the edge replays it");
+    assert_eq!(commands.begin(now, &key, row.clone()), Ok(Begin::Send(Box::new(row))), "the edge replays it");
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn finished_ones_make_room_and_running_ones_do_not() {
     assert_eq!(commands.begin(now, &key, extra.clone()).unwrap_err().code, Code::ResourceExhausted);
     let (done, _) = row("c7", &body);
     commands.answered(now, &done, &answer(CommandPhase::Succeeded)).unwrap();
-    assert_eq!(commands.begin(now, &key, extra.clone()), Ok(Begin::Send(extra)));
+    assert_eq!(commands.begin(now, &key, extra.clone()), Ok(Begin::Send(Box::new(extra))));
     assert!(commands.show(&done).is_none());
     assert_eq!(commands.records.len(), COMMANDS_MAX);
 }
@@ -148,7 +148,7 @@ fn a_command_that_is_only_followed_is_not_audited() {
     let (other, row2) = row("c2", &body(json!({})));
     assert_eq!(
         commands.begin(now, &other, row2.clone()),
-        Ok(Begin::Send(row2)),
+        Ok(Begin::Send(Box::new(row2))),
         "asked for later, it is this audit's"
     );
 }
