@@ -37,9 +37,9 @@ const REVALIDATE: Duration = Duration::from_secs(15);
 ///
 /// ```text
 /// validating -> starting -> loading -> ready -> draining -> stopping -> stopped
-///      |           ^  ^________|_________|                     ^
-///      v           |      crash: everything of it is ended ----'  then starting after a wait,
-///    failed <------'------------------------------------------    or failed (CRASH_LOOP)
+///    |   ^         ^           |         |
+///    v   |         |           +-- crash-+
+///  failed '--------+-- wait -- restarting (everything of it is ended) -- CRASH_LOOP -> failed
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -54,7 +54,10 @@ pub(crate) enum State {
     Ready,
     /// It takes no new requests and finishes the running ones.
     Draining,
-    /// Its processes are being ended.
+    /// It crashed: what is left of it is ended before the next start.
+    #[serde(rename = "starting")]
+    Restarting,
+    /// Its processes are being ended, as asked.
     Stopping,
     /// Nothing of it is left, as asked.
     Stopped,
@@ -165,8 +168,6 @@ pub(crate) struct Supervisor {
     never_ready: usize,
     restarts: u32,
     ready_since: Option<Instant>,
-    /// Why it is being ended, when nobody asked for it.
-    crash: Option<String>,
     stop: Option<Stop>,
 }
 
@@ -194,7 +195,6 @@ impl Supervisor {
             never_ready: 0,
             restarts: 0,
             ready_since: None,
-            crash: None,
             stop: None,
         };
         (supervisor, vec![Output::Validate, Output::Report])
@@ -264,12 +264,14 @@ impl Supervisor {
             (Input::Exited(exit), State::Loading | State::Ready | State::Draining) => {
                 self.exited(now, exit, &mut out);
             }
+            (Input::Gone { tail }, State::Restarting) => {
+                self.tail = tail;
+                let cause = std::mem::take(&mut self.cause);
+                self.crashed(now, &cause, &mut out);
+            }
             (Input::Gone { tail }, State::Stopping) => {
                 self.tail = tail;
-                match self.crash.take() {
-                    Some(cause) if self.stop.is_none() => self.crashed(now, &cause, &mut out),
-                    _ => self.stopped(now, &mut out),
-                }
+                self.stopped(now, &mut out);
             }
             (Input::Stop { drain, grace }, _) => self.asked_to_stop(now, drain, grace, &mut out),
             (Input::Drained, State::Draining) => self.end(now, "asked to stop", &mut out),
@@ -346,9 +348,8 @@ impl Supervisor {
         let cause = if cause.is_empty() { "it does not answer" } else { cause };
         if self.traits.supervised {
             let limit = self.traits.start_timeout.as_secs();
-            let cause = format!("not ready within {limit} s: {cause}");
-            self.crash = Some(cause.clone());
-            self.end(now, &cause, out);
+            self.enter(now, State::Restarting, format!("was not ready within {limit} s: {cause}"), out);
+            self.terminate(now, out);
         } else {
             let cause = format!("not reachable: {cause}");
             self.enter(now, State::Failed, cause, out);
@@ -357,9 +358,8 @@ impl Supervisor {
     }
 
     fn exited(&mut self, now: Instant, exit: Exit, out: &mut Vec<Output>) {
-        let cause = exit.to_string();
-        self.crash = Some(cause.clone());
-        self.enter(now, State::Stopping, cause, out);
+        let next = if self.stop.is_some() { State::Stopping } else { State::Restarting };
+        self.enter(now, next, exit.to_string(), out);
         // Whatever it left behind gets no grace: its parent is gone.
         self.deadline = Some(now + KILL_AGAIN);
         out.push(Output::Kill);
@@ -407,7 +407,10 @@ impl Supervisor {
                 self.enter(now, State::Stopping, "asked to stop".into(), out);
             }
             // Already on its way; a second asking may shorten the grace.
-            State::Stopping => {
+            State::Restarting | State::Stopping => {
+                if self.state == State::Restarting {
+                    self.enter(now, State::Stopping, "asked to stop".into(), out);
+                }
                 let until = now + grace;
                 if self.deadline.is_none_or(|at| at > until) {
                     self.deadline = Some(until);
@@ -470,7 +473,7 @@ impl Supervisor {
                 }
             }
             State::Draining => self.end(now, "running requests did not end within the time for draining", out),
-            State::Stopping => {
+            State::Restarting | State::Stopping => {
                 self.deadline = Some(now + KILL_AGAIN);
                 out.push(Output::Kill);
             }

@@ -141,7 +141,7 @@ impl Engine {
             name: self.config.name.clone(),
             state: match view.state {
                 State::Validating => EngineState::Validating,
-                State::Starting => EngineState::Starting,
+                State::Starting | State::Restarting => EngineState::Starting,
                 State::Loading => EngineState::Loading,
                 State::Ready => EngineState::Ready,
                 State::Draining => EngineState::Draining,

@@ -44,7 +44,7 @@ impl Bench {
     /// The process dies; what is left of it is ended.
     fn die(&mut self, exit: Exit) {
         assert!(self.give(Input::Exited(exit)).contains(&Output::Kill));
-        assert_eq!(self.supervisor.state(), State::Stopping);
+        assert_eq!(self.supervisor.state(), State::Restarting);
         self.give(Input::Gone { tail: "last line".into() });
     }
 
@@ -159,7 +159,7 @@ fn an_engine_that_does_not_get_ready_is_ended_and_counts() {
             bench.wait();
         }
     }
-    assert_eq!(bench.supervisor.state(), State::Stopping);
+    assert_eq!(bench.supervisor.state(), State::Restarting);
     assert!(bench.supervisor.cause().contains("not ready within 60 s: HTTP 503"));
     bench.give(Input::Gone { tail: String::new() });
     assert_eq!(bench.supervisor.state(), State::Starting);
@@ -170,8 +170,15 @@ fn a_probe_that_hangs_is_not_waited_for() {
     let mut bench = Bench::new(true);
     bench.to_loading();
     bench.wait();
-    assert_eq!(bench.supervisor.state(), State::Stopping);
+    assert_eq!(bench.supervisor.state(), State::Restarting);
     assert!(bench.out.contains(&Output::Terminate));
+    let stop = Input::Stop { drain: GRACE, grace: Duration::ZERO };
+    bench.give(stop);
+    assert_eq!(bench.supervisor.state(), State::Stopping);
+    assert_eq!(bench.wait(), Duration::ZERO);
+    assert_eq!(bench.out, [Output::Kill]);
+    bench.give(Input::Gone { tail: String::new() });
+    assert!(bench.supervisor.is_over());
 }
 
 #[test]

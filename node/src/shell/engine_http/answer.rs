@@ -9,9 +9,20 @@ pub(crate) const HEAD_MAX: usize = 16 * 1024;
 const HEADERS_MAX: usize = 100;
 /// A chunk's extension, and all trailers together: nobody uses them.
 const IGNORED_MAX: usize = 4 * 1024;
-/// Headers that an answer keeps on its way to the client; what is not here stays (`set-cookie`, `server`, ...).
-const PASSED: [&str; 6] =
-    ["content-type", "content-length", "content-encoding", "cache-control", "retry-after", "content-disposition"];
+/// Headers that an answer keeps on its way to the client (the edge has the same list); what is not here stays
+/// (`set-cookie`, `server`, ...).
+const PASSED: [&str; 10] = [
+    "content-type",
+    "content-length",
+    "content-encoding",
+    "content-language",
+    "content-disposition",
+    "cache-control",
+    "retry-after",
+    "openai-processing-ms",
+    "openai-version",
+    "openai-model",
+];
 
 /// Why an answer cannot be taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

@@ -21,8 +21,9 @@ const ROUTES: [(&str, &str); 7] = [
     ("POST", "/v1/audio/transcriptions"),
     ("GET", "/v1/models"),
 ];
-/// Headers of a client that an engine may see; all else stays at the edge, or here if it came so far.
-const PASSED: [&str; 4] = ["content-type", "accept", "traceparent", "tracestate"];
+/// Headers of a client that an engine may see (the edge has the same list); all else stays there, or here if it came
+/// so far.
+const PASSED: [&str; 6] = ["content-type", "accept", "user-agent", "traceparent", "tracestate", "x-session-id"];
 /// Bytes of one header's value: a boundary of a form is the longest that is needed.
 const VALUE_MAX: usize = 1024;
 
