@@ -100,6 +100,11 @@ impl Failure {
         self.exit == Exit::NotFound && !self.candidates.is_empty()
     }
 
+    /// Whether nothing is to be said: Ctrl-C is what the user typed.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.what.is_empty()
+    }
+
     /// The code to exit with.
     pub(crate) fn exit(&self) -> Exit {
         self.exit

@@ -37,7 +37,9 @@ fn main() -> ExitCode {
     match dispatch(cli.command) {
         Ok(()) => code(Exit::Done),
         Err(failure) => {
-            say(&failure.to_string());
+            if !failure.is_silent() {
+                say(&failure.to_string());
+            }
             code(failure.exit())
         }
     }

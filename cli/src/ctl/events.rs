@@ -131,7 +131,7 @@ impl<'a> Reader<'a> {
             Column::left("SITE"),
             Column::left("KIND"),
             Column::left("ABOUT"),
-            Column::text("MESSAGE"),
+            Column::text("MESSAGE").kept(),
         ]);
         // Rows come one by one: the widths cannot wait for all.
         table.row(vec![
@@ -158,7 +158,7 @@ impl<'a> Reader<'a> {
         } else if !self.began && !interrupted {
             say("No events yet. Follow what comes: umbel ctl events -f");
         }
-        if interrupted { Err(Failure::new(Exit::Interrupted, "interrupted")) } else { Ok(()) }
+        if interrupted { Err(Failure::new(Exit::Interrupted, "")) } else { Ok(()) }
     }
 }
 

@@ -19,27 +19,34 @@ pub(crate) struct Column {
     wide: bool,
     state: bool,
     text: bool,
+    kept: bool,
 }
 
 impl Column {
     /// A left-aligned column.
     pub(crate) fn left(title: impl Into<Cow<'static, str>>) -> Self {
-        Column { title: title.into(), right: false, wide: false, state: false, text: false }
+        Column { title: title.into(), right: false, wide: false, state: false, text: false, kept: false }
     }
 
     /// A column of numbers.
     pub(crate) fn number(title: impl Into<Cow<'static, str>>) -> Self {
-        Column { title: title.into(), right: true, wide: false, state: false, text: false }
+        Column { title: title.into(), right: true, wide: false, state: false, text: false, kept: false }
     }
 
     /// A column whose words are states: coloured by what they mean.
     pub(crate) fn state(title: impl Into<Cow<'static, str>>) -> Self {
-        Column { title: title.into(), right: false, wide: false, state: true, text: false }
+        Column { title: title.into(), right: false, wide: false, state: true, text: false, kept: false }
     }
 
     /// A column of sentences: cut to the width that is left. Only the last column may be one.
     pub(crate) fn text(title: impl Into<Cow<'static, str>>) -> Self {
-        Column { title: title.into(), right: false, wide: false, state: false, text: true }
+        Column { title: title.into(), right: false, wide: false, state: false, text: true, kept: false }
+    }
+
+    /// Dropped last of all, whatever stands left of it: what the table is read for.
+    pub(crate) fn kept(mut self) -> Self {
+        self.kept = true;
+        self
     }
 
     /// Shown with `-o wide` only.
@@ -83,7 +90,9 @@ impl Table {
         let widths: Vec<usize> = (0..self.columns.len()).map(|i| self.natural_width(i)).collect();
         if let Some(limit) = width.filter(|_| !wide) {
             while shown.len() > 1 && self.least_width(&shown, &widths) > limit {
-                shown.pop();
+                let kept = |&i: &usize| self.columns.get(i).is_some_and(|c| c.kept);
+                let last = shown.iter().rposition(|i| !kept(i)).unwrap_or(shown.len() - 1);
+                shown.remove(last);
             }
         }
         let mut out = String::new();

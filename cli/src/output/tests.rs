@@ -51,6 +51,19 @@ fn a_narrow_terminal_loses_columns_from_the_right_and_cuts_the_last() {
 }
 
 #[test]
+fn what_a_table_is_read_for_is_dropped_last() {
+    let mut table =
+        Table::new(vec![Column::left("TIME"), Column::left("KIND"), Column::text("MESSAGE").kept()]);
+    table.row(vec![
+        "09:37:41Z".into(),
+        "provider_available".into(),
+        "gpu-01/main takes requests again".into(),
+    ]);
+    let text = table.render(false, Some(30), Style::plain());
+    assert_eq!(text, "TIME       MESSAGE\n09:37:41Z  gpu-01/main takes r…\n");
+}
+
+#[test]
 fn control_characters_never_reach_the_terminal() {
     assert_eq!(printable("a\u{1b}[2Jb\n"), "a\u{fffd}[2Jb\u{fffd}");
 }
