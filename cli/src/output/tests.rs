@@ -60,7 +60,7 @@ fn what_a_table_is_read_for_is_dropped_last() {
         "gpu-01/main takes requests again".into(),
     ]);
     let text = table.render(false, Some(30), Style::plain());
-    assert_eq!(text, "TIME       MESSAGE\n09:37:41Z  gpu-01/main takes r…\n");
+    assert_eq!(text, "TIME       MESSAGE\n09:37:41Z  gpu-01/main takes…\n");
 }
 
 #[test]
