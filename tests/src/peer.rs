@@ -58,22 +58,56 @@ impl ServerCertVerifier for Gullible {
     }
 }
 
-/// A certificate chain with its key, as files.
-#[derive(Clone, Debug)]
-pub struct Identity<'a> {
-    /// PEM, leaf first.
-    pub certificate: &'a Path,
-    /// PEM.
-    pub key: &'a Path,
+/// A certificate chain with its key.
+pub struct Identity {
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+}
+
+impl Identity {
+    /// What a node was given at its enrollment, from its state directory.
+    ///
+    /// # Errors
+    /// When it is not there or not understood.
+    pub fn of_node(state: &Path) -> io::Result<Self> {
+        let text = std::fs::read(state.join("identity.json"))?;
+        let identity: serde_json::Value = serde_json::from_slice(&text)?;
+        let entries =
+            identity.get("certificate_chain").and_then(|c| c.as_array()).cloned().unwrap_or_default();
+        let chain = entries
+            .iter()
+            .map(|c| {
+                data_encoding::BASE64
+                    .decode(c.as_str().unwrap_or_default().as_bytes())
+                    .map(CertificateDer::from)
+            })
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(wrong)?;
+        Ok(Self { chain, key: PrivateKeyDer::from_pem_file(state.join("node.key")).map_err(wrong)? })
+    }
+
+    /// What an edge was given by the first control plane that it joined, from its state directory.
+    ///
+    /// # Errors
+    /// When it is not there or not understood.
+    pub fn of_edge(state: &Path) -> io::Result<Self> {
+        let joined =
+            std::fs::read_dir(state.join("control-planes"))?.next().ok_or(io::ErrorKind::NotFound)??.path();
+        let chain = CertificateDer::pem_file_iter(joined.join("certificate.pem"))
+            .map_err(wrong)?
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(wrong)?;
+        Ok(Self { chain, key: PrivateKeyDer::from_pem_file(joined.join("key.pem")).map_err(wrong)? })
+    }
 }
 
 /// How the peer says hello in TLS.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Manner<'a> {
     /// The server name it asks for.
     pub name: &'a str,
     /// The certificate that it shows.
-    pub identity: Option<Identity<'a>>,
+    pub identity: Option<&'a Identity>,
     /// Its ALPN; empty: none.
     pub alpn: &'a [u8],
 }
@@ -97,12 +131,7 @@ fn config(manner: &Manner<'_>) -> io::Result<ClientConfig> {
     let mut config = match &manner.identity {
         None => builder.with_no_client_auth(),
         Some(identity) => {
-            let chain = CertificateDer::pem_file_iter(identity.certificate)
-                .map_err(wrong)?
-                .collect::<Result<Vec<_>, _>>()
-                .map_err(wrong)?;
-            let key = PrivateKeyDer::from_pem_file(identity.key).map_err(wrong)?;
-            builder.with_client_auth_cert(chain, key).map_err(wrong)?
+            builder.with_client_auth_cert(identity.chain.clone(), identity.key.clone_key()).map_err(wrong)?
         }
     };
     if !manner.alpn.is_empty() {

@@ -4,10 +4,12 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use serde_json::json;
 use umbel_tests::fleet::{EdgeOptions, EngineDeclaration, Fleet, NodeOptions, SOON, free_address};
 use umbel_tests::http::Ask;
+use umbel_tests::wait;
 
 use crate::sites::skipped;
 
@@ -85,15 +87,21 @@ fn a_pulled_cable_is_noticed_and_healed() {
     node.daemon.start();
     edge.wait_serving("far");
     let generation = edge.node("far")["generation"].as_u64().unwrap();
+    let dead = Duration::from_secs(60);
 
     space.cable(false);
     edge.wait_node("far", "stale", SOON, |n| n["liveness"] == "stale");
     edge.wait_node("far", "offline", SOON, |n| n["liveness"] == "offline" && n["connected"] == false);
+    // The node finds its own end of the link dead and dials for ever; the edge lets go of the old connection.
+    wait::until("both sides have let go", dead, || {
+        let log = node.daemon.log();
+        log.contains("connection to the edge ended") && edge.daemon.log().contains("connection ended")
+    });
     assert!(node.daemon.is_running());
 
     space.cable(true);
     let back =
-        edge.wait_node("far", "online again", SOON, |n| n["liveness"] == "online" && n["connected"] == true);
+        edge.wait_node("far", "online again", dead, |n| n["liveness"] == "online" && n["connected"] == true);
     assert!(back["generation"].as_u64().unwrap() > generation, "{back}");
     edge.wait_serving("far");
     let body = json!({"model": "sim-model", "stream": true, "messages": [{"role": "user", "content": "hi"}]});

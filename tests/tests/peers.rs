@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use prost::Message;
 use serde_json::json;
+use umbel_contracts::proto::control::EdgeHelloRequest;
 use umbel_contracts::proto::node::NodeHelloRequest;
 use umbel_tests::fleet::{ControlPlane, Edge, EdgeOptions, EngineDeclaration, Fleet, Node, NodeOptions, run};
 use umbel_tests::http::{Ask, Target};
@@ -15,7 +16,7 @@ use umbel_tests::peer::{ALPN, Identity, Manner, Peer, encoded, hello};
 use umbel_tests::wait;
 use umbel_wire::proto::{self, Frame};
 
-use crate::sites::{SHORT, identity_files};
+use crate::sites::SHORT;
 
 /// Everything that can be knocked at. Fields end in this order.
 struct Doors {
@@ -210,9 +211,8 @@ fn refusals_say_why() {
     assert_eq!(error.code, proto::Code::Unauthenticated as u32, "{error:?}");
     assert!(!error.message.is_empty());
 
-    let (certificate, key) = identity_files(&foreign.state);
-    let stranger =
-        Manner { identity: Some(Identity { certificate: &certificate, key: &key }), ..plain("berlin.umbel") };
+    let identity = Identity::of_node(&foreign.state).unwrap();
+    let stranger = Manner { identity: Some(&identity), ..plain("berlin.umbel") };
     let mut peer = Peer::connect(d.edge.nodes, &stranger).unwrap();
     peer.frame(&hello((1, 1), say)).unwrap();
     let error = peer.rejection().unwrap().error.unwrap();
@@ -220,9 +220,8 @@ fn refusals_say_why() {
 
     // The node's own certificate, with versions that do not meet.
     let id = d.edge.node("gpu-1")["node_id"].as_str().unwrap().to_owned();
-    let (certificate, key) = identity_files(&d.node.state);
-    let known =
-        Manner { identity: Some(Identity { certificate: &certificate, key: &key }), ..plain("berlin.umbel") };
+    let identity = Identity::of_node(&d.node.state).unwrap();
+    let known = Manner { identity: Some(&identity), ..plain("berlin.umbel") };
     for (versions, verdict) in [
         ((7, 9), proto::Verdict::TooNew),
         ((0, 0), proto::Verdict::Unknown),
@@ -248,19 +247,18 @@ fn refusals_say_why() {
 #[test]
 fn a_credential_opens_one_door() {
     let d = doors();
-    let (certificate, key) = identity_files(&d.node.state);
-    let node = Identity { certificate: &certificate, key: &key };
-    let joined = d.edge.state.join("control-planes");
-    let (certificate, key) = identity_files(&joined);
-    let edge = Identity { certificate: &certificate, key: &key };
-    let payload = NodeHelloRequest::default().encode_to_vec();
-    for (who, identity, address, name) in [
-        ("a node's certificate at the control plane", &node, d.plane.edges, "control-plane.umbel"),
-        ("an edge's certificate at the node port", &edge, d.edge.nodes, "berlin.umbel"),
+    let node = Identity::of_node(&d.node.state).unwrap();
+    let edge = Identity::of_edge(&d.edge.state).unwrap();
+    let as_edge =
+        EdgeHelloRequest { edge_id: "berlin".to_owned(), ..EdgeHelloRequest::default() }.encode_to_vec();
+    let id = d.edge.node("gpu-1")["node_id"].as_str().unwrap().to_owned();
+    let as_node = NodeHelloRequest { node_id: id, ..NodeHelloRequest::default() }.encode_to_vec();
+    for (who, identity, payload, (address, name)) in [
+        ("an edge's certificate at the node port", &edge, as_node, d.ports()[0]),
+        ("a node's certificate at the control plane", &node, as_edge, d.ports()[1]),
     ] {
-        let manner = Manner { identity: Some(identity.clone()), ..plain(name) };
-        let mut peer = Peer::connect(address, &manner).unwrap();
-        peer.frame(&hello((1, 1), payload.clone())).unwrap();
+        let mut peer = Peer::connect(address, &Manner { identity: Some(identity), ..plain(name) }).unwrap();
+        peer.frame(&hello((1, 1), payload)).unwrap();
         let error = peer.rejection().unwrap_or_else(|e| panic!("{who}: {e}")).error.unwrap();
         assert_eq!(error.code, proto::Code::Unauthenticated as u32, "{who}: {error:?}");
     }
@@ -275,10 +273,18 @@ fn a_credential_opens_one_door() {
         assert_eq!(got.status, 401, "{what} at /v1: {}", got.text());
     }
     assert_eq!(models.bearer(&d.edge.key).whole(&d.edge.target()).unwrap().status, 200);
-    let key_file = d.fleet.dir().join("api.key");
-    std::fs::write(&key_file, &d.edge.key).unwrap();
+    let status = Ask::get("/api/v1/status");
+    let operator_api = Target::Tls(d.plane.api, "localhost".to_owned());
+    for (what, secret) in
+        [("an API key", d.edge.key.as_str()), ("a made-up token", "umo_0123456789abcdef_AAAA")]
+    {
+        let got = status.clone().bearer(secret).whole(&operator_api).unwrap();
+        assert_eq!(got.status, 401, "{what} at the operator API: {}", got.text());
+    }
+    assert_eq!(status.whole(&operator_api).unwrap().status, 401, "nothing works by default");
+    assert_eq!(status.bearer(&operator).whole(&operator_api).unwrap().status, 200);
     let address = format!("https://{}", d.plane.api);
-    let ca = d.plane.state.join("ca.pem");
+    let ca = d.plane.state.join("ca/ca.pem");
     let ctl = |token: &Path| {
         run(&[
             "ctl",
@@ -291,8 +297,6 @@ fn a_credential_opens_one_door() {
             "status",
         ])
     };
-    let refused = ctl(&key_file);
-    assert_eq!(refused.code, 5, "an API key at the operator API: {refused:?}");
     let _ = ctl(&d.plane.state.join("admin.token")).ok();
     // The operator API has no /v1 and the application API no operator API.
     assert_eq!(Ask::get("/api/v1/status").bearer(&d.edge.key).whole(&d.edge.target()).unwrap().status, 404);

@@ -8,9 +8,7 @@ use umbel_tests::fleet::{EdgeOptions, Fleet, free_address};
 use umbel_tests::http::{Ask, BodyEnd, Target};
 use umbel_tests::wait;
 
-use crate::sites::{
-    CANCEL, SHORT, error_event, external, identity_files, openai_error, refused, site, site_with,
-};
+use crate::sites::{CANCEL, SHORT, error_event, external, openai_error, refused, site, site_with};
 
 /// Rows 50 and 51: any split of the engine's bytes gives the client the same bytes, and a last event without its blank
 /// line arrives well terminated.
@@ -87,11 +85,8 @@ fn an_engine_that_dies_mid_stream_is_told() {
         error_event(&got);
     }
     // A failure inside an event cannot be told in an event: the connection is cut.
-    let got = s
-        .edge
-        .chat("m", "inside", true, &json!({"after": 3, "ending": "mid_event"}))
-        .whole(&s.edge.target())
-        .unwrap();
+    let script = json!({"after": 3, "delay_ms": 30, "ending": "mid_event"});
+    let got = s.edge.chat("m", "inside", true, &script).whole(&s.edge.target()).unwrap();
     assert!(matches!(got.end, BodyEnd::Cut(_)), "{:?} {}", got.end, got.text());
     assert!(!got.text().contains("[DONE]"));
     s.edge.wait_idle(SHORT);
@@ -310,7 +305,11 @@ fn refusals_have_their_status_and_words() {
 #[test]
 fn https_serves_the_same() {
     let mut s = site(2);
-    let (certificate, key) = identity_files(&s.edge.state);
+    let made = rcgen::generate_simple_self_signed(["api.example".to_owned()]).unwrap();
+    let (certificate, key) = (s.fleet.dir().join("api.crt"), s.fleet.dir().join("api.key"));
+    std::fs::write(&certificate, made.cert.pem()).unwrap();
+    std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    std::fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
     let https = free_address();
     let text = std::fs::read_to_string(&s.edge.config).unwrap();
     let text = text.replace("[listen]\n", &format!("[listen]\napi_https = \"{https}\"\n"));
@@ -322,7 +321,7 @@ fn https_serves_the_same() {
     s.edge.daemon.kill();
     s.edge.start();
     s.edge.wait_serving("gpu-1");
-    let target = Target::Tls(https, "berlin.umbel".to_owned());
+    let target = Target::Tls(https, "api.example".to_owned());
     let got = s.edge.chat("m", "over tls", true, &json!({"events": 300})).whole(&target).unwrap();
     let want = Script { events: 300, ..Script::default() }.stream_bytes("m");
     assert_eq!(got.text(), String::from_utf8_lossy(&want));

@@ -1,6 +1,5 @@
 //! The small fleets that most tests stand on, and what tests say of answers.
 
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -82,28 +81,6 @@ pub(crate) fn refused(whole: &Whole, status: u16) -> Value {
     let body = whole.json();
     openai_error(&body);
     body["error"].clone()
-}
-
-/// The certificate and key files of a state directory, whatever they are called.
-pub(crate) fn identity_files(state: &Path) -> (PathBuf, PathBuf) {
-    fn walk(dir: &Path, to: &mut Vec<PathBuf>) {
-        for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
-            let path = entry.path();
-            if path.is_dir() { walk(&path, to) } else { to.push(path) }
-        }
-    }
-    let mut all = Vec::new();
-    walk(state, &mut all);
-    let holds = |path: &Path, what: &str| std::fs::read_to_string(path).is_ok_and(|t| t.contains(what));
-    let key =
-        all.iter().find(|p| holds(p, "PRIVATE KEY")).unwrap_or_else(|| panic!("no key in {all:?}")).clone();
-    let is_ca = |p: &Path| p.file_name().is_some_and(|n| n.to_string_lossy().contains("ca"));
-    let certificate = all
-        .iter()
-        .find(|p| holds(p, "BEGIN CERTIFICATE") && !is_ca(p))
-        .unwrap_or_else(|| panic!("no certificate in {all:?}"))
-        .clone();
-    (certificate, key)
 }
 
 /// Says that a test was skipped and why, past the test runner's capture of output.
