@@ -166,12 +166,12 @@ impl Client {
         match &self.server {
             Server::Socket(path) => {
                 let stream = timeout(limit, UnixStream::connect(path)).await.map_err(|_| self.slow())?;
-                handshake(stream.map_err(|error| self.unreachable(&error.to_string()))?).await
+                handshake(stream.map_err(|error| self.unopened(&error))?).await
             }
             Server::Tls { host, port, name, config, .. } => {
                 let tcp = timeout(limit, TcpStream::connect((host.as_str(), *port))).await;
                 let tcp = tcp.map_err(|_| self.unreachable("no answer within 5s"))?;
-                let tcp = tcp.map_err(|error| self.unreachable(&error.to_string()))?;
+                let tcp = tcp.map_err(|error| self.unopened(&error))?;
                 // A request is one small write: Nagle only delays it.
                 tcp.set_nodelay(true)?;
                 let connector = tokio_rustls::TlsConnector::from(config.clone());
@@ -198,16 +198,23 @@ impl Client {
         }
     }
 
-    fn unreachable(&self, why: &str) -> Failure {
-        let failure = Failure::new(Exit::Unreachable, format!("cannot reach {}: {why}", self.server));
-        match &self.server {
-            Server::Socket(_) => failure
-                .remedy("start the daemon, or name another server with --socket or --addr")
-                .remedy("a socket is open to its owner only: use sudo, or --addr with a token"),
-            Server::Tls { .. } => {
+    /// A connection that could not be opened. On a socket the reason decides what helps.
+    fn unopened(&self, error: &std::io::Error) -> Failure {
+        let failure = Failure::new(Exit::Unreachable, format!("cannot reach {}: {error}", self.server));
+        match (&self.server, error.kind()) {
+            (Server::Socket(_), std::io::ErrorKind::PermissionDenied) => failure
+                .remedy("a socket is open to its owner only: use sudo, or --addr with an operator token"),
+            (Server::Socket(_), _) => {
+                failure.remedy("start the daemon there, or name another server with --socket or --addr")
+            }
+            (Server::Tls { .. }, _) => {
                 failure.remedy("check the address (--addr, UMBEL_ADDR) and that the server runs")
             }
         }
+    }
+
+    fn unreachable(&self, why: &str) -> Failure {
+        Failure::new(Exit::Unreachable, format!("cannot reach {}: {why}", self.server))
     }
 
     fn untrusted(&self, error: &str) -> Failure {

@@ -77,7 +77,9 @@ fn is_list(noun: &Noun) -> bool {
         Noun::Edge { verb, .. } => matches!(
             verb,
             None | Some(
-                EdgeVerb::List | EdgeVerb::Show { .. } | EdgeVerb::Token { verb: EdgeTokenVerb::List }
+                EdgeVerb::List
+                    | EdgeVerb::Show { .. }
+                    | EdgeVerb::Token { verb: None | Some(EdgeTokenVerb::List) }
             )
         ),
         Noun::Node { verb, .. } => {

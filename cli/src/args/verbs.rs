@@ -21,7 +21,7 @@ pub(crate) enum EdgeVerb {
     /// Single-use tokens with which an edge joins this control plane
     Token {
         #[command(subcommand)]
-        verb: EdgeTokenVerb,
+        verb: Option<EdgeTokenVerb>,
     },
     /// Revoke a site's credential at this control plane; its edge keeps serving
     Revoke {

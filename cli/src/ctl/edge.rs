@@ -27,9 +27,9 @@ pub(crate) async fn run(ctl: &Ctl, name: Option<&str>, verb: Option<&EdgeVerb>) 
         (Some(EdgeVerb::Show { name }), _) => show(ctl, name).await,
         (Some(EdgeVerb::Revoke { name, confirm }), _) => revoke(ctl, name, confirm.as_deref()).await,
         (Some(EdgeVerb::Token { verb }), _) => match verb {
-            EdgeTokenVerb::List => tokens(ctl).await,
-            EdgeTokenVerb::Revoke { id } => revoke_token(ctl, id).await,
-            EdgeTokenVerb::Create { site, expires, out } => {
+            None | Some(EdgeTokenVerb::List) => tokens(ctl).await,
+            Some(EdgeTokenVerb::Revoke { id }) => revoke_token(ctl, id).await,
+            Some(EdgeTokenVerb::Create { site, expires, out }) => {
                 if ctl.global.dry_run {
                     say(&format!(
                         "Would make a token with which the edge of {site} joins this control plane."
@@ -139,7 +139,8 @@ async fn show(ctl: &Ctl, name: &str) -> Outcome {
         ("Heard", edge.last_heard_ms.map_or("never".to_owned(), |ms| format!("{} ago", age_ms(Some(ms))))),
         ("Version", edge.software_version.clone().unwrap_or_else(|| "-".to_owned())),
         ("Protocol", edge.protocol.map_or("-".to_owned(), |protocol| protocol.to_string())),
-        ("Enrolled", utc(Some(edge.enrolled_at))),
+        // An edge asked on its own socket did not enroll anywhere.
+        ("Enrolled", utc(Some(edge.enrolled_at).filter(|at| at.as_second() > 0))),
         ("Credential", format!("{}, key sha256:{}", certificate(&edge), short(&edge.credential.key_sha256))),
     ];
     if let (CredentialState::Revoked, at) = (edge.credential.state, edge.credential.revoked_at) {
