@@ -7,6 +7,7 @@ mod banner;
 mod child;
 mod files;
 mod plan;
+mod ports;
 mod ready;
 
 use std::{
@@ -25,6 +26,7 @@ use crate::{
 };
 use child::Daemon;
 use plan::Plan;
+use ports::Ports;
 
 /// How long a whole fleet may take to serve: a model of some GB loads from a slow disk in minutes.
 const READY: Duration = Duration::from_secs(300);
@@ -34,7 +36,8 @@ pub(crate) async fn run(args: DevArgs) -> Outcome {
     let started = Instant::now();
     let mut signals = Signals::new()?;
     let folder = Folder::open(args.keep.as_deref())?;
-    let mut plan = match Plan::find_or_make(&folder.path, &args) {
+    let mut ports = Ports::default();
+    let mut plan = match Plan::find_or_make(&folder.path, &args, &mut ports).await {
         Ok(plan) => plan,
         Err(failure) => {
             folder.close(true);

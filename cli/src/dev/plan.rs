@@ -5,12 +5,12 @@
 
 use std::{
     fs, io,
-    net::{Ipv4Addr, SocketAddr, TcpListener},
     path::{Path, PathBuf},
 };
 
 use serde::{Deserialize, Serialize};
 
+use super::ports::Ports;
 use crate::{
     args::{DevArgs, EngineKind},
     exit::{Exit, Failure, Outcome},
@@ -84,7 +84,7 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// The plan that stands in `dir`, or a new one. `dir` exists and is absolute.
-    pub(crate) fn find_or_make(dir: &Path, args: &DevArgs) -> Outcome<Self> {
+    pub(crate) async fn find_or_make(dir: &Path, args: &DevArgs, ports: &mut Ports) -> Outcome<Self> {
         let record = dir.join("fleet.json");
         let mut plan = match fs::read(&record) {
             Ok(text) => {
@@ -94,9 +94,12 @@ impl Plan {
                 })?;
                 plan.dir = dir.to_owned();
                 plan.agree_with(args)?;
+                for port in plan.ports() {
+                    ports.again(port).await?;
+                }
                 plan
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Plan::make(dir, args)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Plan::make(dir, args, ports)?,
             Err(error) => return Err(Failure::failed(format!("{}: {error}", record.display()))),
         };
         plan.take_engine(args)?;
@@ -105,14 +108,13 @@ impl Plan {
         Ok(plan)
     }
 
-    fn make(dir: &Path, args: &DevArgs) -> Outcome<Self> {
+    fn make(dir: &Path, args: &DevArgs, ports: &mut Ports) -> Outcome<Self> {
         let sites = args.sites.unwrap_or(1);
         let nodes = args.nodes.unwrap_or(sites);
         if sites == 0 || sites > MOST || nodes > MOST {
             return Err(Failure::usage(format!("a fleet has 1 to {MOST} sites and at most {MOST} nodes")));
         }
-        let mut ports = FreePorts::new(2 + 2 * usize::from(sites))?;
-        let control_plane = ControlPlane { api_port: ports.take()?, edges_port: ports.take()?, made: None };
+        let control_plane = ControlPlane { api_port: ports.any()?, edges_port: ports.any()?, made: None };
         let mut plan = Plan {
             dir: dir.to_owned(),
             engine: Engine::Sim,
@@ -124,8 +126,8 @@ impl Plan {
         for number in 1..=sites {
             plan.sites.push(Site {
                 name: format!("site-{number}"),
-                api_port: ports.take()?,
-                nodes_port: ports.take()?,
+                api_port: ports.any()?,
+                nodes_port: ports.any()?,
                 made: false,
                 enrolled: false,
             });
@@ -200,21 +202,10 @@ impl Plan {
         super::files::write_private(&self.dir.join("fleet.json"), &text)
     }
 
-    /// Waits until the ports of a kept fleet are free: a killed fleet's processes need a moment to end.
-    pub(crate) async fn wait_for_ports(&self) -> Outcome {
-        let mut ports = vec![self.control_plane.api_port, self.control_plane.edges_port];
-        ports.extend(self.sites.iter().flat_map(|site| [site.api_port, site.nodes_port]));
-        let deadline = tokio::time::Instant::now() + std::time::Duration::from_secs(15);
-        for port in ports {
-            while let Err(error) = TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
-                if tokio::time::Instant::now() >= deadline {
-                    return Err(Failure::failed(format!("port {port} of this fleet is not free: {error}"))
-                        .remedy("end what uses it, or start a new fleet in another folder"));
-                }
-                tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-            }
-        }
-        Ok(())
+    /// Every port of the fleet.
+    fn ports(&self) -> Vec<u16> {
+        let sites = self.sites.iter().flat_map(|site| [site.api_port, site.nodes_port]);
+        sites.chain([self.control_plane.api_port, self.control_plane.edges_port]).collect()
     }
 
     pub(crate) fn control_plane_dir(&self) -> PathBuf {
@@ -247,27 +238,6 @@ impl Plan {
 
     pub(crate) fn log_file(&self, process: &str) -> PathBuf {
         self.dir.join("logs").join(format!("{process}.log"))
-    }
-}
-
-/// Ports that the kernel chose, all held until the last is known so that no two are the same.
-struct FreePorts {
-    held: Vec<TcpListener>,
-}
-
-impl FreePorts {
-    fn new(count: usize) -> Outcome<Self> {
-        let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let held = (0..count).map(|_| TcpListener::bind(loopback)).collect::<Result<_, _>>();
-        Ok(FreePorts {
-            held: held.map_err(|error| Failure::failed(format!("no free port on loopback: {error}")))?,
-        })
-    }
-
-    fn take(&mut self) -> Outcome<u16> {
-        let listener =
-            self.held.pop().ok_or_else(|| Failure::failed("fewer ports were planned than are needed"))?;
-        Ok(listener.local_addr()?.port())
     }
 }
 

@@ -29,7 +29,6 @@ const TOKEN_LIFE: Duration = Duration::from_secs(300);
 
 /// Starts everything; on an error the caller ends what is in `daemons`.
 pub(crate) async fn bring_up(plan: &mut Plan, daemons: &mut Vec<Daemon>) -> Outcome {
-    plan.wait_for_ports().await?;
     make_states(plan).await?;
     let control_plane = start_control_plane(plan, daemons).await?;
     for index in 0..plan.sites.len() {
