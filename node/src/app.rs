@@ -76,15 +76,28 @@ async fn agent(config: Config) -> Result<(), StartError> {
         tokio::spawn(reap(signal_of(SignalKind::child())?));
     }
     let relay = Arc::new(Relay::new(Arc::clone(&identity), Arc::clone(&engines)));
-    let reports = Reports::new(&config, Arc::clone(&identity), Arc::clone(&engines), Arc::clone(&state), gpus, &found);
+    let reports =
+        Reports::new(&config, Arc::clone(&identity), Arc::clone(&engines), Arc::clone(&state), gpus, &found);
     let reports = Arc::new(reports);
-    let edge =
-        Edge::new(&state, Arc::clone(&identity), Arc::clone(&relay), Arc::clone(&reports), Arc::clone(&engines))?;
-    let parts = Admin { identity, edge: Arc::clone(&edge), engines: Arc::clone(&engines), relay: Arc::clone(&relay), reports };
+    let edge = Edge::new(
+        &state,
+        Arc::clone(&identity),
+        Arc::clone(&relay),
+        Arc::clone(&reports),
+        Arc::clone(&engines),
+    )?;
+    let parts = Admin {
+        identity,
+        edge: Arc::clone(&edge),
+        engines: Arc::clone(&engines),
+        relay: Arc::clone(&relay),
+        reports,
+    };
     tracing::info!(node_id = %parts.identity.node_id, edge = %parts.identity.edge_id, "node agent started");
     tokio::spawn(admin::serve(socket, Arc::new(parts)));
     let end = CancellationToken::new();
-    let dialing = tokio::spawn(keep_connected(Arc::clone(&edge) as Arc<dyn umbel_wire::DialRole>, end.clone()));
+    let dialing =
+        tokio::spawn(keep_connected(Arc::clone(&edge) as Arc<dyn umbel_wire::DialRole>, end.clone()));
 
     signals.next().await;
     tracing::info!("asked to stop: running streams are finished");
@@ -125,7 +138,10 @@ struct Signals {
 
 impl Signals {
     fn new() -> Result<Self, StartError> {
-        Ok(Self { terminate: signal_of(SignalKind::terminate())?, interrupt: signal_of(SignalKind::interrupt())? })
+        Ok(Self {
+            terminate: signal_of(SignalKind::terminate())?,
+            interrupt: signal_of(SignalKind::interrupt())?,
+        })
     }
 
     async fn next(&mut self) {

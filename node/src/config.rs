@@ -13,6 +13,7 @@ use umbel_contracts::config::ConfigFile;
 
 use crate::StartError;
 
+mod engine;
 mod file;
 
 /// Which accelerators the host must have.
@@ -151,7 +152,9 @@ impl Config {
     /// # Errors
     /// [`StartError::Config`] with file, line and column, and what would be right.
     pub fn load(path: &Path) -> Result<Self, StartError> {
-        ConfigFile::read(path).and_then(|file| file::check(&file)).map_err(|error| StartError::Config(error.to_string()))
+        ConfigFile::read(path)
+            .and_then(|file| file::check(&file))
+            .map_err(|error| StartError::Config(error.to_string()))
     }
 
     /// Checks the text of a file; `path` is only named in errors.

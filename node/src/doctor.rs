@@ -5,7 +5,10 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
-use umbel_wire::{CloseReason, Connection, DialError, DialStep, HelloOut, NoHandler, Purpose, VersionRange, Welcome, dial_once};
+use umbel_wire::{
+    CloseReason, Connection, DialError, DialStep, HelloOut, NoHandler, Purpose, VersionRange, Welcome,
+    dial_once,
+};
 
 use crate::{
     Config, StartError,
@@ -56,7 +59,9 @@ impl Check {
 pub fn doctor(config: &Config) -> Vec<Check> {
     let runtime = match crate::app::runtime() {
         Ok(runtime) => runtime,
-        Err(error) => return vec![Check::failed("runtime", error.to_string(), "free memory or file descriptors")],
+        Err(error) => {
+            return vec![Check::failed("runtime", error.to_string(), "free memory or file descriptors")];
+        }
     };
     let checks = runtime.block_on(examine(config));
     runtime.shutdown_background();
@@ -69,9 +74,10 @@ async fn examine(config: &Config) -> Vec<Check> {
         let name = format!("engine {}", engine.name);
         let examined = match &engine.source {
             EngineSource::Sim { .. } => Ok("built in".to_owned()),
-            EngineSource::External { authority, base_path } if is_placeholder(authority) => {
-                Err((format!("its url names {authority}{base_path}, a placeholder that was not replaced"), "put the server's real name there"))
-            }
+            EngineSource::External { authority, base_path } if is_placeholder(authority) => Err((
+                format!("its url names {authority}{base_path}, a placeholder that was not replaced"),
+                "put the server's real name there",
+            )),
             EngineSource::External { authority, base_path } => {
                 let pool = Pool::new(Place::Named(authority.clone()));
                 match ready::probe(&pool, base_path, &engine.model, None).await {
@@ -102,10 +108,15 @@ async fn examine(config: &Config) -> Vec<Check> {
     }
     match identity(config) {
         Ok((state, identity)) => {
-            checks.push(Check::passed("identity", format!("node {} of edge {}", identity.node_id, identity.edge_id)));
+            checks.push(Check::passed(
+                "identity",
+                format!("node {} of edge {}", identity.node_id, identity.edge_id),
+            ));
             connection(&state, &identity, &mut checks).await;
         }
-        Err(error) => checks.push(Check::failed("identity", error.to_string(), "run `umbel node enroll` with a token")),
+        Err(error) => {
+            checks.push(Check::failed("identity", error.to_string(), "run `umbel node enroll` with a token"))
+        }
     }
     checks
 }
@@ -114,13 +125,26 @@ fn state_dir(folder: &Path) -> Check {
     let name = "state";
     let shown = folder.display();
     match std::fs::metadata(folder) {
-        Err(error) => Check::failed(name, format!("{shown}: {error}"), "enrolling makes it; or correct node.state_dir"),
-        Ok(facts) if !facts.is_dir() => Check::failed(name, format!("{shown} is no directory"), "correct node.state_dir"),
-        Ok(_) if rustix::fs::access(folder, rustix::fs::Access::READ_OK | rustix::fs::Access::WRITE_OK).is_err() => {
-            Check::failed(name, format!("{shown} is not writable for this user"), "run as its owner, or chown it")
+        Err(error) => {
+            Check::failed(name, format!("{shown}: {error}"), "enrolling makes it; or correct node.state_dir")
+        }
+        Ok(facts) if !facts.is_dir() => {
+            Check::failed(name, format!("{shown} is no directory"), "correct node.state_dir")
+        }
+        Ok(_)
+            if rustix::fs::access(folder, rustix::fs::Access::READ_OK | rustix::fs::Access::WRITE_OK)
+                .is_err() =>
+        {
+            Check::failed(
+                name,
+                format!("{shown} is not writable for this user"),
+                "run as its owner, or chown it",
+            )
         }
         Ok(_) => match host::is_not_durable(folder) {
-            Some(why) => Check::failed(name, format!("{shown} {why}"), "set node.state_dir to a directory on a disk"),
+            Some(why) => {
+                Check::failed(name, format!("{shown} {why}"), "set node.state_dir to a directory on a disk")
+            }
             None => Check::passed(name, shown.to_string()),
         },
     }
@@ -153,12 +177,18 @@ fn is_placeholder(address: &str) -> bool {
 async fn connection(state: &State, identity: &Identity, checks: &mut Vec<Check>) {
     if let Some(address) = identity.addresses.iter().find(|address| is_placeholder(address)) {
         let message = format!("{address} is a placeholder that was not replaced");
-        checks.push(Check::failed("addresses", message, "correct `advertise` in the edge's file and enroll again"));
+        checks.push(Check::failed(
+            "addresses",
+            message,
+            "correct `advertise` in the edge's file and enroll again",
+        ));
         return;
     }
     let tls = match client_config(state, identity) {
         Ok(tls) => tls,
-        Err(error) => return checks.push(Check::failed("tls", error.to_string(), "restore the state directory")),
+        Err(error) => {
+            return checks.push(Check::failed("tls", error.to_string(), "restore the state directory"));
+        }
     };
     let hello = HelloOut {
         purpose: Purpose::Hello,
@@ -166,7 +196,8 @@ async fn connection(state: &State, identity: &Identity, checks: &mut Vec<Check>)
         instance: instance(),
         payload: Vec::new(),
     };
-    let dialing = dial_once(target(identity, &tls), hello, |_: &Connection, _: &Welcome| Ok(Arc::new(NoHandler)));
+    let dialing =
+        dial_once(target(identity, &tls), hello, |_: &Connection, _: &Welcome| Ok(Arc::new(NoHandler)));
     let failed = match tokio::time::timeout(LIMIT, dialing).await {
         // Refused for the missing version, as was meant; any other refusal is about this node.
         Ok(Err(error)) if error.rejection.as_ref().is_some_and(|said| said.verdict.is_some()) => None,
@@ -175,12 +206,22 @@ async fn connection(state: &State, identity: &Identity, checks: &mut Vec<Check>)
             connection.close(CloseReason::Shutdown);
             None
         }
-        Err(_) => Some(DialError { step: DialStep::Connect, message: "no answer in time".into(), rejection: None }),
+        Err(_) => {
+            Some(DialError { step: DialStep::Connect, message: "no answer in time".into(), rejection: None })
+        }
     };
     let steps = [
         (DialStep::Lookup, "lookup", "check the host's DNS, or the edge's `advertise` names"),
-        (DialStep::Connect, "connect", "check that the edge runs, and firewalls on the way (outbound TCP only)"),
-        (DialStep::Tls, "tls", "check the clocks, and whether something on the way answers in the edge's place"),
+        (
+            DialStep::Connect,
+            "connect",
+            "check that the edge runs, and firewalls on the way (outbound TCP only)",
+        ),
+        (
+            DialStep::Tls,
+            "tls",
+            "check the clocks, and whether something on the way answers in the edge's place",
+        ),
         (DialStep::Hello, "hello", "follow the edge's words; without any, what answers there is not an edge"),
     ];
     for (step, name, remedy) in steps {
@@ -210,7 +251,8 @@ mod tests {
             [[engine]]\nname = \"far\"\nkind = \"external\"\nmodel = \"m\"\nurl = \"http://gpu.example:8000\"\n\
             [[engine]]\nname = \"own\"\nkind = \"llama-server\"\nmodel = \"m\"\nmodel_file = \"m.gguf\"\n";
         let checks = doctor(&config(text, folder.path()));
-        let failed: Vec<&str> = checks.iter().filter(|check| !check.passed).map(|check| check.name.as_str()).collect();
+        let failed: Vec<&str> =
+            checks.iter().filter(|check| !check.passed).map(|check| check.name.as_str()).collect();
         assert_eq!(failed, ["state", "engine far", "engine own", "identity"]);
         assert!(checks.iter().all(|check| check.passed == check.next_step.is_empty()));
         assert!(checks.iter().any(|check| check.message.contains("placeholder")));

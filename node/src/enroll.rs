@@ -57,7 +57,8 @@ pub fn enroll(config: &Config, token: &str) -> Result<Enrolled, StartError> {
     let token = EnrollmentToken::parse(token).map_err(|error| StartError::Refused(error.to_string()))?;
     if token.kind != TokenKind::Node {
         return Err(StartError::Refused(
-            "this token lets an edge join a control plane; a node needs one made by `umbel ctl token create`".into(),
+            "this token lets an edge join a control plane; a node needs one made by `umbel ctl token create`"
+                .into(),
         ));
     }
     let state = State::open(&config.state_dir)?;
@@ -79,7 +80,8 @@ pub fn enroll(config: &Config, token: &str) -> Result<Enrolled, StartError> {
 async fn join(config: &Config, state: &State, token: &EnrollmentToken) -> Result<Enrolled, StartError> {
     let key = state.key(state::KEY, true)?;
     let failed = |why: String| StartError::Failed(format!("cannot enroll: {why}"));
-    let tls = wire_client(Trust::CaDigest(token.ca_digest), None).map_err(|error| failed(error.to_string()))?;
+    let tls =
+        wire_client(Trust::CaDigest(token.ca_digest), None).map_err(|error| failed(error.to_string()))?;
     let target = DialTarget {
         addresses: token.addresses.clone(),
         server_name: server_name(token.edge_id.as_str()),
@@ -113,7 +115,8 @@ async fn join(config: &Config, state: &State, token: &EnrollmentToken) -> Result
 /// Checks that the answer is about this key and that edge.
 fn accept(token: &EnrollmentToken, key: &KeyPair, answer: NodeEnrollResponse) -> Result<Identity, String> {
     let leaf = answer.certificate_chain.first().ok_or("has no certificate")?;
-    let leaf = PeerCertificate::parse(leaf).map_err(|error| format!("has a certificate that is none: {error}"))?;
+    let leaf =
+        PeerCertificate::parse(leaf).map_err(|error| format!("has a certificate that is none: {error}"))?;
     let node_id = NodeId::parse(&answer.node_id).map_err(|_| "has no node id")?;
     if leaf.key_hash != key.key_hash() {
         return Err("has a certificate for another key".into());
@@ -150,9 +153,12 @@ fn told(identity: &Identity, already: bool) -> Enrolled {
 
 fn refused(error: &DialError) -> StartError {
     match &error.rejection {
-        Some(rejection) => {
-            StartError::Refused(format!("the edge refused: {} ({})", rejection.error.message, rejection.error.reason))
+        Some(rejection) => StartError::Refused(format!(
+            "the edge refused: {} ({})",
+            rejection.error.message, rejection.error.reason
+        )),
+        None => {
+            StartError::Unreachable(format!("the edge cannot be reached ({}): {error}", step(error.step)))
         }
-        None => StartError::Unreachable(format!("the edge cannot be reached ({}): {error}", step(error.step))),
     }
 }

@@ -41,21 +41,29 @@ pub(crate) async fn check(mode: Accelerator, gpus: &Gpus) -> Result<GpuFacts, St
 
 fn failed(mode: Accelerator, fault: &Fault) -> StartError {
     let otherwise = match mode {
-        Accelerator::Nvidia => "or set node.accelerator = \"auto\" or \"cpu\" in the node's file if it has no NVIDIA GPU",
+        Accelerator::Nvidia => {
+            "or set node.accelerator = \"auto\" or \"cpu\" in the node's file if it has no NVIDIA GPU"
+        }
         _ => "or set node.accelerator = \"cpu\" in the node's file to use none",
     };
     let (code, message) = match fault {
         Fault::Unavailable(why) => (
             "NVIDIA_NVML_UNAVAILABLE",
-            format!("the NVIDIA management library cannot be used: {why}. Install the NVIDIA driver and check that `nvidia-smi` works here, {otherwise}."),
+            format!(
+                "the NVIDIA management library cannot be used: {why}. Install the NVIDIA driver and check that `nvidia-smi` works here, {otherwise}."
+            ),
         ),
         Fault::NoDevice => (
             "NVIDIA_DEVICE_NOT_FOUND",
-            format!("the NVIDIA driver shows no GPU. Check `nvidia-smi -L`, and NVIDIA_VISIBLE_DEVICES where this runs in a container, {otherwise}."),
+            format!(
+                "the NVIDIA driver shows no GPU. Check `nvidia-smi -L`, and NVIDIA_VISIBLE_DEVICES where this runs in a container, {otherwise}."
+            ),
         ),
         Fault::NoTelemetry(why) => (
             "NVIDIA_TELEMETRY_UNAVAILABLE",
-            format!("a GPU gives no memory, temperature or power: {why}. Check `nvidia-smi -q` and the permissions of this user, {otherwise}."),
+            format!(
+                "a GPU gives no memory, temperature or power: {why}. Check `nvidia-smi -q` and the permissions of this user, {otherwise}."
+            ),
         ),
     };
     StartError::Preflight { code, message }

@@ -16,14 +16,14 @@ use tokio_util::sync::CancellationToken;
 use umbel_contracts::{
     bounds, event, method,
     proto::node::{
-        DeclaredEngine, EngineState, EngineStatus, Header, InferenceEnd, InferenceHead, InferenceOpen, InferenceOutcome,
-        NodeEngines, NodeEnrollRequest, NodeEnrollResponse, NodeHeartbeat, NodeHeartbeatAck, NodeHelloRequest,
-        NodeHelloResponse, NodeInventory, NodeLeases, NodeLeasesAck,
+        DeclaredEngine, EngineState, EngineStatus, Header, InferenceEnd, InferenceHead, InferenceOpen,
+        InferenceOutcome, NodeEngines, NodeEnrollRequest, NodeEnrollResponse, NodeHeartbeat,
+        NodeHeartbeatAck, NodeHelloRequest, NodeHelloResponse, NodeInventory, NodeLeases, NodeLeasesAck,
     },
 };
 use umbel_wire::{
-    BoxFuture, CloseReason, Code, Connection, Door, EdgeId, Error, Generation, Handler, IncomingRequest, Intervals,
-    KeyHash, Newcomer, NodeId, Open, OutgoingStream, Purpose, Rejection, Terminal, WelcomeOut,
+    BoxFuture, CloseReason, Code, Connection, Door, EdgeId, Error, Generation, Handler, IncomingRequest,
+    Intervals, KeyHash, Newcomer, NodeId, Open, OutgoingStream, Purpose, Rejection, Terminal, WelcomeOut,
     ca::{Authority, CLIENT_VALIDITY, SERVER_VALIDITY},
     clock::Wall,
     secret::Secret,
@@ -68,7 +68,8 @@ pub(crate) struct Edge {
     pub(crate) address: SocketAddr,
     inner: Arc<Inner>,
     shutdown: CancellationToken,
-    folder: tempfile::TempDir,
+    /// The CA's files.
+    _folder: tempfile::TempDir,
 }
 
 impl Drop for Edge {
@@ -93,7 +94,8 @@ impl Edge {
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let edge = Self { address, inner: Arc::new(inner), shutdown: CancellationToken::new(), folder };
+        let edge =
+            Self { address, inner: Arc::new(inner), shutdown: CancellationToken::new(), _folder: folder };
         edge.serve(listener, edge.shutdown.clone());
         edge
     }
@@ -182,7 +184,11 @@ impl Edge {
 
     pub(crate) fn open_on(&self, connection: &Connection, ask: Ask) -> Stream {
         let message = InferenceOpen {
-            provider_id: if ask.engine.contains('/') { ask.engine.clone() } else { self.provider(&ask.engine) },
+            provider_id: if ask.engine.contains('/') {
+                ask.engine.clone()
+            } else {
+                self.provider(&ask.engine)
+            },
             lease_id: ask.lease,
             generation: ask.generation.unwrap_or(connection.generation().0),
             method: "POST".into(),
@@ -326,8 +332,10 @@ impl Inner {
         assert_eq!(request.token_secret, self.secret.expose());
         let edge = EdgeId::parse(EDGE).unwrap();
         let node = NodeId::random();
-        let issued =
-            self.authority.sign_node(&request.signing_request, &edge, node, Wall::now(), CLIENT_VALIDITY).unwrap();
+        let issued = self
+            .authority
+            .sign_node(&request.signing_request, &edge, node, Wall::now(), CLIENT_VALIDITY)
+            .unwrap();
         self.heard.lock().unwrap().enrollments.push(request);
         if self.lose_answers.load(Ordering::SeqCst) > 0 {
             self.lose_answers.fetch_sub(1, Ordering::SeqCst);
@@ -413,7 +421,13 @@ impl Handler for Ear {
         }
     }
 
-    fn on_event(&self, _connection: &Connection, number: u32, _key: &str, payload: &[u8]) -> Result<(), Error> {
+    fn on_event(
+        &self,
+        _connection: &Connection,
+        number: u32,
+        _key: &str,
+        payload: &[u8],
+    ) -> Result<(), Error> {
         let mut heard = self.0.heard.lock().unwrap();
         match number {
             event::NODE_INVENTORY => heard.inventories.push(bounds::decode(payload)?),

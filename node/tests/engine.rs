@@ -6,10 +6,7 @@ use std::{
     net::SocketAddr,
     path::Path,
     process::{Command, Stdio},
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::Mutex,
     time::Duration,
 };
 
@@ -33,7 +30,10 @@ pub(crate) struct Exchange {
 impl Exchange {
     /// The head of an event stream.
     pub(crate) async fn start_events(&mut self) {
-        self.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n").await;
+        self.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n",
+        )
+        .await;
     }
 
     pub(crate) async fn chunk(&mut self, bytes: &[u8]) {
@@ -54,7 +54,8 @@ impl Exchange {
 
     /// An answer in one piece.
     pub(crate) async fn whole(&mut self, status: &str, headers: &str, body: &[u8]) {
-        let mut answer = format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\n{headers}\r\n", body.len()).into_bytes();
+        let mut answer =
+            format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\n{headers}\r\n", body.len()).into_bytes();
         answer.extend_from_slice(body);
         self.write(&answer).await;
     }
@@ -82,7 +83,6 @@ impl Exchange {
 pub(crate) struct Engine {
     pub(crate) address: SocketAddr,
     requests: mpsc::Receiver<Exchange>,
-    connections: Arc<AtomicUsize>,
     back: mpsc::Sender<(TcpStream, usize)>,
 }
 
@@ -92,12 +92,14 @@ impl Engine {
         let address = listener.local_addr().unwrap();
         let (requests, received) = mpsc::channel(64);
         let (back, mut given_back) = mpsc::channel::<(TcpStream, usize)>(64);
-        let connections = Arc::new(AtomicUsize::new(0));
-        let counted = Arc::clone(&connections);
         tokio::spawn(async move {
+            let mut count = 0;
             loop {
                 let (stream, connection) = tokio::select! {
-                    accepted = listener.accept() => (accepted.unwrap().0, counted.fetch_add(1, Ordering::SeqCst) + 1),
+                    accepted = listener.accept() => {
+                        count += 1;
+                        (accepted.unwrap().0, count)
+                    }
                     Some(kept) = given_back.recv() => kept,
                     // The test is over.
                     () = requests.closed() => return,
@@ -105,12 +107,15 @@ impl Engine {
                 tokio::spawn(receive(stream, connection, requests.clone()));
             }
         });
-        Self { address, requests: received, connections, back }
+        Self { address, requests: received, back }
     }
 
     /// The lines of the node's file for it.
     pub(crate) fn lines(&self) -> String {
-        format!("[[engine]]\nname = \"ext\"\nkind = \"external\"\nmodel = \"m\"\nurl = \"http://{}\"\n", self.address)
+        format!(
+            "[[engine]]\nname = \"ext\"\nkind = \"external\"\nmodel = \"m\"\nurl = \"http://{}\"\n",
+            self.address
+        )
     }
 
     pub(crate) async fn request(&mut self) -> Exchange {
@@ -120,11 +125,6 @@ impl Engine {
     /// No request has come.
     pub(crate) fn is_quiet(&mut self) -> bool {
         self.requests.try_recv().is_err()
-    }
-
-    /// Connections so far.
-    pub(crate) fn connections(&self) -> usize {
-        self.connections.load(Ordering::SeqCst)
     }
 
     /// The connection may carry another request.
@@ -192,7 +192,13 @@ fn engine_process() {
     let Ok(mode) = std::env::var("UMBEL_TEST_ENGINE") else { return };
     let arguments = std::env::var("UMBEL_TEST_ARGUMENTS").unwrap();
     let mut words = arguments.split_ascii_whitespace();
-    let port = words.by_ref().find(|word| *word == "--port").and_then(|_| words.next()).unwrap().parse::<u16>().unwrap();
+    let port = words
+        .by_ref()
+        .find(|word| *word == "--port")
+        .and_then(|_| words.next())
+        .unwrap()
+        .parse::<u16>()
+        .unwrap();
     match mode.as_str() {
         "traceback" => {
             for line in 0..200 {
@@ -240,7 +246,8 @@ fn flood() {
 fn children() {
     use std::os::unix::process::CommandExt;
     for _ in 0..2 {
-        Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap();
+        // Not waited for: they shall outlive this process.
+        std::mem::forget(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap());
     }
     let mut stray = Command::new("/bin/sh");
     stray.args(["-c", "trap '' TERM; (trap '' TERM; sleep 1000) &"]).process_group(0);

@@ -12,7 +12,8 @@ use crate::{
     until,
 };
 
-pub(crate) const SIM: &str = "[[engine]]\nname = \"sim\"\nkind = \"sim\"\nmodel = \"m\"\naliases = [\"n\"]\ncapacity = 2\n";
+pub(crate) const SIM: &str =
+    "[[engine]]\nname = \"sim\"\nkind = \"sim\"\nmodel = \"m\"\naliases = [\"n\"]\ncapacity = 2\n";
 
 /// Joins, says hello, and carries a stream from the built-in engine.
 #[tokio::test]
@@ -24,16 +25,23 @@ async fn joins_and_answers() {
     let _agent = folder.start();
     edge.engine("sim", EngineState::Ready).await;
 
-    let (hello, enrollment) =
-        edge.heard(|heard| (heard.hellos[0].clone(), heard.enrollments[0].clone()));
+    let (hello, enrollment) = edge.heard(|heard| (heard.hellos[0].clone(), heard.enrollments[0].clone()));
     assert_eq!(hello.node_id, enrolled.node_id);
     assert_eq!(enrollment.name, "test");
     let declared = &hello.engines[0];
-    assert_eq!((declared.name.as_str(), declared.kind.as_str(), declared.model.as_str()), ("sim", "sim", "m"));
+    assert_eq!(
+        (declared.name.as_str(), declared.kind.as_str(), declared.model.as_str()),
+        ("sim", "sim", "m")
+    );
     assert_eq!((declared.category.as_str(), declared.capacity), ("local_inference", 2));
     assert!(hello.capabilities.iter().any(|name| name == "deployment.invoke.v1"));
     let inventory = hello.inventory.unwrap();
-    assert!(inventory.complete && inventory.cpu_count > 0 && inventory.memory_bytes > 0 && inventory.gpus.is_empty());
+    assert!(
+        inventory.complete
+            && inventory.cpu_count > 0
+            && inventory.memory_bytes > 0
+            && inventory.gpus.is_empty()
+    );
     assert_eq!(inventory.sequence, hello.inventory_sequence);
 
     let body = r#"{"stream":true,"messages":[],"stream_options":{"include_usage":true}}"#;
@@ -45,7 +53,10 @@ async fn joins_and_answers() {
     assert_eq!(end.told.answer_bytes, text.len() as u64);
 
     let status = folder.status().await;
-    assert_eq!((status["connection"]["state"].as_str(), status["engines"][0]["state"].as_str()), (Some("connected"), Some("ready")));
+    assert_eq!(
+        (status["connection"]["state"].as_str(), status["engines"][0]["state"].as_str()),
+        (Some("connected"), Some("ready"))
+    );
     assert_eq!(status["node_id"].as_str(), Some(enrolled.node_id.as_str()));
     until("heartbeats", async || edge.heard(|heard| (heard.heartbeats > 2).then_some(()))).await;
 }
@@ -59,7 +70,11 @@ async fn a_lost_answer_is_asked_for_again_with_the_same_key() {
     folder.enroll(edge.token()).await.unwrap_err();
     folder.enroll(edge.token()).await.unwrap();
     let keys = edge.heard(|heard| {
-        heard.enrollments.iter().map(|request| umbel_wire::ca::request_key_hash(&request.signing_request).unwrap()).collect::<Vec<_>>()
+        heard
+            .enrollments
+            .iter()
+            .map(|request| umbel_wire::ca::request_key_hash(&request.signing_request).unwrap())
+            .collect::<Vec<_>>()
     });
     assert_eq!(keys.len(), 2);
     assert_eq!(keys[0], keys[1]);
@@ -97,7 +112,11 @@ async fn a_second_agent_on_one_state_directory_is_refused() {
     folder.status().await;
     let mut second = folder.start();
     assert_eq!(second.ended().await, Some(1));
-    assert!(folder.log().contains(&format!("in use by another agent (pid {})", first.pid())), "{}", folder.log());
+    assert!(
+        folder.log().contains(&format!("in use by another agent (pid {})", first.pid())),
+        "{}",
+        folder.log()
+    );
     edge.engine("sim", EngineState::Ready).await;
 }
 
@@ -164,7 +183,8 @@ async fn sequences_survive_a_kill() {
         agent.signal(rustix::process::Signal::KILL);
         agent.ended().await;
     }
-    let sequences = edge.heard(|heard| heard.hellos.iter().map(|hello| hello.inventory_sequence).collect::<Vec<_>>());
+    let sequences =
+        edge.heard(|heard| heard.hellos.iter().map(|hello| hello.inventory_sequence).collect::<Vec<_>>());
     assert!(sequences.windows(2).all(|pair| pair[0] < pair[1]), "{sequences:?}");
 }
 

@@ -61,7 +61,10 @@ async fn row_50_bytes_are_the_engines() {
 
     let stream = bench.ask("{}").await;
     let mut exchange = bench.engine.request().await;
-    let answer = format!("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{TEXT}", TEXT.len());
+    let answer = format!(
+        "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{TEXT}",
+        TEXT.len()
+    );
     for byte in answer.as_bytes() {
         exchange.write(&[*byte]).await;
     }
@@ -222,7 +225,9 @@ async fn row_55_limits_are_those_of_the_opening() {
 async fn row_35_credentials_stay_out() {
     let mut bench = Bench::start().await;
     let mut ask = Ask::new("ext", "{}");
-    for (name, value) in [("authorization", "Bearer client"), ("cookie", "a"), ("x-api-key", "b"), ("te", "trailers")] {
+    for (name, value) in
+        [("authorization", "Bearer client"), ("cookie", "a"), ("x-api-key", "b"), ("te", "trailers")]
+    {
         ask.headers.push(Header { name: name.into(), value: value.into() });
     }
     let stream = bench.edge.open(ask).await;
@@ -310,7 +315,9 @@ async fn an_engine_that_is_away() {
     let place = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = place.local_addr().unwrap();
     drop(place);
-    let lines = format!("[[engine]]\nname = \"ext\"\nkind = \"external\"\nmodel = \"m\"\nurl = \"http://{address}\"\n");
+    let lines = format!(
+        "[[engine]]\nname = \"ext\"\nkind = \"external\"\nmodel = \"m\"\nurl = \"http://{address}\"\n"
+    );
     let folder = Folder::new(&lines);
     folder.enroll(edge.token()).await.unwrap();
     let _agent = folder.start();

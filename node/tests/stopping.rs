@@ -28,7 +28,10 @@ async fn row_93_running_streams_end_well() {
         streams.push((stream, exchange));
     }
     bench.agent.signal(Signal::TERM);
-    until("the node to say that it drains", async || bench.edge.heard(|heard| (heard.goaways > 0).then_some(()))).await;
+    until("the node to say that it drains", async || {
+        bench.edge.heard(|heard| (heard.goaways > 0).then_some(()))
+    })
+    .await;
     bench.edge.engine("ext", EngineState::Draining).await;
     for (stream, mut exchange) in streams {
         exchange.chunk(b"data: late\n\n").await;
@@ -71,7 +74,10 @@ async fn row_93_a_second_signal_ends_fast() {
     let mut stream = bench.ask("{}").await;
     let mut exchange = bench.engine.request().await;
     bench.agent.signal(Signal::TERM);
-    until("the node to say that it drains", async || bench.edge.heard(|heard| (heard.goaways > 0).then_some(()))).await;
+    until("the node to say that it drains", async || {
+        bench.edge.heard(|heard| (heard.goaways > 0).then_some(()))
+    })
+    .await;
     bench.agent.signal(Signal::TERM);
     assert_eq!(bench.agent.ended().await, Some(0));
     exchange.left().await;
@@ -90,7 +96,9 @@ async fn row_93_a_stop_while_loading() {
     folder.enroll(edge.token()).await.unwrap();
     let mut agent = folder.start();
     let report = until("the engine's cause", async || {
-        edge.heard(|heard| heard.engines.iter().find(|status| status.cause.contains("does not list")).cloned())
+        edge.heard(|heard| {
+            heard.engines.iter().find(|status| status.cause.contains("does not list")).cloned()
+        })
     })
     .await;
     assert_eq!(report.state(), EngineState::Loading);

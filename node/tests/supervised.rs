@@ -138,10 +138,14 @@ async fn a_reused_process_id_is_left_alone() {
         stranger.id(),
         boot.trim()
     );
-    umbel_wire::files::write_private(&bench.folder.path("state/engines/own.json"), record.as_bytes()).unwrap();
+    umbel_wire::files::write_private(&bench.folder.path("state/engines/own.json"), record.as_bytes())
+        .unwrap();
     let connections = bench.edge.heard(|heard| heard.hellos.len());
     bench.agent = bench.folder.start();
-    until("the next hello", async || bench.edge.heard(|heard| (heard.hellos.len() > connections).then_some(()))).await;
+    until("the next hello", async || {
+        bench.edge.heard(|heard| (heard.hellos.len() > connections).then_some(()))
+    })
+    .await;
     assert!(stranger.try_wait().unwrap().is_none());
     stranger.kill().unwrap();
     stranger.wait().unwrap();
@@ -168,7 +172,11 @@ async fn row_87_the_last_lines_are_told() {
     let bench = Bench::start("traceback").await;
     let report = until("a report with output", async || {
         bench.edge.heard(|heard| {
-            heard.engines.iter().find(|status| status.name == "own" && !status.output_tail.is_empty()).cloned()
+            heard
+                .engines
+                .iter()
+                .find(|status| status.name == "own" && !status.output_tail.is_empty())
+                .cloned()
         })
     })
     .await;
@@ -189,7 +197,11 @@ async fn row_89_short_successes() {
     .await;
     let report = until("a cause", async || {
         bench.edge.heard(|heard| {
-            heard.engines.iter().find(|status| status.name == "own" && status.cause.contains("started again")).cloned()
+            heard
+                .engines
+                .iter()
+                .find(|status| status.name == "own" && status.cause.contains("started again"))
+                .cloned()
         })
     })
     .await;

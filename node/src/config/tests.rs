@@ -12,7 +12,8 @@ fn parse(text: &str) -> Result<Config, String> {
 }
 
 fn engine(lines: &str) -> Result<EngineConfig, String> {
-    parse(&format!("{NODE}[[engine]]\nname = \"chat\"\nmodel = \"m\"\n{lines}\n")).map(|config| config.engines[0].clone())
+    parse(&format!("{NODE}[[engine]]\nname = \"chat\"\nmodel = \"m\"\n{lines}\n"))
+        .map(|config| config.engines[0].clone())
 }
 
 #[test]
@@ -30,14 +31,24 @@ fn engines_of_each_kind() {
     let sim = engine("kind = \"sim\"\ntoken_delay = \"20ms\"").unwrap();
     assert_eq!(
         sim.source,
-        EngineSource::Sim { first_token_delay: Duration::ZERO, token_delay: Duration::from_millis(20), tokens: 16 }
+        EngineSource::Sim {
+            first_token_delay: Duration::ZERO,
+            token_delay: Duration::from_millis(20),
+            tokens: 16
+        }
     );
     assert_eq!((sim.capacity, sim.category.as_str()), (4, "local_inference"));
     let here = engine("kind = \"external\"\nurl = \"http://[::1]:8000/v1/\"").unwrap();
-    assert_eq!(here.source, EngineSource::External { authority: "[::1]:8000".into(), base_path: String::new() });
+    assert_eq!(
+        here.source,
+        EngineSource::External { authority: "[::1]:8000".into(), base_path: String::new() }
+    );
     assert_eq!(here.category, "local_inference");
     let there = engine("kind = \"external\"\nurl = \"http://gateway.lan/openai/v1\"").unwrap();
-    assert_eq!(there.source, EngineSource::External { authority: "gateway.lan:80".into(), base_path: "/openai".into() });
+    assert_eq!(
+        there.source,
+        EngineSource::External { authority: "gateway.lan:80".into(), base_path: "/openai".into() }
+    );
     assert_eq!(there.category, "api");
     let llama = engine("kind = \"llama-server\"\nmodel_file = \"m.gguf\"").unwrap();
     let EngineSource::LlamaServer { model_file, port, start_timeout, .. } = llama.source else { panic!() };
@@ -89,7 +100,10 @@ fn what_is_wrong_outside_engines() {
         ("[node]\nstate_dir = \"s\"\naccelerator = \"tpu\"\n", ":3:15: unknown variant"),
         ("[node]\nstate_dir = \"s\"\n[node.labels]\n\"a b\" = \"c\"\n", "node.labels"),
         ("[node]\nstate_dir = \"s\"\n[[engine]]\nname=\"a\"\nkind=\"sim\"\nmodel=\"m\"\n", "allow_sim"),
-        ("[node]\nstate_dir = \"s\"\nallow_sim = true\n[[engine]]\nname=\"../a\"\nkind=\"sim\"\nmodel=\"m\"\n", "engine[0].name"),
+        (
+            "[node]\nstate_dir = \"s\"\nallow_sim = true\n[[engine]]\nname=\"../a\"\nkind=\"sim\"\nmodel=\"m\"\n",
+            "engine[0].name",
+        ),
         ("[nodes]\n", "unknown key \"nodes\""),
     ] {
         let said = parse(text).unwrap_err();

@@ -57,9 +57,15 @@ impl Identity {
     /// Checks what was read from a file.
     pub(crate) fn validated(self) -> Result<Self, String> {
         if self.format != FORMAT {
-            return Err(format!("has format {}, and this agent reads {FORMAT}: it was written by another version", self.format));
+            return Err(format!(
+                "has format {}, and this agent reads {FORMAT}: it was written by another version",
+                self.format
+            ));
         }
-        if umbel_wire::EdgeId::parse(&self.edge_id).is_err() || self.addresses.is_empty() || self.certificate_chain.is_empty() {
+        if umbel_wire::EdgeId::parse(&self.edge_id).is_err()
+            || self.addresses.is_empty()
+            || self.certificate_chain.is_empty()
+        {
             return Err("is not complete".into());
         }
         // The name goes into a path.
@@ -67,11 +73,6 @@ impl Identity {
             return Err("names a key file outside the state directory".into());
         }
         Ok(self)
-    }
-
-    /// The provider id of one of this node's engines.
-    pub(crate) fn provider_id(&self, engine: &str) -> String {
-        format!("{}/{engine}", self.node_id)
     }
 }
 

@@ -67,7 +67,11 @@ pub(crate) fn inventory(
 
 /// Whether two inventories say the same of the host.
 pub(crate) fn same(a: &NodeInventory, b: &NodeInventory) -> bool {
-    let facts = |inventory: &NodeInventory| NodeInventory { sequence: 0, observed_at_unix_ms: 0, ..inventory.clone() };
+    let facts = |inventory: &NodeInventory| NodeInventory {
+        sequence: 0,
+        observed_at_unix_ms: 0,
+        ..inventory.clone()
+    };
     facts(a) == facts(b)
 }
 

@@ -66,10 +66,6 @@ impl Family {
         Self { leader, leader_start, own_group, known: BTreeMap::from([(leader, leader_start)]) }
     }
 
-    pub(crate) fn leader(&self) -> ProcessId {
-        self.leader
-    }
-
     /// The living members among `all`, `agent` never. `marked` says of a process whether it carries the nonce; it is
     /// asked only where nothing else decides.
     pub(crate) fn members(
@@ -105,7 +101,8 @@ impl Family {
                 break;
             }
         }
-        let members: Vec<ProcessFacts> = all.iter().filter(|facts| found.contains(&facts.id)).copied().collect();
+        let members: Vec<ProcessFacts> =
+            all.iter().filter(|facts| found.contains(&facts.id)).copied().collect();
         self.known = members.iter().map(|facts| (facts.id, facts.start)).collect();
         members.into_iter().filter(|facts| !facts.zombie).collect()
     }
@@ -132,7 +129,8 @@ mod tests {
 
     #[test]
     fn reads_a_stat_line_with_an_evil_name() {
-        let line = "42 (a) S (b)) R 7 42 40 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 98765 1000 2 18446744073709551615";
+        let line =
+            "42 (a) S (b)) R 7 42 40 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 98765 1000 2 18446744073709551615";
         let facts = parse_stat(line).unwrap();
         assert_eq!((facts.id, facts.parent, facts.group), (ProcessId(42), ProcessId(7), ProcessId(42)));
         assert_eq!((facts.session, facts.start, facts.zombie), (ProcessId(40), StartTime(98765), false));
@@ -145,7 +143,13 @@ mod tests {
     fn row_82_children_that_left_the_group_belong() {
         let agent = process(10, 1, 10, 1);
         let mut family = Family::new(ProcessId(20), StartTime(50), true);
-        let first = [agent, process(20, 10, 20, 50), process(21, 20, 20, 51), process(22, 21, 22, 52), process(30, 10, 30, 60)];
+        let first = [
+            agent,
+            process(20, 10, 20, 50),
+            process(21, 20, 20, 51),
+            process(22, 21, 22, 52),
+            process(30, 10, 30, 60),
+        ];
         assert_eq!(ids(&family.members(&first, agent.id, |_| false)), [20, 21, 22]);
         // The leader and the middle one died; the stray one is now a child of the agent and still known.
         let second = [agent, process(22, 10, 22, 52), process(23, 22, 23, 70), process(30, 10, 30, 60)];

@@ -11,6 +11,9 @@ use std::{
 
 #[cfg(test)]
 mod tests;
+mod words;
+
+pub(crate) use words::{Exit, Input, Output, State, Traits};
 
 /// So many crashes within [`CRASH_WINDOW`], or so many starts in a row that never got ready, are a loop.
 pub(crate) const CRASHES: usize = 5;
@@ -33,117 +36,6 @@ const KILL_AGAIN: Duration = Duration::from_millis(500);
 /// A profile that did not validate is looked at again so often: a port may get free, a file may appear.
 const REVALIDATE: Duration = Duration::from_secs(15);
 
-/// State of an engine, as the boundary has it.
-///
-/// ```text
-/// validating -> starting -> loading -> ready -> draining -> stopping -> stopped
-///    |   ^         ^           |         |
-///    v   |         |           +-- crash-+
-///  failed '--------+-- wait -- restarting (everything of it is ended) -- CRASH_LOOP -> failed
-/// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum State {
-    /// Its profile is checked against the host.
-    Validating,
-    /// Its process is about to be started, or waits for its next start.
-    Starting,
-    /// It runs and is not ready yet, or not any more.
-    Loading,
-    /// It takes requests.
-    Ready,
-    /// It takes no new requests and finishes the running ones.
-    Draining,
-    /// It crashed: what is left of it is ended before the next start.
-    #[serde(rename = "starting")]
-    Restarting,
-    /// Its processes are being ended, as asked.
-    Stopping,
-    /// Nothing of it is left, as asked.
-    Stopped,
-    /// It does not run, and will not by itself.
-    Failed,
-}
-
-/// How an engine's process came to its end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Exit {
-    /// It exited by itself with this code.
-    Code(i32),
-    /// A signal ended it.
-    Signal(i32),
-    /// Its parent could not learn how.
-    Unknown,
-}
-
-impl std::fmt::Display for Exit {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Code(0) => f.write_str("exited with code 0 without being asked"),
-            Self::Code(code) => write!(f, "exited with code {code}"),
-            // The signal that the kernel's out-of-memory killer sends, and few others do.
-            Self::Signal(9) => f.write_str("was ended by signal 9 (killed; the kernel does so when memory runs out)"),
-            Self::Signal(signal) => write!(f, "was ended by signal {signal}"),
-            Self::Unknown => f.write_str("exited"),
-        }
-    }
-}
-
-/// What the supervisor is told.
-#[derive(Debug, Clone)]
-pub(crate) enum Input {
-    /// The answer to [`Output::Validate`]: fine, or why not.
-    Validated(Result<(), String>),
-    /// The answer to [`Output::Start`]: it runs, or why not.
-    Started(Result<(), String>),
-    /// The answer to [`Output::Probe`]: ready, or why not.
-    Probed(Result<(), String>),
-    /// The process ended; others that it started may be left.
-    Exited(Exit),
-    /// Nothing of the process is left. The last lines of its output come along.
-    Gone {
-        /// At most 4 KiB.
-        tail: String,
-    },
-    /// End it: finish running requests for at most `drain`, then SIGTERM, and SIGKILL after `grace`.
-    Stop {
-        /// Time for running requests.
-        drain: Duration,
-        /// Time from SIGTERM to SIGKILL.
-        grace: Duration,
-    },
-    /// No request runs any more; only said while draining.
-    Drained,
-    /// The deadline has come.
-    Tick,
-}
-
-/// What the supervisor asks for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Output {
-    /// Check the profile against the host, then say `Validated`.
-    Validate,
-    /// Start the process, then say `Started`.
-    Start,
-    /// Look whether it is ready, then say `Probed`.
-    Probe,
-    /// SIGTERM to everything of it.
-    Terminate,
-    /// SIGKILL to everything of it.
-    Kill,
-    /// The state or its cause changed: tell whoever listens.
-    Report,
-}
-
-/// Fixed facts about an engine.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Traits {
-    /// It has a process that the agent starts.
-    pub(crate) supervised: bool,
-    /// From start to ready.
-    pub(crate) start_timeout: Duration,
-}
-
 /// The supervisor of one engine.
 #[derive(Debug)]
 pub(crate) struct Supervisor {
@@ -151,8 +43,6 @@ pub(crate) struct Supervisor {
     state: State,
     cause: String,
     tail: String,
-    /// When the state was entered.
-    since: Instant,
     /// Next thing to do by time.
     deadline: Option<Instant>,
     /// While loading: after this it counts as crashed (supervised) or unreachable.
@@ -179,13 +69,12 @@ struct Stop {
 
 impl Supervisor {
     /// A new engine, to be validated.
-    pub(crate) fn new(now: Instant, traits: Traits) -> (Self, Vec<Output>) {
+    pub(crate) fn new(traits: Traits) -> (Self, Vec<Output>) {
         let supervisor = Self {
             traits,
             state: State::Validating,
             cause: String::new(),
             tail: String::new(),
-            since: now,
             deadline: None,
             loading_until: None,
             probing: false,
@@ -214,11 +103,6 @@ impl Supervisor {
         &self.tail
     }
 
-    /// When the state was entered.
-    pub(crate) fn since(&self) -> Instant {
-        self.since
-    }
-
     /// Starts after a crash, in all.
     pub(crate) fn restarts(&self) -> u32 {
         self.restarts
@@ -243,20 +127,21 @@ impl Supervisor {
             }
             (Input::Validated(Err(cause)), State::Validating | State::Failed) if self.stop.is_none() => {
                 let report = self.state != State::Failed || self.cause != cause;
-                self.state_at(now, State::Failed, cause);
+                self.state = State::Failed;
+                self.cause = cause;
                 self.deadline = Some(now + REVALIDATE);
                 if report {
                     out.push(Output::Report);
                 }
             }
             (Input::Started(Ok(())), State::Starting) => {
-                self.enter(now, State::Loading, String::new(), &mut out);
+                self.enter(State::Loading, String::new(), &mut out);
                 self.load(now, &mut out);
             }
             // A stop came while it was being started: the process is ended like any other.
             (Input::Started(Ok(())), State::Stopping) => self.terminate(now, &mut out),
             (Input::Started(Err(cause)), State::Starting) => self.crashed(now, &cause, &mut out),
-            (Input::Started(Err(_)), State::Stopping) => self.stopped(now, &mut out),
+            (Input::Started(Err(_)), State::Stopping) => self.stopped(&mut out),
             (Input::Probed(result), State::Loading | State::Ready | State::Failed) if self.probing => {
                 self.probing = false;
                 self.probed(now, result, &mut out);
@@ -271,7 +156,7 @@ impl Supervisor {
             }
             (Input::Gone { tail }, State::Stopping) => {
                 self.tail = tail;
-                self.stopped(now, &mut out);
+                self.stopped(&mut out);
             }
             (Input::Stop { drain, grace }, _) => self.asked_to_stop(now, drain, grace, &mut out),
             (Input::Drained, State::Draining) => self.end(now, "asked to stop", &mut out),
@@ -283,10 +168,10 @@ impl Supervisor {
 
     fn validated(&mut self, now: Instant, out: &mut Vec<Output>) {
         if self.traits.supervised {
-            self.enter(now, State::Starting, String::new(), out);
+            self.enter(State::Starting, String::new(), out);
             out.push(Output::Start);
         } else {
-            self.enter(now, State::Loading, String::new(), out);
+            self.enter(State::Loading, String::new(), out);
             self.load(now, out);
         }
     }
@@ -311,7 +196,7 @@ impl Supervisor {
                 self.deadline = Some(now + PROBE_READY);
             }
             (Ok(()), _) => {
-                self.enter(now, State::Ready, String::new(), out);
+                self.enter(State::Ready, String::new(), out);
                 self.tail.clear();
                 self.failed_probes = 0;
                 self.never_ready = 0;
@@ -323,8 +208,9 @@ impl Supervisor {
                 self.failed_probes += 1;
                 self.deadline = Some(now + PROBE_LOADING);
                 if self.failed_probes >= PROBE_FAILURES {
-                    let limit = if self.traits.supervised { self.traits.start_timeout } else { UNREACHABLE_AFTER };
-                    self.enter(now, State::Loading, cause, out);
+                    let limit =
+                        if self.traits.supervised { self.traits.start_timeout } else { UNREACHABLE_AFTER };
+                    self.enter(State::Loading, cause, out);
                     self.loading_until = Some(now + limit);
                     self.deadline = Some(now + PROBE_LOADING);
                 }
@@ -348,18 +234,18 @@ impl Supervisor {
         let cause = if cause.is_empty() { "it does not answer" } else { cause };
         if self.traits.supervised {
             let limit = self.traits.start_timeout.as_secs();
-            self.enter(now, State::Restarting, format!("was not ready within {limit} s: {cause}"), out);
+            self.enter(State::Restarting, format!("was not ready within {limit} s: {cause}"), out);
             self.terminate(now, out);
         } else {
             let cause = format!("not reachable: {cause}");
-            self.enter(now, State::Failed, cause, out);
+            self.enter(State::Failed, cause, out);
             self.deadline = Some(now + PROBE_READY);
         }
     }
 
     fn exited(&mut self, now: Instant, exit: Exit, out: &mut Vec<Output>) {
         let next = if self.stop.is_some() { State::Stopping } else { State::Restarting };
-        self.enter(now, next, exit.to_string(), out);
+        self.enter(next, exit.to_string(), out);
         // Whatever it left behind gets no grace: its parent is gone.
         self.deadline = Some(now + KILL_AGAIN);
         out.push(Output::Kill);
@@ -381,15 +267,17 @@ impl Supervisor {
         self.loading_until = None;
         if self.crashes.len() >= CRASHES || self.never_ready >= CRASHES {
             let minutes = CRASH_WINDOW.as_secs() / 60;
-            let cause = format!("CRASH_LOOP: crashed {CRASHES} times within {minutes} minutes or before it was ready; the last time it {cause}");
-            self.enter(now, State::Failed, cause, out);
+            let cause = format!(
+                "CRASH_LOOP: crashed {CRASHES} times within {minutes} minutes or before it was ready; the last time it {cause}"
+            );
+            self.enter(State::Failed, cause, out);
             self.deadline = None;
             return;
         }
         let wait = BACKOFF_FIRST.saturating_mul(1 << self.unstable.min(6)).min(BACKOFF_MAX);
         self.unstable += 1;
         self.restarts = self.restarts.saturating_add(1);
-        self.enter(now, State::Starting, format!("{cause}; started again in {} s", wait.as_secs()), out);
+        self.enter(State::Starting, format!("{cause}; started again in {} s", wait.as_secs()), out);
         self.deadline = Some(now + wait);
     }
 
@@ -397,26 +285,26 @@ impl Supervisor {
         self.stop = Some(Stop { grace });
         match self.state {
             State::Ready if !drain.is_zero() => {
-                self.enter(now, State::Draining, "asked to stop".into(), out);
+                self.enter(State::Draining, "asked to stop".into(), out);
                 self.deadline = Some(now + drain);
             }
             State::Draining if !drain.is_zero() => {}
             State::Loading | State::Ready | State::Draining => self.end(now, "asked to stop", out),
             // The process is being made right now: `Started` decides.
             State::Starting if self.deadline.is_none() => {
-                self.enter(now, State::Stopping, "asked to stop".into(), out);
+                self.enter(State::Stopping, "asked to stop".into(), out);
             }
             // Already on its way; a second asking may shorten the grace.
             State::Restarting | State::Stopping => {
                 if self.state == State::Restarting {
-                    self.enter(now, State::Stopping, "asked to stop".into(), out);
+                    self.enter(State::Stopping, "asked to stop".into(), out);
                 }
                 let until = now + grace;
                 if self.deadline.is_none_or(|at| at > until) {
                     self.deadline = Some(until);
                 }
             }
-            State::Validating | State::Starting | State::Failed => self.stopped(now, out),
+            State::Validating | State::Starting | State::Failed => self.stopped(out),
             State::Stopped => {}
         }
     }
@@ -424,10 +312,10 @@ impl Supervisor {
     /// Ends what runs.
     fn end(&mut self, now: Instant, cause: &str, out: &mut Vec<Output>) {
         if self.traits.supervised {
-            self.enter(now, State::Stopping, cause.to_owned(), out);
+            self.enter(State::Stopping, cause.to_owned(), out);
             self.terminate(now, out);
         } else {
-            self.stopped(now, out);
+            self.stopped(out);
         }
     }
 
@@ -437,8 +325,8 @@ impl Supervisor {
         out.push(Output::Terminate);
     }
 
-    fn stopped(&mut self, now: Instant, out: &mut Vec<Output>) {
-        self.enter(now, State::Stopped, "asked to stop".into(), out);
+    fn stopped(&mut self, out: &mut Vec<Output>) {
+        self.enter(State::Stopped, "asked to stop".into(), out);
         self.deadline = None;
     }
 
@@ -453,7 +341,7 @@ impl Supervisor {
             State::Failed => out.push(Output::Validate),
             State::Starting => {
                 // The host may have changed since the last start: its profile is checked again.
-                self.enter(now, State::Validating, self.cause.clone(), out);
+                self.enter(State::Validating, self.cause.clone(), out);
                 out.push(Output::Validate);
             }
             State::Loading | State::Ready => {
@@ -467,12 +355,15 @@ impl Supervisor {
                     }
                 } else {
                     self.probing = true;
-                    let hang = self.loading_until.map_or(now + PROBE_READY, |until| until.max(now + PROBE_LOADING));
+                    let hang =
+                        self.loading_until.map_or(now + PROBE_READY, |until| until.max(now + PROBE_LOADING));
                     self.deadline = Some(hang);
                     out.push(Output::Probe);
                 }
             }
-            State::Draining => self.end(now, "running requests did not end within the time for draining", out),
+            State::Draining => {
+                self.end(now, "running requests did not end within the time for draining", out)
+            }
             State::Restarting | State::Stopping => {
                 self.deadline = Some(now + KILL_AGAIN);
                 out.push(Output::Kill);
@@ -481,18 +372,11 @@ impl Supervisor {
         }
     }
 
-    fn enter(&mut self, now: Instant, state: State, cause: String, out: &mut Vec<Output>) {
-        self.state_at(now, state, cause);
-        self.probing = false;
-        out.push(Output::Report);
-    }
-
-    fn state_at(&mut self, now: Instant, state: State, cause: String) {
-        if self.state != state {
-            self.since = now;
-        }
+    fn enter(&mut self, state: State, cause: String, out: &mut Vec<Output>) {
         self.state = state;
         self.cause = cause;
+        self.probing = false;
+        out.push(Output::Report);
     }
 }
 

@@ -83,7 +83,9 @@ impl Tail {
                 escape = !character.is_ascii_alphabetic();
             } else if character == '\u{1b}' {
                 escape = true;
-            } else if line.len() + character.len_utf8() <= LINE && (!character.is_control() || character == '\t') {
+            } else if line.len() + character.len_utf8() <= LINE
+                && (!character.is_control() || character == '\t')
+            {
                 line.push(character);
             }
         }
@@ -119,7 +121,9 @@ impl Tail {
 /// `text` with every IP address, `host:port` and port replaced: none of them leaves the host.
 pub(crate) fn without_addresses(text: &str) -> String {
     const MARK: &str = "[address]";
-    let belongs = |character: char| character.is_ascii_alphanumeric() || matches!(character, '.' | ':' | '-' | '[' | ']' | '_');
+    let belongs = |character: char| {
+        character.is_ascii_alphanumeric() || matches!(character, '.' | ':' | '-' | '[' | ']' | '_')
+    };
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     let mut after_port = false;
@@ -128,7 +132,9 @@ pub(crate) fn without_addresses(text: &str) -> String {
         let (word, tail) = rest.split_at(end);
         if !word.is_empty() {
             let number = word.trim_end_matches(['.', ':']);
-            if is_address(word) || (after_port && !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())) {
+            if is_address(word)
+                || (after_port && !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
+            {
                 out.push_str(MARK);
             } else {
                 out.push_str(word);
@@ -231,7 +237,10 @@ mod tests {
     fn addresses_stay_on_the_host() {
         let said = "listening on http://127.0.0.1:8080, also [::1]:9 and localhost:77; bind 10.1.2.3 port 8080 port=99 fe80::1";
         let told = without_addresses(said);
-        assert_eq!(told, "listening on http://[address], also [address] and [address]; bind [address] port [address] port=[address] [address]");
+        assert_eq!(
+            told,
+            "listening on http://[address], also [address] and [address]; bind [address] port [address] port=[address] [address]"
+        );
         let plain = "at file.cpp:120, std::vector, 12:30:45, version 1.2.3, 3.5 GB; import 5";
         assert_eq!(without_addresses(plain), plain);
     }

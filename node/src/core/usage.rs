@@ -95,7 +95,10 @@ mod tests {
         assert_eq!(usage(&["{\"usage\":null}"]), Usage::default());
         assert_eq!(usage(&["{\"content\":\"\\\"usage\\\":{\\\"prompt_tokens\\\":1}\"}"]), Usage::default());
         assert_eq!(usage(&["{\"usage\":{\"prompt_tokens\":1"]), Usage::default());
-        assert_eq!(usage(&["{\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":6},\"usage\":null}"]), counts(5, 6));
+        assert_eq!(
+            usage(&["{\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":6},\"usage\":null}"]),
+            counts(5, 6)
+        );
     }
 
     quickcheck::quickcheck! {

@@ -33,8 +33,10 @@ pub(crate) struct Profile<'a> {
 /// # Errors
 /// What is missing and what to do.
 pub(crate) fn validate(profile: &Profile<'_>) -> Result<(), String> {
-    let program = profile.program.ok_or("programs.llama_server is not set: name the llama-server program there")?;
-    let facts = std::fs::metadata(program).map_err(|error| format!("programs.llama_server {}: {error}", program.display()))?;
+    let program =
+        profile.program.ok_or("programs.llama_server is not set: name the llama-server program there")?;
+    let facts = std::fs::metadata(program)
+        .map_err(|error| format!("programs.llama_server {}: {error}", program.display()))?;
     if !facts.is_file() || facts.permissions().mode() & 0o111 == 0 {
         return Err(format!("programs.llama_server {} is not a program that can be run", program.display()));
     }
@@ -47,7 +49,9 @@ pub(crate) fn validate(profile: &Profile<'_>) -> Result<(), String> {
         return Err(format!("model_file {path} is not a GGUF file"));
     }
     if profile.port != 0 && TcpListener::bind((Ipv4Addr::LOCALHOST, profile.port)).is_err() {
-        return Err("its port is in use by another process: end that one, or set port = 0 to take a free one".into());
+        return Err(
+            "its port is in use by another process: end that one, or set port = 0 to take a free one".into(),
+        );
     }
     Ok(())
 }
@@ -90,7 +94,9 @@ pub(crate) fn environment(key: &str) -> Vec<(OsString, OsString)> {
     let inherited = |name: &OsString| {
         let name = name.to_string_lossy();
         matches!(name.as_ref(), "PATH" | "HOME" | "USER" | "LANG" | "TMPDIR" | "TZ" | "LD_LIBRARY_PATH")
-            || ["LC_", "CUDA_", "NVIDIA_", "HIP_", "ROCR_", "VK_", "GGML_"].iter().any(|prefix| name.starts_with(prefix))
+            || ["LC_", "CUDA_", "NVIDIA_", "HIP_", "ROCR_", "VK_", "GGML_"]
+                .iter()
+                .any(|prefix| name.starts_with(prefix))
     };
     let mut environment: Vec<_> = std::env::vars_os().filter(|(name, _)| inherited(name)).collect();
     environment.push(("LLAMA_API_KEY".into(), key.into()));
@@ -122,8 +128,22 @@ mod tests {
         assert_eq!(
             text,
             [
-                "--model", "/m.gguf", "--alias", "m; touch x $(id)\n--host 0.0.0.0", "--host", "127.0.0.1", "--port", "9000",
-                "--parallel", "4", "--ctx-size", "4096", "--threads", "2", "--device", "none"
+                "--model",
+                "/m.gguf",
+                "--alias",
+                "m; touch x $(id)\n--host 0.0.0.0",
+                "--host",
+                "127.0.0.1",
+                "--port",
+                "9000",
+                "--parallel",
+                "4",
+                "--ctx-size",
+                "4096",
+                "--threads",
+                "2",
+                "--device",
+                "none"
             ]
         );
     }
@@ -133,7 +153,11 @@ mod tests {
     fn row_95_the_environment_is_a_list() {
         let environment = environment("k");
         assert!(environment.iter().any(|(name, value)| name == "LLAMA_API_KEY" && value == "k"));
-        assert!(!environment.iter().any(|(name, _)| name == "LD_PRELOAD" || name.to_string_lossy().starts_with("CARGO")));
+        assert!(
+            !environment
+                .iter()
+                .any(|(name, _)| name == "LD_PRELOAD" || name.to_string_lossy().starts_with("CARGO"))
+        );
     }
 
     #[test]
@@ -152,7 +176,11 @@ mod tests {
         let said = validate(&Profile { port, ..profile(&file) }).unwrap_err();
         assert!(said.contains("in use") && !said.contains(&port.to_string()));
         for program in [None, Some(Path::new("/nowhere/llama-server")), Some(Path::new("/tmp"))] {
-            assert!(validate(&Profile { program, ..profile(&file) }).unwrap_err().contains("programs.llama_server"));
+            assert!(
+                validate(&Profile { program, ..profile(&file) })
+                    .unwrap_err()
+                    .contains("programs.llama_server")
+            );
         }
     }
 }

@@ -39,14 +39,17 @@ pub(crate) async fn probe(pool: &Pool, base: &str, model: &str, key: Option<&str
     if status != 200 {
         return Err(format!("its list of models says {status}"));
     }
-    let models: Models =
-        serde_json::from_slice(&body).map_err(|_| "its list of models is not the JSON that OpenAI documents".to_owned())?;
+    let models: Models = serde_json::from_slice(&body)
+        .map_err(|_| "its list of models is not the JSON that OpenAI documents".to_owned())?;
     if models.data.iter().any(|listed| listed.id == model) {
         return Ok(());
     }
     let mut names: Vec<&str> = models.data.iter().map(|listed| listed.id.as_str()).take(8).collect();
     names.sort_unstable();
-    Err(format!("it does not list the model '{model}'; it has: {}", names.join(", ").chars().take(200).collect::<String>()))
+    Err(format!(
+        "it does not list the model '{model}'; it has: {}",
+        names.join(", ").chars().take(200).collect::<String>()
+    ))
 }
 
 async fn get(pool: &Pool, path: &str, key: Option<&str>) -> Result<(u16, Vec<u8>), String> {

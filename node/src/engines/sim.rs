@@ -10,8 +10,8 @@ use serde::Deserialize;
 
 /// Words of its answers, over and over.
 const WORDS: [&str; 16] = [
-    "An", "umbel", "is", "a", "flower", "head", "whose", "stalks", "all", "grow", "outward", "from", "one", "point",
-    "and", "so",
+    "An", "umbel", "is", "a", "flower", "head", "whose", "stalks", "all", "grow", "outward", "from", "one",
+    "point", "and", "so",
 ];
 /// Tokens of one answer at most, whatever a request asks for.
 const TOKENS_MAX: u32 = 1_000_000;
@@ -55,11 +55,7 @@ struct StreamOptions {
 #[derive(Debug)]
 pub(crate) enum Reply {
     /// At once, after `delay`.
-    Whole {
-        status: u16,
-        body: Vec<u8>,
-        delay: Duration,
-    },
+    Whole { status: u16, body: Vec<u8>, delay: Duration },
     /// Event by event.
     Stream(Events),
 }
@@ -142,14 +138,17 @@ impl Sim {
         }
         let text = quoted(&(0..tokens).map(token).collect::<String>());
         let (object, choice) = match shape {
-            Shape::Chat => ("chat.completion", format!("\"message\":{{\"role\":\"assistant\",\"content\":{text}}}")),
+            Shape::Chat => {
+                ("chat.completion", format!("\"message\":{{\"role\":\"assistant\",\"content\":{text}}}"))
+            }
             Shape::Text => ("text_completion", format!("\"text\":{text}")),
         };
         let body = format!(
             "{{\"id\":\"{id}\",\"object\":\"{object}\",\"created\":{CREATED},\"model\":{},\"choices\":[{{\"index\":0,{choice},\"logprobs\":null,\"finish_reason\":\"{finish}\"}}],\"usage\":{usage}}}",
             quoted(&self.model)
         );
-        let delay = self.first_token_delay.saturating_add(self.token_delay.saturating_mul(tokens.saturating_sub(1)));
+        let delay =
+            self.first_token_delay.saturating_add(self.token_delay.saturating_mul(tokens.saturating_sub(1)));
         Reply::Whole { status: 200, body: body.into_bytes(), delay }
     }
 
@@ -254,7 +253,10 @@ fn whole(status: u16, body: &str) -> Reply {
 fn refuse(status: u16, message: &str) -> Reply {
     let kind = if status == 404 { "not_found_error" } else { "invalid_request_error" };
     let message = quoted(message);
-    whole(status, &format!("{{\"error\":{{\"message\":{message},\"type\":\"{kind}\",\"param\":null,\"code\":null}}}}"))
+    whole(
+        status,
+        &format!("{{\"error\":{{\"message\":{message},\"type\":\"{kind}\",\"param\":null,\"code\":null}}}}"),
+    )
 }
 
 #[cfg(test)]
@@ -262,14 +264,21 @@ mod tests {
     use super::*;
 
     fn sim() -> Sim {
-        Sim { model: "m".into(), first_token_delay: Duration::from_secs(1), token_delay: Duration::from_millis(10), tokens: 5 }
+        Sim {
+            model: "m".into(),
+            first_token_delay: Duration::from_secs(1),
+            token_delay: Duration::from_millis(10),
+            tokens: 5,
+        }
     }
 
     fn stream(body: &str) -> Vec<(Duration, String)> {
         let Reply::Stream(mut events) = sim().reply("POST", "/v1/chat/completions", body.as_bytes()) else {
             panic!("no stream")
         };
-        std::iter::from_fn(|| events.next()).map(|(delay, event)| (delay, String::from_utf8(event).unwrap())).collect()
+        std::iter::from_fn(|| events.next())
+            .map(|(delay, event)| (delay, String::from_utf8(event).unwrap()))
+            .collect()
     }
 
     fn json(reply: &Reply) -> (u16, serde_json::Value) {
@@ -284,20 +293,27 @@ mod tests {
         assert_eq!(events[0].0, Duration::from_secs(1));
         assert_eq!(events[2].0, Duration::from_millis(10));
         let all: String = events.iter().map(|(_, event)| event.as_str()).collect();
-        let chunks: Vec<serde_json::Value> =
-            all.split("\n\n").filter_map(|event| serde_json::from_str(event.strip_prefix("data: ")?).ok()).collect();
-        let text: String = chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
+        let chunks: Vec<serde_json::Value> = all
+            .split("\n\n")
+            .filter_map(|event| serde_json::from_str(event.strip_prefix("data: ")?).ok())
+            .collect();
+        let text: String =
+            chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
         assert_eq!(text, "An umbel is a flower");
         let last = chunks.last().unwrap();
         assert_eq!(last["usage"]["completion_tokens"], 5);
         assert_eq!(chunks[chunks.len() - 2]["choices"][0]["finish_reason"], "stop");
         assert!(chunks[0]["usage"].is_null());
-        assert_eq!(events, stream(r#"{"stream":true,"messages":[],"stream_options":{"include_usage":true}}"#));
+        assert_eq!(
+            events,
+            stream(r#"{"stream":true,"messages":[],"stream_options":{"include_usage":true}}"#)
+        );
     }
 
     #[test]
     fn honours_limits() {
-        let (status, body) = json(&sim().reply("POST", "/v1/chat/completions", br#"{"messages":[],"max_tokens":2}"#));
+        let (status, body) =
+            json(&sim().reply("POST", "/v1/chat/completions", br#"{"messages":[],"max_tokens":2}"#));
         assert_eq!((status, body["choices"][0]["message"]["content"].as_str()), (200, Some("An umbel")));
         assert_eq!(body["choices"][0]["finish_reason"], "length");
         assert_eq!(body["usage"]["completion_tokens"], 2);

@@ -51,7 +51,9 @@ pub(crate) fn listen(path: &Path) -> Result<UnixListener, StartError> {
     let failed = |error: io::Error| StartError::Failed(format!("listen.socket {}: {error}", path.display()));
     match fs::symlink_metadata(path) {
         Ok(facts) if !facts.file_type().is_socket() => {
-            return Err(failed(io::Error::other("there is a file that is no socket; remove it or set another path")));
+            return Err(failed(io::Error::other(
+                "there is a file that is no socket; remove it or set another path",
+            )));
         }
         Ok(_) if StdUnixStream::connect(path).is_ok() => {
             return Err(failed(io::Error::other("another process listens there; set another path")));

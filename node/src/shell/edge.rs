@@ -14,8 +14,8 @@ use prost::Message;
 use tokio_util::sync::CancellationToken;
 use umbel_contracts::{NODE_PROTOCOL, bounds, event, method, proto::node::NodeHelloResponse};
 use umbel_wire::{
-    Attempt, CloseReason, Code, Connection, DialError, DialRole, DialStep, DialTarget, Error, Generation, Goaway,
-    GoawayReason, Handler, HelloOut, IncomingStream, InstanceId, Purpose, Welcome,
+    Attempt, CloseReason, Code, Connection, DialError, DialRole, DialStep, DialTarget, Error, Generation,
+    Goaway, GoawayReason, Handler, HelloOut, IncomingStream, InstanceId, Purpose, Welcome,
     clock::Wall,
     secret,
     tls::{Trust, wire_client},
@@ -92,7 +92,12 @@ impl Edge {
         engines: Arc<Engines>,
     ) -> Result<Arc<Self>, StartError> {
         let tls = client_config(state, &identity)?;
-        let shown = Shown { state: "connecting", generation: None, since_unix_ms: Wall::now().unix_ms(), last_error: None };
+        let shown = Shown {
+            state: "connecting",
+            generation: None,
+            since_unix_ms: Wall::now().unix_ms(),
+            last_error: None,
+        };
         Ok(Arc::new_cyclic(|own| Self {
             identity,
             tls,
@@ -143,9 +148,15 @@ impl Edge {
 ///
 /// # Errors
 /// If key or certificates cannot be used.
-pub(crate) fn client_config(state: &State, identity: &Identity) -> Result<Arc<rustls::ClientConfig>, StartError> {
-    let unusable = |why: String| StartError::Failed(format!("the identity in the state directory cannot be used: {why}"));
-    let ca = BASE64.decode(identity.ca_certificate.as_bytes()).map_err(|error| unusable(error.to_string()))?;
+pub(crate) fn client_config(
+    state: &State,
+    identity: &Identity,
+) -> Result<Arc<rustls::ClientConfig>, StartError> {
+    let unusable = |why: String| {
+        StartError::Failed(format!("the identity in the state directory cannot be used: {why}"))
+    };
+    let ca =
+        BASE64.decode(identity.ca_certificate.as_bytes()).map_err(|error| unusable(error.to_string()))?;
     let own = client_identity(state, identity)?;
     wire_client(Trust::Ca(vec![ca.into()]), Some(own)).map_err(|error| unusable(error.to_string()))
 }
@@ -198,9 +209,14 @@ impl DialRole for Edge {
     fn on_welcome(&self, connection: &Connection, welcome: &Welcome) -> Result<Arc<dyn Handler>, Error> {
         let hello: NodeHelloResponse = bounds::decode(&welcome.payload)?;
         if hello.edge_id != self.identity.edge_id {
-            return Err(Error::new(Code::PermissionDenied, "OTHER_EDGE", "another edge answers at this address"));
+            return Err(Error::new(
+                Code::PermissionDenied,
+                "OTHER_EDGE",
+                "another edge answers at this address",
+            ));
         }
-        let own = self.own.upgrade().ok_or_else(|| Error::new(Code::Unavailable, "STOPPING", "the agent stops"))?;
+        let own =
+            self.own.upgrade().ok_or_else(|| Error::new(Code::Unavailable, "STOPPING", "the agent stops"))?;
         self.reports.raise(hello.inventory_sequence);
         let generation = connection.generation();
         tracing::info!(edge = %hello.edge_id, %generation, protocol = welcome.protocol, "connected to the edge");
@@ -271,7 +287,11 @@ impl Handler for Taker {
             let current = self.edge.current().unwrap_or_default();
             self.edge.relay.take(stream, self.generation, current);
         } else {
-            stream.fail(Error::new(Code::Unimplemented, "UNKNOWN_METHOD", "this node does not know the method"), true, &[]);
+            stream.fail(
+                Error::new(Code::Unimplemented, "UNKNOWN_METHOD", "this node does not know the method"),
+                true,
+                &[],
+            );
         }
     }
 

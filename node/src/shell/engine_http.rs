@@ -79,7 +79,8 @@ impl Pool {
             // The kernel is asked, not the runtime, which hears of a close only in its next turn. Anything there means
             // that it was closed, or that something came that nobody asked for.
             let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-            let quiet = matches!(rustix::net::recv(&stream, &mut [0; 1], flags), Err(rustix::io::Errno::AGAIN));
+            let quiet =
+                matches!(rustix::net::recv(&stream, &mut [0; 1], flags), Err(rustix::io::Errno::AGAIN));
             if quiet && now.duration_since(since) < KEEP_ALIVE {
                 return Some(Link { stream, reused: true, last: false });
             }
@@ -241,7 +242,12 @@ impl Patience {
 ///
 /// # Errors
 /// A sentence without an address.
-pub(crate) async fn ask(pool: &Pool, request: &[u8], limit: Duration, max: usize) -> Result<(u16, Vec<u8>), String> {
+pub(crate) async fn ask(
+    pool: &Pool,
+    request: &[u8],
+    limit: Duration,
+    max: usize,
+) -> Result<(u16, Vec<u8>), String> {
     let asking = async {
         let mut link = pool.connect().await.map_err(|error| says(&error))?;
         link.write(request).await.map_err(|(error, _)| says(&error))?;
@@ -273,7 +279,8 @@ pub(crate) async fn ask(pool: &Pool, request: &[u8], limit: Duration, max: usize
                 break;
             }
         }
-        head.map(|head| (head.status, body)).ok_or_else(|| "it closed the connection without an answer".to_owned())
+        head.map(|head| (head.status, body))
+            .ok_or_else(|| "it closed the connection without an answer".to_owned())
     };
     tokio::time::timeout(limit, asking).await.unwrap_or_else(|_| Err("it does not answer in time".into()))
 }
@@ -284,7 +291,9 @@ pub(crate) fn says(error: &io::Error) -> String {
         io::ErrorKind::ConnectionRefused => "connection refused".into(),
         io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => "it broke the connection".into(),
         io::ErrorKind::TimedOut => "no answer in time".into(),
-        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => "its host is not reachable".into(),
+        io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
+            "its host is not reachable".into()
+        }
         _ if error.raw_os_error().is_none() => "its name cannot be resolved".into(),
         kind => kind.to_string(),
     }

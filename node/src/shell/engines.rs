@@ -225,7 +225,12 @@ impl Engines {
                     idle: Notify::new(),
                     stop,
                 });
-                running.spawn(driver::drive(Arc::clone(&engine), Arc::clone(&host), stops, Arc::clone(&changed)));
+                running.spawn(driver::drive(
+                    Arc::clone(&engine),
+                    Arc::clone(&host),
+                    stops,
+                    Arc::clone(&changed),
+                ));
                 engine
             })
             .collect();

@@ -77,7 +77,9 @@ impl Gpus {
             Ok(()) => {}
             // The question before this one is still out.
             Err(TrySendError::Full(_)) => return Err(hangs()),
-            Err(TrySendError::Disconnected(_)) => return Err(Fault::Unavailable("its thread has ended".into())),
+            Err(TrySendError::Disconnected(_)) => {
+                return Err(Fault::Unavailable("its thread has ended".into()));
+            }
         }
         match tokio::time::timeout(LIMIT, told).await {
             Ok(Ok(facts)) => facts,
@@ -97,7 +99,9 @@ fn is_wanted(mode: Accelerator) -> bool {
             if matches!(visible.as_str(), "void" | "none") {
                 return false;
             }
-            !visible.is_empty() || Path::new("/dev/nvidiactl").exists() || Path::new("/proc/driver/nvidia/gpus").exists()
+            !visible.is_empty()
+                || Path::new("/dev/nvidiactl").exists()
+                || Path::new("/proc/driver/nvidia/gpus").exists()
         }
     }
 }
@@ -120,16 +124,23 @@ fn serve(asked: &Receiver<Answer>) {
 
 fn unavailable(error: &NvmlError) -> Fault {
     Fault::Unavailable(match error {
-        NvmlError::LibloadingError(_) | NvmlError::LibraryNotFound => "libnvidia-ml.so.1 cannot be loaded".into(),
+        NvmlError::LibloadingError(_) | NvmlError::LibraryNotFound => {
+            "libnvidia-ml.so.1 cannot be loaded".into()
+        }
         NvmlError::DriverNotLoaded => "the driver is not loaded".into(),
-        NvmlError::LibRmVersionMismatch => "the driver was updated while it was loaded: reboot the host".into(),
+        NvmlError::LibRmVersionMismatch => {
+            "the driver was updated while it was loaded: reboot the host".into()
+        }
         other => other.to_string(),
     })
 }
 
 fn facts(nvml: &Nvml) -> Result<GpuFacts, Fault> {
     let count = nvml.device_count().map_err(|error| unavailable(&error))?;
-    if count == 0 || std::env::var("NVIDIA_VISIBLE_DEVICES").is_ok_and(|visible| matches!(visible.as_str(), "void" | "none")) {
+    if count == 0
+        || std::env::var("NVIDIA_VISIBLE_DEVICES")
+            .is_ok_and(|visible| matches!(visible.as_str(), "void" | "none"))
+    {
         return Err(Fault::NoDevice);
     }
     let mut found = GpuFacts {
@@ -167,6 +178,7 @@ fn gpu(device: &Device<'_>, index: u32) -> Result<Gpu, NvmlError> {
 /// A GPU that can be watched gives its memory and its temperature or power.
 fn gives_figures(device: &Device<'_>) -> Result<(), Fault> {
     let memory = device.memory_info().map(|_| ());
-    let warmth = device.temperature(TemperatureSensor::Gpu).map(|_| ()).or_else(|_| device.power_usage().map(|_| ()));
+    let warmth =
+        device.temperature(TemperatureSensor::Gpu).map(|_| ()).or_else(|_| device.power_usage().map(|_| ()));
     memory.and(warmth).map_err(|error| Fault::NoTelemetry(error.to_string()))
 }

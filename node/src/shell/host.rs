@@ -15,7 +15,9 @@ const STATE_ROOT: &str = "state";
 /// Looks at the host. Reads files below `/proc` and asks the file system of the state directory; blocks.
 pub(crate) fn facts(state_dir: &Path) -> HostFacts {
     let seen = System::new_with_specifics(
-        RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing()).with_memory(MemoryRefreshKind::nothing().with_ram()),
+        RefreshKind::nothing()
+            .with_cpu(CpuRefreshKind::nothing())
+            .with_memory(MemoryRefreshKind::nothing().with_ram()),
     );
     let storage = disk(state_dir).map(|total| StorageRoot { name: STATE_ROOT.into(), total_bytes: total });
     let seen = seen.as_ref().ok();

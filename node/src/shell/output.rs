@@ -130,7 +130,10 @@ mod tests {
         });
         all_read.await.unwrap();
         assert!(output.report().ends_with("0123456789abcde\nthe last line"));
-        let sizes: Vec<u64> = fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().metadata().unwrap().len()).collect();
+        let sizes: Vec<u64> = fs::read_dir(folder.path())
+            .unwrap()
+            .map(|file| file.unwrap().metadata().unwrap().len())
+            .collect();
         assert_eq!(sizes.len(), 2);
         assert!(sizes.iter().all(|size| *size <= LOG_MAX + READ as u64), "{sizes:?}");
     }

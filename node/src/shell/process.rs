@@ -91,7 +91,12 @@ impl Process {
         let handle = rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK)?;
         // A child that ended already still stands in `/proc` until it is waited for.
         let start = facts(ProcessId(id)).map_or(StartTime(0), |facts| facts.start);
-        Ok(Self { id: ProcessId(id), start, handle: AsyncFd::new(handle)?, output, all_read: Some(all_read) })
+        #[expect(
+            deprecated,
+            reason = "the others are unsafe, and an OwnedFd is open for as long as it is registered"
+        )]
+        let handle = AsyncFd::new(handle)?;
+        Ok(Self { id: ProcessId(id), start, handle, output, all_read: Some(all_read) })
     }
 
     pub(crate) fn id(&self) -> ProcessId {
@@ -112,7 +117,10 @@ impl Process {
         loop {
             let Ok(mut ready) = self.handle.readable().await else { return Exit::Unknown };
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
-            match rustix::process::waitid(WaitId::PidFd(std::os::fd::AsFd::as_fd(self.handle.get_ref())), options) {
+            match rustix::process::waitid(
+                WaitId::PidFd(std::os::fd::AsFd::as_fd(self.handle.get_ref())),
+                options,
+            ) {
                 Ok(Some(status)) => {
                     self.forget();
                     return match (status.exit_status(), status.terminating_signal()) {

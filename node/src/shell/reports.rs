@@ -15,8 +15,8 @@ use tokio::task::spawn_blocking;
 use umbel_contracts::{
     NODE_PROTOCOL,
     proto::node::{
-        AgentHealth, EngineRuntime, EngineState, EngineStatus, NodeHeartbeat, NodeHelloRequest, NodeInventory,
-        NodeProblem,
+        AgentHealth, EngineRuntime, EngineState, EngineStatus, NodeHeartbeat, NodeHelloRequest,
+        NodeInventory, NodeProblem,
     },
 };
 use umbel_wire::clock::Wall;
@@ -107,7 +107,9 @@ impl Reports {
         match self.state.reserve(|sequences| sequences.inventory = up_to.max(sequences.inventory)) {
             Ok(()) => self.sequence().reserved(up_to),
             // Reports stop when the reserve is used up; streams go on.
-            Err(error) => tracing::error!(%error, "sequence numbers cannot be reserved in the state directory"),
+            Err(error) => {
+                tracing::error!(%error, "sequence numbers cannot be reserved in the state directory")
+            }
         }
     }
 
@@ -210,7 +212,8 @@ impl Reports {
     pub(crate) fn heartbeat(&self, streams_in_flight: usize) -> NodeHeartbeat {
         let engines = self.statuses();
         let failed = engines.iter().any(|engine| engine.state == i32::from(EngineState::Failed));
-        let health = if failed || !self.problems.is_empty() { AgentHealth::Degraded } else { AgentHealth::Ok };
+        let health =
+            if failed || !self.problems.is_empty() { AgentHealth::Degraded } else { AgentHealth::Ok };
         NodeHeartbeat {
             sequence: self.heartbeats.fetch_add(1, Ordering::Relaxed) + 1,
             observed_at_unix_ms: Wall::now().unix_ms(),
@@ -255,7 +258,11 @@ mod tests {
     #[test]
     fn many_failed_engines_fit_into_one_frame() {
         let mut engines = vec![
-            EngineStatus { cause: "ä".repeat(5000), output_tail: "ä".repeat(2048), ..EngineStatus::default() };
+            EngineStatus {
+                cause: "ä".repeat(5000),
+                output_tail: "ä".repeat(2048),
+                ..EngineStatus::default()
+            };
             32
         ];
         for status in &mut engines {

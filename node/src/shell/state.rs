@@ -121,7 +121,7 @@ impl State {
         let path = self.path(IDENTITY);
         let unusable = |why: String| {
             StartError::Failed(format!(
-                "{}: {why}. Restore it from a backup, or enroll again with a token made by `umbel ctl token create --replace`",
+                "{}: {why}. Restore it from a backup; if there is none, give this node an empty state_dir and enroll it as a new one",
                 path.display()
             ))
         };
@@ -130,7 +130,8 @@ impl State {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(unusable(error.to_string())),
         };
-        let identity: Identity = serde_json::from_slice(&content).map_err(|error| unusable(error.to_string()))?;
+        let identity: Identity =
+            serde_json::from_slice(&content).map_err(|error| unusable(error.to_string()))?;
         identity.validated().map(Some).map_err(unusable)
     }
 
@@ -139,7 +140,8 @@ impl State {
     /// # Errors
     /// If it cannot be written.
     pub(crate) fn set_identity(&self, identity: &Identity) -> Result<(), StartError> {
-        let content = serde_json::to_vec_pretty(identity).map_err(|error| StartError::Failed(error.to_string()))?;
+        let content =
+            serde_json::to_vec_pretty(identity).map_err(|error| StartError::Failed(error.to_string()))?;
         let path = self.path(IDENTITY);
         files::write_private(&path, &content)
             .map_err(|error| StartError::Failed(format!("cannot write {}: {error}", path.display())))
@@ -156,7 +158,8 @@ impl State {
             Ok(content) => KeyPair::from_pem(&content).map_err(|error| failed(error.to_string())),
             Err(error) if error.kind() == io::ErrorKind::NotFound && make => {
                 let key = KeyPair::generate().map_err(|error| failed(error.to_string()))?;
-                files::write_private(&path, key.to_pem().as_bytes()).map_err(|error| failed(error.to_string()))?;
+                files::write_private(&path, key.to_pem().as_bytes())
+                    .map_err(|error| failed(error.to_string()))?;
                 Ok(key)
             }
             Err(error) => Err(failed(error.to_string())),
@@ -215,7 +218,9 @@ impl State {
                 serde_json::from_slice::<EngineRecord>(&content).map_err(|error| error.to_string())
             }) {
                 Ok(record) => records.push(record),
-                Err(error) => tracing::warn!(path = %path.display(), error, "an engine's record cannot be read"),
+                Err(error) => {
+                    tracing::warn!(path = %path.display(), error, "an engine's record cannot be read")
+                }
             }
         }
         records
@@ -227,7 +232,9 @@ impl State {
 /// # Errors
 /// If the files do not hold what they should.
 pub(crate) fn client_identity(state: &State, identity: &Identity) -> Result<ClientIdentity, StartError> {
-    let unusable = |why: String| StartError::Failed(format!("the identity in the state directory cannot be used: {why}"));
+    let unusable = |why: String| {
+        StartError::Failed(format!("the identity in the state directory cannot be used: {why}"))
+    };
     let key = state.key(&identity.key_file, false)?;
     let chain = identity
         .certificate_chain
@@ -241,7 +248,10 @@ pub(crate) fn client_identity(state: &State, identity: &Identity) -> Result<Clie
 fn read_sequences(folder: &Path) -> Result<Sequences, StartError> {
     let path = folder.join(SEQUENCES);
     let unusable = |why: String| {
-        StartError::Failed(format!("{}: {why}. Remove it: the edge's answer to hello brings the numbers back", path.display()))
+        StartError::Failed(format!(
+            "{}: {why}. Remove it: the edge's answer to hello brings the numbers back",
+            path.display()
+        ))
     };
     match files::read_private(&path) {
         Ok(content) => serde_json::from_slice(&content).map_err(|error| unusable(error.to_string())),
@@ -261,7 +271,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let first = State::open(folder.path()).unwrap();
         let refused = State::open(folder.path()).unwrap_err().to_string();
-        assert!(refused.contains("in use by another agent") && refused.contains(&std::process::id().to_string()));
+        assert!(
+            refused.contains("in use by another agent") && refused.contains(&std::process::id().to_string())
+        );
         drop(first);
         State::open(folder.path()).unwrap();
     }

@@ -12,7 +12,7 @@ impl Bench {
     fn new(supervised: bool) -> Self {
         let now = Instant::now();
         let traits = Traits { supervised, start_timeout: Duration::from_secs(60) };
-        let (supervisor, out) = Supervisor::new(now, traits);
+        let (supervisor, out) = Supervisor::new(traits);
         Self { now, supervisor, out }
     }
 
@@ -29,14 +29,14 @@ impl Bench {
         waited
     }
 
-    fn to_loading(&mut self) {
+    fn until_loading(&mut self) {
         assert!(self.give(Input::Validated(Ok(()))).contains(&Output::Start));
         assert!(self.give(Input::Started(Ok(()))).contains(&Output::Probe));
         assert_eq!(self.supervisor.state(), State::Loading);
     }
 
-    fn to_ready(&mut self) {
-        self.to_loading();
+    fn until_ready(&mut self) {
+        self.until_loading();
         self.give(Input::Probed(Ok(())));
         assert_eq!(self.supervisor.state(), State::Ready);
     }
@@ -61,7 +61,7 @@ impl Bench {
 fn comes_up_and_is_watched() {
     let mut bench = Bench::new(true);
     assert_eq!(bench.out, [Output::Validate, Output::Report]);
-    bench.to_loading();
+    bench.until_loading();
     bench.give(Input::Probed(Err("port closed".into())));
     assert_eq!(bench.supervisor.cause(), "port closed");
     bench.wait();
@@ -91,13 +91,13 @@ fn row_89_short_successes_are_a_crash_loop() {
     let mut bench = Bench::new(true);
     let mut waits = Vec::new();
     for _ in 0..CRASHES - 1 {
-        bench.to_ready();
+        bench.until_ready();
         bench.now += Duration::from_secs(3);
         bench.die(Exit::Signal(11));
         waits.push(bench.again());
     }
     assert!(waits.windows(2).all(|pair| pair[0] < pair[1]), "{waits:?}");
-    bench.to_ready();
+    bench.until_ready();
     bench.now += Duration::from_secs(3);
     bench.die(Exit::Signal(11));
     assert_eq!(bench.supervisor.state(), State::Failed);
@@ -111,12 +111,12 @@ fn row_89_short_successes_are_a_crash_loop() {
 fn row_89_exit_0_counts() {
     let mut bench = Bench::new(true);
     for _ in 0..CRASHES - 1 {
-        bench.to_ready();
+        bench.until_ready();
         bench.die(Exit::Code(0));
         assert!(bench.supervisor.cause().contains("without being asked"));
         bench.again();
     }
-    bench.to_ready();
+    bench.until_ready();
     bench.die(Exit::Code(0));
     assert_eq!(bench.supervisor.state(), State::Failed);
 }
@@ -126,12 +126,12 @@ fn row_89_exit_0_counts() {
 fn row_89_never_ready_is_a_crash_loop() {
     let mut bench = Bench::new(true);
     for _ in 0..CRASHES - 1 {
-        bench.to_loading();
+        bench.until_loading();
         bench.now += Duration::from_secs(400);
         bench.die(Exit::Code(1));
         bench.again();
     }
-    bench.to_loading();
+    bench.until_loading();
     bench.now += Duration::from_secs(400);
     bench.die(Exit::Code(1));
     assert_eq!(bench.supervisor.state(), State::Failed);
@@ -141,7 +141,7 @@ fn row_89_never_ready_is_a_crash_loop() {
 fn stable_uptime_resets_the_counter() {
     let mut bench = Bench::new(true);
     for _ in 0..20 {
-        bench.to_ready();
+        bench.until_ready();
         bench.now += CRASH_WINDOW + Duration::from_secs(1);
         bench.die(Exit::Code(1));
         assert_eq!(bench.again(), BACKOFF_FIRST);
@@ -151,7 +151,7 @@ fn stable_uptime_resets_the_counter() {
 #[test]
 fn an_engine_that_does_not_get_ready_is_ended_and_counts() {
     let mut bench = Bench::new(true);
-    bench.to_loading();
+    bench.until_loading();
     while bench.supervisor.state() == State::Loading {
         if bench.out.contains(&Output::Probe) {
             bench.give(Input::Probed(Err("HTTP 503".into())));
@@ -168,7 +168,7 @@ fn an_engine_that_does_not_get_ready_is_ended_and_counts() {
 #[test]
 fn a_probe_that_hangs_is_not_waited_for() {
     let mut bench = Bench::new(true);
-    bench.to_loading();
+    bench.until_loading();
     bench.wait();
     assert_eq!(bench.supervisor.state(), State::Restarting);
     assert!(bench.out.contains(&Output::Terminate));
@@ -184,7 +184,7 @@ fn a_probe_that_hangs_is_not_waited_for() {
 #[test]
 fn stops_in_order() {
     let mut bench = Bench::new(true);
-    bench.to_ready();
+    bench.until_ready();
     let stop = Input::Stop { drain: Duration::from_secs(30), grace: Duration::from_secs(5) };
     assert_eq!(bench.give(stop), [Output::Report]);
     assert_eq!(bench.supervisor.state(), State::Draining);
@@ -213,7 +213,7 @@ fn row_93_stop_during_start() {
 #[test]
 fn stop_while_waiting_for_the_next_start() {
     let mut bench = Bench::new(true);
-    bench.to_ready();
+    bench.until_ready();
     bench.die(Exit::Code(1));
     bench.give(Input::Stop { drain: GRACE, grace: GRACE });
     assert_eq!(bench.supervisor.state(), State::Stopped);

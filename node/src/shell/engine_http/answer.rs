@@ -63,11 +63,18 @@ enum Phase {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Chunk {
     /// Hexadecimal digits of the size.
-    Size { size: u64, digits: u8 },
+    Size {
+        size: u64,
+        digits: u8,
+    },
     /// `;name=value` behind the size.
-    Extension { size: u64 },
+    Extension {
+        size: u64,
+    },
     /// The line feed behind the size.
-    SizeEnd { size: u64 },
+    SizeEnd {
+        size: u64,
+    },
     /// So many bytes are left.
     Data(u64),
     /// The line end behind the data.
@@ -104,11 +111,6 @@ impl Answer {
     /// The connection can carry another request.
     pub(crate) fn is_reusable(&self) -> bool {
         self.is_complete() && self.keep && !self.excess
-    }
-
-    /// Nothing of it has come.
-    pub(crate) fn is_untouched(&self) -> bool {
-        self.phase == Phase::Head && self.head.is_empty()
     }
 
     /// Takes bytes of the head. When it is whole: the head, and the bytes behind it.
@@ -216,7 +218,9 @@ impl Answer {
                 let digit = char::from(byte).to_digit(16).unwrap_or_default();
                 Chunk::Size { size: size * 16 + u64::from(digit), digits: digits + 1 }
             }
-            (Chunk::Size { size, digits: 1.. }, b'\r') | (Chunk::Extension { size }, b'\r') => Chunk::SizeEnd { size },
+            (Chunk::Size { size, digits: 1.. }, b'\r') | (Chunk::Extension { size }, b'\r') => {
+                Chunk::SizeEnd { size }
+            }
             (Chunk::Size { size, digits: 1.. }, b';' | b' ' | b'\t') => Chunk::Extension { size },
             (Chunk::Extension { size }, byte) if byte != b'\n' => {
                 self.ignore()?;
@@ -275,7 +279,10 @@ fn framing(status: u16, version: u8, headers: &[httparse::Header<'_>]) -> Result
             }
         } else if header.name.eq_ignore_ascii_case("transfer-encoding") {
             coded = true;
-            chunked = value.rsplit(|byte| *byte == b',').next().is_some_and(|last| last.trim_ascii().eq_ignore_ascii_case(b"chunked"));
+            chunked = value
+                .rsplit(|byte| *byte == b',')
+                .next()
+                .is_some_and(|last| last.trim_ascii().eq_ignore_ascii_case(b"chunked"));
             // A body that is also compressed on the way would have to be unpacked here.
             if !value.eq_ignore_ascii_case(b"chunked") {
                 return Err(Bad::NotHttp);

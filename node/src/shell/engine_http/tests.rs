@@ -71,8 +71,7 @@ fn an_answer_without_length_ends_with_the_connection() {
 
 #[test]
 fn interim_answers_are_skipped() {
-    let (head, body, answer) =
-        read(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No\r\n\r\n", &[3]).unwrap();
+    let (head, body, answer) = read(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No\r\n\r\n", &[3]).unwrap();
     assert_eq!(head.unwrap().status, 204);
     assert!(body.is_empty() && answer.is_reusable());
     assert!(read(b"HTTP/1.1 101 Switching\r\n\r\n", &[]).is_err());
@@ -101,7 +100,8 @@ fn nonsense_is_refused() {
     }
     let long = format!("HTTP/1.1 200 OK\r\nX: {}", "y".repeat(20_000));
     assert_eq!(read(long.as_bytes(), &[100; 300]).unwrap_err(), Bad::HeadTooLarge);
-    for chunks in ["g\r\n", "\r\n", "1\r\nab", "1\r\na\r\n-1\r\n", "1\n", "fffffffffffffffff\r\n", "0\r\n\n"] {
+    for chunks in ["g\r\n", "\r\n", "1\r\nab", "1\r\na\r\n-1\r\n", "1\n", "fffffffffffffffff\r\n", "0\r\n\n"]
+    {
         let input = format!("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{chunks}");
         assert_eq!(read(input.as_bytes(), &[]).unwrap_err(), Bad::Chunk, "{chunks}");
     }

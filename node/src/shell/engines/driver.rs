@@ -65,13 +65,15 @@ pub(super) async fn drive(
     changed: Arc<watch::Sender<u64>>,
 ) {
     let traits = match &engine.config.source {
-        EngineSource::LlamaServer { start_timeout, .. } => Traits { supervised: true, start_timeout: *start_timeout },
+        EngineSource::LlamaServer { start_timeout, .. } => {
+            Traits { supervised: true, start_timeout: *start_timeout }
+        }
         EngineSource::Sim { .. } | EngineSource::External { .. } => {
             Traits { supervised: false, start_timeout: Duration::ZERO }
         }
     };
     let (results, mut inputs) = mpsc::channel(RESULTS);
-    let (supervisor, outputs) = Supervisor::new(std::time::Instant::now(), traits);
+    let (supervisor, outputs) = Supervisor::new(traits);
     let mut driver = Driver { engine, host, changed, supervisor, run: None, route: None, start: 0, results };
     driver.carry_out(outputs).await;
     while !driver.supervisor.is_over() {
@@ -190,7 +192,9 @@ impl Driver {
                         Some(profile) => llama_server::validate(&profile),
                         None => Ok(()),
                     });
-                    Input::Validated(checked.await.unwrap_or_else(|_| Err("the check of its profile failed".into())))
+                    Input::Validated(
+                        checked.await.unwrap_or_else(|_| Err("the check of its profile failed".into())),
+                    )
                 });
             }
         }
@@ -284,7 +288,8 @@ impl Driver {
 
 /// The profile of an engine that is started here.
 fn profile<'a>(engine: &'a Engine, host: &'a Host) -> Option<llama_server::Profile<'a>> {
-    let EngineSource::LlamaServer { model_file, port, context_tokens, threads, .. } = &engine.config.source else {
+    let EngineSource::LlamaServer { model_file, port, context_tokens, threads, .. } = &engine.config.source
+    else {
         return None;
     };
     Some(llama_server::Profile {

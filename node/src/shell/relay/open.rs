@@ -23,7 +23,8 @@ const ROUTES: [(&str, &str); 7] = [
 ];
 /// Headers of a client that an engine may see (the edge has the same list); all else stays there, or here if it came
 /// so far.
-const PASSED: [&str; 6] = ["content-type", "accept", "user-agent", "traceparent", "tracestate", "x-session-id"];
+const PASSED: [&str; 6] =
+    ["content-type", "accept", "user-agent", "traceparent", "tracestate", "x-session-id"];
 /// Bytes of one header's value: a boundary of a form is the longest that is needed.
 const VALUE_MAX: usize = 1024;
 
@@ -32,14 +33,19 @@ pub(super) fn parse(message: &[u8]) -> Result<InferenceOpen, Ended> {
     let open: InferenceOpen = umbel_contracts::bounds::decode(message)
         .map_err(|error| Ended::refused(error.code, "BAD_OPENING", error.message))?;
     if !ROUTES.iter().any(|(method, path)| *method == open.method && *path == open.path) {
-        return Err(Ended::refused(Code::Unimplemented, "UNKNOWN_ROUTE", "this node does not relay that route"));
+        return Err(Ended::refused(
+            Code::Unimplemented,
+            "UNKNOWN_ROUTE",
+            "this node does not relay that route",
+        ));
     }
     Ok(open)
 }
 
 /// The head of the request to the engine.
 pub(super) fn request_head(open: &InferenceOpen, http: &HttpRoute) -> Vec<u8> {
-    let mut head = Vec::with_capacity(512 + usize::try_from(open.body_bytes.min(32 * 1024)).unwrap_or_default());
+    let mut head =
+        Vec::with_capacity(512 + usize::try_from(open.body_bytes.min(32 * 1024)).unwrap_or_default());
     let mut put = |parts: &[&[u8]]| parts.iter().for_each(|part| head.extend_from_slice(part));
     put(&[open.method.as_bytes(), b" ", http.base.as_bytes(), open.path.as_bytes(), b" HTTP/1.1\r\nhost: "]);
     put(&[http.pool.place().to_string().as_bytes(), b"\r\n"]);

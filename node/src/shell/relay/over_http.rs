@@ -1,0 +1,186 @@
+//! Streams on an engine that speaks HTTP: the request out, the answer back.
+//!
+//! Owns the order and what each failure means; leaves connections and framing to `engine_http`. Invariant: a request
+//! goes out a second time only if nothing of it had gone out the first time.
+
+use std::time::Duration;
+
+use umbel_contracts::proto::node::{InferenceOpen, InferenceOutcome};
+use umbel_wire::{Code, IncomingStream};
+
+use super::{Ended, Progress, body_part, open, pass_on, send_head};
+use crate::shell::{
+    engine_http::{Answer, Bad, Link, Patience, READ, Written, says},
+    engines::HttpRoute,
+};
+
+/// Where no time to the first byte was said: a long prompt on a busy engine.
+const FIRST_BYTE: Duration = Duration::from_secs(600);
+/// Where no time between bytes was said.
+const BETWEEN: Duration = Duration::from_secs(300);
+/// After a broken connection: time to learn that the engine's process has ended.
+const GONE_WAIT: Duration = Duration::from_millis(200);
+
+/// The request and its answer. `Ok`: the answer was complete.
+pub(super) async fn answer(
+    stream: &IncomingStream,
+    open: &InferenceOpen,
+    http: &HttpRoute,
+    progress: &mut Progress,
+) -> Result<(), Ended> {
+    let mut patience = Patience::new(open::limit(open.first_byte_timeout_ms, FIRST_BYTE));
+    let mut link = send_request(stream, open, http).await?;
+    let mut answer = Answer::new();
+    let mut buffer = vec![0; READ];
+    let (head, rest) = loop {
+        let count = read(&mut link, &mut buffer, &mut patience, &mut answer, http).await?;
+        let part = buffer.get(..count).unwrap_or_default();
+        if let Some(found) = answer.head(part).map_err(bad)? {
+            break found;
+        }
+    };
+    patience.set(open::limit(open.idle_timeout_ms, BETWEEN));
+    let mut rest = rest;
+    let count = answer.body(&mut rest);
+    rest.truncate(count);
+    send_head(stream, &head, &rest, progress).await?;
+    while !answer.is_complete() {
+        // What came before it was broken has gone out.
+        answer.check().map_err(bad)?;
+        let count = match read(&mut link, &mut buffer, &mut patience, &mut answer, http).await {
+            // An answer without a length ended with its connection.
+            Ok(0) => break,
+            other => other?,
+        };
+        let part = buffer.get_mut(..count).unwrap_or_default();
+        let count = answer.body(part);
+        let payload = buffer.get(..count).unwrap_or_default();
+        pass_on(stream, payload, progress).await?;
+    }
+    if answer.is_reusable() {
+        http.pool.keep(link);
+    }
+    Ok(())
+}
+
+/// One read of the answer; 0 only if the engine may end its answer so.
+async fn read(
+    link: &mut Link,
+    buffer: &mut [u8],
+    patience: &mut Patience,
+    answer: &mut Answer,
+    http: &HttpRoute,
+) -> Result<usize, Ended> {
+    let why = match link.read(buffer, patience).await {
+        Ok(0) => match answer.end() {
+            // Its process may have died: then nobody knows whether that was the end.
+            Ok(()) if http.gone.is_some() && is_gone(http).await => "its process ended".to_owned(),
+            Ok(()) => return Ok(0),
+            Err(bad) => bad.to_string(),
+        },
+        Ok(count) => return Ok(count),
+        Err(error) if error.kind() == std::io::ErrorKind::TimedOut => {
+            let (code, reason) = (Code::DeadlineExceeded, "ENGINE_TIMED_OUT");
+            let message = "the engine sent nothing within the time allowed";
+            return Err(Ended::failed(InferenceOutcome::TimedOut, code, reason, message));
+        }
+        Err(error) => says(&error),
+    };
+    Err(broke(http, &why).await)
+}
+
+/// Sends head and body. A kept connection that turns out dead before the engine has a byte is replaced once.
+async fn send_request(
+    stream: &IncomingStream,
+    open: &InferenceOpen,
+    http: &HttpRoute,
+) -> Result<Link, Ended> {
+    let mut left = open.body_bytes;
+    let mut first = if left > 0 { body_part(stream, &mut left).await? } else { None };
+    let mut request = open::request_head(open, http);
+    // Head and first part in one segment where they fit.
+    if let Some(part) = first.take() {
+        request.extend_from_slice(&part);
+    }
+    let mut link = match http.pool.kept() {
+        Some(link) => link,
+        None => connect(http).await?,
+    };
+    let written = match link.write(&request).await {
+        Err((_, 0)) if link.is_reused() => {
+            link = connect(http).await?;
+            link.write(&request).await
+        }
+        other => other,
+    };
+    let mut early = match written {
+        Ok(written) => matches!(written, Written::Early),
+        // Nothing arrived at the engine, but this connection was made for it: it does not want any.
+        Err((error, _)) => return Err(broke(http, &says(&error)).await),
+    };
+    while left > 0 && !early {
+        let part = tokio::select! {
+            biased;
+            part = body_part(stream, &mut left) => part?,
+            // An engine that answers before it has the body does not want it.
+            () = link.answers() => break,
+        };
+        let Some(part) = part else { break };
+        match link.write(&part).await {
+            Ok(written) => early = matches!(written, Written::Early),
+            // It may have said why before it closed.
+            Err(_) => early = true,
+        }
+    }
+    if left > 0 || early {
+        stream.refuse_body();
+        link.not_again();
+    }
+    Ok(link)
+}
+
+async fn connect(http: &HttpRoute) -> Result<Link, Ended> {
+    match http.pool.connect().await {
+        Ok(link) => Ok(link),
+        Err(_) if http.gone.is_some() && is_gone(http).await => {
+            let mut ended = gone();
+            ended.not_processed = true;
+            Err(ended)
+        }
+        Err(error) => Err(Ended::refused(
+            Code::Unavailable,
+            "ENGINE_REFUSED",
+            format!("the engine takes no connection: {}", says(&error)),
+        )),
+    }
+}
+
+fn bad(bad: Bad) -> Ended {
+    let outcome = if bad == Bad::Short { InferenceOutcome::EngineBroke } else { InferenceOutcome::BadAnswer };
+    Ended::failed(
+        outcome,
+        Code::BadGateway,
+        "BAD_ANSWER",
+        format!("the engine's answer cannot be used: {bad}"),
+    )
+}
+
+fn gone() -> Ended {
+    let message = "the engine's process ended; it is started again";
+    Ended::failed(InferenceOutcome::EngineGone, Code::Unavailable, "ENGINE_GONE", message)
+}
+
+/// The connection broke: is the process gone, or did it only close?
+async fn broke(http: &HttpRoute, why: &str) -> Ended {
+    if is_gone(http).await {
+        return gone();
+    }
+    let message = format!("the engine broke its answer off: {why}");
+    Ended::failed(InferenceOutcome::EngineBroke, Code::BadGateway, "ENGINE_BROKE", message)
+}
+
+/// Whether the engine's process has ended. Its sockets close a little before that is known.
+async fn is_gone(http: &HttpRoute) -> bool {
+    let Some(mut gone) = http.gone.clone() else { return false };
+    tokio::time::timeout(GONE_WAIT, gone.wait_for(|gone| *gone)).await.is_ok()
+}
