@@ -14,7 +14,6 @@ use umbel_store::{HighWater, Store};
 use umbel_wire::ids::Generation;
 use umbel_wire::{CloseReason, Connection, GoawayReason, files};
 
-use crate::core::views::Silence;
 use crate::http::api::Api;
 use crate::http::listen::{self, LocalListener};
 use crate::http::metrics;
@@ -45,7 +44,8 @@ pub fn run(config: Config) -> Result<(), StartError> {
         let mut signals =
             Signals::take().map_err(|error| StartError::Failed(format!("cannot take signals: {error}")))?;
         let running = Running::build(&config).await?;
-        tracing::info!(name = %config.name, edges = %running.edges_address, api = ?running.api_address, "serving");
+        let api = running.api_address.map_or_else(|| "off".to_owned(), |address| address.to_string());
+        tracing::info!(name = %config.name, edges = %running.edges_address, %api, "serving");
         let signal = signals.next().await;
         tracing::info!("{signal}: draining for up to {:?}; a second signal ends at once", config.drain);
         tokio::select! {
@@ -114,7 +114,7 @@ impl Running {
         let generations = HighWater::open(&store, "generation", GENERATIONS)
             .await
             .map_err(|error| StartError::State(error.to_string()))?;
-        let plane = Plane::load(settings(config), store, keys, Generation(generations.take())).await?;
+        let plane = Plane::load(Settings::of(config), store, keys, Generation(generations.take())).await?;
         if plane.operators().active() == 0 {
             tracing::warn!("no operator token is configured: the API refuses everybody but the local socket");
         }
@@ -146,6 +146,7 @@ impl Running {
         serving.spawn(umbel_wire::serve(edges, Arc::clone(&plane.keys.edges), door, drain.clone()));
         let watched = Arc::clone(&plane);
         serving.spawn(async move { watched.keys.watch(drain).await });
+        serving.spawn(Arc::clone(&plane).sweep());
         Ok(Self { plane, edges_address, api_address, metrics_address, serving })
     }
 
@@ -217,15 +218,4 @@ async fn bind(key: &str, address: SocketAddr) -> Result<TcpListener, StartError>
         };
         StartError::Failed(format!("cannot listen on {address}: {error}. {remedy} in {key}."))
     })
-}
-
-fn settings(config: &Config) -> Settings {
-    Settings {
-        name: config.name.clone(),
-        fleet_name: config.fleet_name.clone(),
-        advertise: config.advertise.clone(),
-        heartbeat: config.heartbeat,
-        silence: Silence { stale: config.stale, offline: config.offline },
-        status_deadline: config.status_deadline,
-    }
 }

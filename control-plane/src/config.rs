@@ -58,10 +58,8 @@ pub struct Config {
     pub api_key_file: Option<PathBuf>,
     /// Interval of the edges' heartbeats.
     pub heartbeat: Duration,
-    /// Without a heartbeat for this long an edge is stale.
-    pub stale: Duration,
-    /// Without a heartbeat for this long an edge is disconnected.
-    pub offline: Duration,
+    /// Without a heartbeat for how long an edge is stale, and disconnected.
+    pub silence: Times,
     /// Time that sites are given for a status.
     pub status_deadline: Duration,
     /// A `tracing` filter: `info`, `umbel_control_plane=debug`.
@@ -127,9 +125,8 @@ fn check(file: &ConfigFile) -> Result<Config, ConfigError> {
     if beats.heartbeat.0.is_zero() || beats.heartbeat.0 > Duration::from_secs(3600) {
         return wrong("liveness.heartbeat", "must be above 0 and at most 1h");
     }
-    if let Err(message) = Times::new(beats.stale.0, beats.offline.0) {
-        return wrong("liveness.stale", &message);
-    }
+    let silence = Times::new(beats.stale.0, beats.offline.0)
+        .map_err(|message| file.error("liveness.stale", message))?;
     if beats.stale.0 <= beats.heartbeat.0 {
         return wrong(
             "liveness.stale",
@@ -153,8 +150,7 @@ fn check(file: &ConfigFile) -> Result<Config, ConfigError> {
         api_cert_file: cert,
         api_key_file: key,
         heartbeat: beats.heartbeat.0,
-        stale: beats.stale.0,
-        offline: beats.offline.0,
+        silence,
         status_deadline: deadline,
         log_level: read.log.level,
         log_format: read.log.format,

@@ -19,7 +19,7 @@ fn the_least_file_gives_the_documented_defaults() {
     assert_eq!(config.edges.to_string(), "0.0.0.0:7441");
     assert_eq!(config.socket, Path::new("/var/lib/umbel/control-plane/control-plane.sock"));
     assert_eq!(
-        (config.heartbeat, config.stale, config.offline),
+        (config.heartbeat, config.silence.stale(), config.silence.offline()),
         (Duration::from_secs(10), Duration::from_secs(30), Duration::from_secs(90))
     );
     assert_eq!((config.status_deadline, config.drain), (Duration::from_secs(2), Duration::from_secs(30)));

@@ -169,7 +169,7 @@ impl Edges {
         let (key, not_after) = certificate.ok_or_else(|| {
             refuse(
                 "CERTIFICATE_MISSING",
-                "No client certificate was shown. Enroll the edge: `umbel ctl edge enroll NAME` here, then \
+                "No client certificate was shown. Enroll the edge: `umbel ctl edge token create NAME` here, then \
                  `umbel edge enroll` at the site.",
             )
         })?;

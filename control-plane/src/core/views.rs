@@ -20,6 +20,7 @@ use umbel_contracts::operations::Class;
 use umbel_contracts::proto::control::{EdgeHelloRequest, EdgeSummary};
 use umbel_wire::error::{Code, Error};
 use umbel_wire::ids::{EdgeId, Generation};
+use umbel_wire::liveness::{Liveness, State, Times};
 
 /// Encoded bytes of a summary that are kept for an edge: 10,000 edges then cost 160 MB at the very worst.
 pub(crate) const SUMMARY_MAX: usize = 16 * 1024;
@@ -28,12 +29,8 @@ pub(crate) const OPERATIONS_MAX: usize = 256;
 /// Bytes of a name or version that an edge tells.
 const TEXT_MAX: usize = 128;
 
-/// The times after which silence means something.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Silence {
-    pub(crate) stale: Duration,
-    pub(crate) offline: Duration,
-}
+/// How often silence is judged.
+pub(crate) const SWEEP: Duration = Duration::from_secs(1);
 
 /// One edge's view.
 #[derive(Clone, Debug, Default)]
@@ -66,24 +63,6 @@ pub(crate) struct Summary {
 }
 
 impl View {
-    /// Whether its connection is up, judged now.
-    pub(crate) fn connection(&self, now: Instant, silence: Silence) -> EdgeConnection {
-        let Some(heard) = self.heard else {
-            return EdgeConnection::Never;
-        };
-        if self.generation.is_none() {
-            return EdgeConnection::Disconnected;
-        }
-        let quiet = now.saturating_duration_since(heard);
-        if quiet >= silence.offline {
-            EdgeConnection::Disconnected
-        } else if quiet >= silence.stale {
-            EdgeConnection::Stale
-        } else {
-            EdgeConnection::Connected
-        }
-    }
-
     /// Milliseconds since anything was heard.
     pub(crate) fn heard_ms(&self, now: Instant) -> Option<u64> {
         self.heard.map(|heard| age_ms(now, heard))
@@ -101,9 +80,10 @@ pub(crate) fn age_ms(now: Instant, then: Instant) -> u64 {
 }
 
 /// The views of all edges that said something since the start.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Views {
     views: HashMap<EdgeId, View>,
+    liveness: Liveness<EdgeId>,
 }
 
 /// What a heartbeat or event of an edge comes to.
@@ -116,6 +96,40 @@ pub(crate) enum Taken {
 }
 
 impl Views {
+    /// No view at all: this process has just started.
+    pub(crate) fn new(times: Times, now: Instant) -> Self {
+        Self { views: HashMap::new(), liveness: Liveness::new(times, SWEEP, now) }
+    }
+
+    /// Whether an edge's connection is up. Time in which this process could not have heard anybody does not count.
+    pub(crate) fn connection(&self, edge_id: &EdgeId) -> EdgeConnection {
+        match (self.views.get(edge_id), self.liveness.state(edge_id)) {
+            (None, _) => EdgeConnection::Never,
+            (Some(view), _) if view.generation.is_none() => EdgeConnection::Disconnected,
+            (Some(_), Some(State::Stale)) => EdgeConnection::Stale,
+            (Some(_), Some(State::Offline)) => EdgeConnection::Disconnected,
+            (Some(_), _) => EdgeConnection::Connected,
+        }
+    }
+
+    /// Judges silence: every connected edge whose state changed, with what happened.
+    pub(crate) fn sweep(&mut self, now: Instant) -> Vec<(EdgeId, Generation, &'static str)> {
+        let changed = self.liveness.sweep(now);
+        let told = |to| match to {
+            State::Stale => Some("edge_stale"),
+            State::Offline => Some("edge_offline"),
+            _ => None,
+        };
+        let views = &self.views;
+        changed
+            .into_iter()
+            .filter_map(|change| {
+                let generation = views.get(&change.peer)?.generation?;
+                Some((change.peer, generation, told(change.to)?))
+            })
+            .collect()
+    }
+
     pub(crate) fn get(&self, edge_id: &EdgeId) -> Option<&View> {
         self.views.get(edge_id)
     }
@@ -129,6 +143,8 @@ impl Views {
         protocol: u32,
         hello: &EdgeHelloRequest,
     ) {
+        self.liveness.insert(edge_id.clone(), false);
+        self.liveness.heard(edge_id, now);
         let view = self.views.entry(edge_id.clone()).or_default();
         view.display_name = clip(&hello.display_name);
         view.software_version = clip(&hello.software_version);
@@ -168,10 +184,9 @@ impl Views {
                 format!("A summary has at most {SUMMARY_MAX} bytes; shorten the problems' texts."),
             ));
         }
-        let Some(view) = self.current(edge_id, generation) else {
+        let Some(view) = self.alive(now, edge_id, generation) else {
             return Ok(Taken::Stale);
         };
-        view.heard = Some(now);
         view.slow = false;
         view.summary = Some(Summary { said: Arc::new(said), received: now, observed_at_unix_ms });
         Ok(Taken::Yes)
@@ -179,8 +194,7 @@ impl Views {
 
     /// Anything else that shows the edge alive.
     pub(crate) fn heard(&mut self, now: Instant, edge_id: &EdgeId, generation: Generation) {
-        if let Some(view) = self.current(edge_id, generation) {
-            view.heard = Some(now);
+        if let Some(view) = self.alive(now, edge_id, generation) {
             view.slow = false;
         }
     }
@@ -200,8 +214,7 @@ impl Views {
         generation: Generation,
         sequence: u64,
     ) -> Option<u64> {
-        let view = self.current(edge_id, generation)?;
-        view.heard = Some(now);
+        let view = self.alive(now, edge_id, generation)?;
         // The first one of a connection starts the count: what came before it went to another connection.
         let expected = if view.event_sequence == 0 { sequence } else { view.event_sequence + 1 };
         view.event_sequence = view.event_sequence.max(sequence);
@@ -217,8 +230,17 @@ impl Views {
         }
     }
 
+    /// The view, if this connection owns it.
     fn current(&mut self, edge_id: &EdgeId, generation: Generation) -> Option<&mut View> {
         self.views.get_mut(edge_id).filter(|view| view.generation == Some(generation))
+    }
+
+    /// The view, if this connection owns it, and it was heard from now.
+    fn alive(&mut self, now: Instant, edge_id: &EdgeId, generation: Generation) -> Option<&mut View> {
+        let view = self.views.get_mut(edge_id).filter(|view| view.generation == Some(generation))?;
+        self.liveness.heard(edge_id, now);
+        view.heard = Some(now);
+        Some(view)
     }
 }
 

@@ -15,7 +15,7 @@ use umbel_wire::error::{Code, Error};
 use umbel_wire::ids::EdgeId;
 use umbel_wire::token::{BearerKind, parse_bearer};
 
-use super::identities;
+use super::{edges, identities};
 use crate::core::audit;
 use crate::core::operators::unknown_token;
 use crate::core::views::age_ms;
@@ -158,12 +158,12 @@ impl Fleet for Api {
     }
 
     async fn edges(&self) -> Result<Vec<EdgeObject>, Error> {
-        Ok(identities::edges(&self.0))
+        Ok(edges::all(&self.0))
     }
 
     async fn edge(&self, edge_id: &str) -> Result<EdgeObject, Error> {
         let edge_id = self.find(edge_id)?;
-        identities::edge(&self.0, &edge_id).ok_or_else(|| not_connected(&edge_id))
+        edges::one(&self.0, &edge_id).ok_or_else(|| not_connected(&edge_id))
     }
 
     async fn edge_status(&self, edge_id: &str, question: StatusQuestion) -> Result<SiteStatus, Error> {

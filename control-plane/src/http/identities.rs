@@ -3,23 +3,19 @@
 //!
 //! Invariant: a revocation takes force even when the store cannot be written; the answer says that it is not durable.
 
-use std::sync::Arc;
-
 use umbel_contracts::objects::{
-    CredentialObject, CredentialState, EdgeConnection, EdgeEnrollmentObject, EdgeEnrollmentRequest,
-    EdgeObject, OperationObject, OperatorObject, OperatorRequest, ProblemObject, SummaryObject, timestamp,
+    EdgeEnrollmentObject, EdgeEnrollmentRequest, EdgeObject, OperatorObject, OperatorRequest,
 };
 use umbel_contracts::serve::Caller;
 use umbel_store::{Commit, Position, Row};
+use umbel_wire::CloseReason;
 use umbel_wire::error::{Code, Error};
 use umbel_wire::ids::EdgeId;
-use umbel_wire::{CloseReason, clock};
 
 use crate::core::audit::{Deed, Detail};
-use crate::core::edges::{EDGES, EdgeRow, Known, Revoked};
+use crate::core::edges::{EDGES, EdgeRow, Revoked};
 use crate::core::enrollments::{self, ENROLLMENTS, ENROLLMENTS_MAX, EnrollmentRow, KEPT_MS};
 use crate::core::operators::{self, OPERATORS, OPERATORS_MAX, OperatorRow};
-use crate::core::views::{View, age_ms};
 use crate::shell::plane::{Plane, unreadable};
 
 /// Rows that one commit forgets at most.
@@ -34,82 +30,6 @@ fn deed(caller: &Caller, action: &'static str, subject: &str, edge: &str, reason
         command_id: String::new(),
         correlation_id: caller.correlation_id.clone(),
         detail: Detail { edge: edge.to_owned(), reason: reason.to_owned(), ..Detail::default() },
-    }
-}
-
-/// Every enrolled edge, by name.
-pub(super) fn edges(plane: &Plane) -> Vec<EdgeObject> {
-    let fleet = plane.fleet();
-    let now = clock::now();
-    fleet
-        .edges
-        .sorted()
-        .into_iter()
-        .map(|(edge_id, known)| {
-            object(plane, known, fleet.views.get(edge_id), now, round_trip(&fleet, edge_id))
-        })
-        .collect()
-}
-
-/// One edge; `None` if it is not enrolled.
-pub(super) fn edge(plane: &Plane, edge_id: &EdgeId) -> Option<EdgeObject> {
-    let fleet = plane.fleet();
-    let known = fleet.edges.get(edge_id)?;
-    Some(object(plane, known, fleet.views.get(edge_id), clock::now(), round_trip(&fleet, edge_id)))
-}
-
-fn round_trip(fleet: &crate::shell::plane::FleetState, edge_id: &EdgeId) -> Option<u64> {
-    let round_trip = fleet.slots.owner(edge_id)?.handle.stats().round_trip?;
-    u64::try_from(round_trip.as_micros()).ok()
-}
-
-fn object(
-    plane: &Plane,
-    known: &Known,
-    view: Option<&View>,
-    now: std::time::Instant,
-    round_trip_us: Option<u64>,
-) -> EdgeObject {
-    let row = &known.row;
-    let revoked = row.revoked.as_ref();
-    let some = |text: &String| (!text.is_empty()).then(|| text.clone());
-    let named = view.and_then(|view| some(&view.display_name)).or_else(|| some(&row.display_name));
-    let operations = view.map(|view| Arc::clone(&view.operations)).unwrap_or_default();
-    let summary = view.and_then(|view| view.summary.as_ref());
-    let duplicate = view.and_then(|view| view.duplicate_at_unix_ms).map(|since| ProblemObject {
-        code: "DUPLICATE_IDENTITY".into(),
-        message:
-            "Another process showed this edge's credential while it was connected: was its state directory \
-                  copied? Remove the copy, or revoke the credential and enroll anew."
-                .into(),
-        since: timestamp(since),
-        subject: None,
-    });
-    EdgeObject {
-        edge_id: row.edge_id.clone(),
-        display_name: named.unwrap_or_else(|| row.edge_id.clone()),
-        connection: view.map_or(EdgeConnection::Never, |view| view.connection(now, plane.settings.silence)),
-        last_heard_ms: view.and_then(|view| view.heard_ms(now)),
-        generation: view.and_then(|view| view.last_generation).map(|generation| generation.0),
-        round_trip_us,
-        software_version: view.and_then(|view| some(&view.software_version)),
-        protocol: view.map(|view| view.protocol),
-        operations: operations
-            .iter()
-            .map(|(name, class)| OperationObject { name: name.clone(), class: class.as_str().into() })
-            .collect(),
-        events_lost: view.map_or(0, |view| view.events_lost),
-        credential: CredentialObject {
-            state: if revoked.is_some() { CredentialState::Revoked } else { CredentialState::Active },
-            key_sha256: row.key_sha256.clone(),
-            not_after: timestamp(row.not_after_unix_ms),
-            revoked_at: revoked.map(|revoked| timestamp(revoked.at_unix_ms)),
-            revoked_reason: revoked.map(|revoked| revoked.reason.clone()),
-        },
-        enrolled_at: timestamp(row.enrolled_at_unix_ms),
-        last_summary: summary.map(|summary| SummaryObject::from_proto((*summary.said).clone())),
-        last_summary_age_ms: summary.map(|summary| age_ms(now, summary.received)),
-        problems: duplicate.into_iter().collect(),
     }
 }
 
@@ -251,7 +171,7 @@ pub(super) async fn credential_revoke(
             Err(error) => return Err(error),
         }
     }
-    edge(plane, edge_id).ok_or_else(unknown)
+    super::edges::one(plane, edge_id).ok_or_else(unknown)
 }
 
 async fn write_revocation(

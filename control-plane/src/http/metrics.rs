@@ -17,7 +17,6 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use umbel_contracts::objects::EdgeConnection;
-use umbel_wire::clock;
 
 use crate::shell::plane::Plane;
 
@@ -97,15 +96,14 @@ fn sites(plane: &Plane) -> Family<StateLabel, Gauge> {
     for state in ["connected", "stale", "disconnected", "never"] {
         family.get_or_create(&StateLabel { state }).set(0);
     }
-    let now = clock::now();
     let fleet = plane.fleet();
     for (edge_id, _) in fleet.edges.sorted() {
-        let connection = fleet.views.get(edge_id).map(|view| view.connection(now, plane.settings.silence));
+        let connection = fleet.views.connection(edge_id);
         let state = match connection {
-            Some(EdgeConnection::Connected) => "connected",
-            Some(EdgeConnection::Stale) => "stale",
-            Some(EdgeConnection::Disconnected) => "disconnected",
-            Some(EdgeConnection::Never) | None => "never",
+            EdgeConnection::Connected => "connected",
+            EdgeConnection::Stale => "stale",
+            EdgeConnection::Disconnected => "disconnected",
+            EdgeConnection::Never => "never",
         };
         family.get_or_create(&StateLabel { state }).inc();
     }

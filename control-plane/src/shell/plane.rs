@@ -14,19 +14,20 @@ use umbel_contracts::serve::EventRing;
 use umbel_store::{Commit, CommitError, ReadError, Store};
 use umbel_wire::error::{Code, Error};
 use umbel_wire::ids::{EdgeId, Generation};
+use umbel_wire::liveness::Times;
 use umbel_wire::slots::Slots;
 use umbel_wire::{Connection, clock};
 
 use super::authority::Keys;
 use super::clock::WallClock;
 use super::status::Questions;
-use crate::StartError;
 use crate::core::audit::{Deed, timestamp};
 use crate::core::commands::{Commands, PENDING, PendingRow};
 use crate::core::edges::{EDGES, EdgeRow, Edges};
 use crate::core::operators::{OPERATORS, OperatorRow, Operators};
-use crate::core::views::{Silence, Views};
+use crate::core::views::{SWEEP, Views};
 use crate::http::metrics::Metrics;
+use crate::{Config, StartError};
 
 /// Events kept for readers that come late: about 4 MiB.
 const EVENTS_KEPT: usize = 8_192;
@@ -38,8 +39,22 @@ pub(crate) struct Settings {
     pub(crate) fleet_name: String,
     pub(crate) advertise: Vec<String>,
     pub(crate) heartbeat: Duration,
-    pub(crate) silence: Silence,
+    pub(crate) silence: Times,
     pub(crate) status_deadline: Duration,
+}
+
+impl Settings {
+    /// What of the file concerns the running process.
+    pub(crate) fn of(config: &Config) -> Self {
+        Self {
+            name: config.name.clone(),
+            fleet_name: config.fleet_name.clone(),
+            advertise: config.advertise.clone(),
+            heartbeat: config.heartbeat,
+            silence: config.silence,
+            status_deadline: config.status_deadline,
+        }
+    }
 }
 
 /// Registry, views and connections.
@@ -101,7 +116,8 @@ impl Plane {
         }
         let last = store.audit_tail(1).await.map_err(read)?;
         let persisted = last.last().map_or(0, |entry| entry.record.at_unix_ms);
-        let fleet = FleetState { edges, views: Views::default(), slots: Slots::new(above) };
+        let fleet =
+            FleetState { edges, views: Views::new(settings.silence, clock::now()), slots: Slots::new(above) };
         Ok(Arc::new(Self {
             settings,
             clock: WallClock::new(clock::Wall(persisted)),
@@ -172,6 +188,21 @@ impl Plane {
             generation: generation.map(|generation| generation.0),
             message: message.into(),
         });
+    }
+
+    /// Judges the edges' silence, until the drain.
+    pub(crate) async fn sweep(self: Arc<Self>) {
+        while self.drain.run_until_cancelled(tokio::time::sleep(SWEEP)).await.is_some() {
+            let changed = self.fleet().views.sweep(clock::now());
+            for (edge_id, generation, kind) in changed {
+                self.tell(
+                    &edge_id,
+                    kind,
+                    Some(generation),
+                    "No heartbeat came, though the connection is up.",
+                );
+            }
+        }
     }
 
     pub(crate) fn publish(&self, event: EventObject) {

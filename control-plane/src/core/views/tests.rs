@@ -5,7 +5,9 @@ use umbel_contracts::proto::control::{Operation, Problem};
 
 use super::*;
 
-const SILENCE: Silence = Silence { stale: Duration::from_secs(30), offline: Duration::from_secs(90) };
+fn times() -> Times {
+    Times::new(Duration::from_secs(30), Duration::from_secs(90)).unwrap()
+}
 
 fn edge() -> EdgeId {
     EdgeId::parse("ber1").unwrap()
@@ -22,26 +24,42 @@ fn hello() -> EdgeHelloRequest {
 }
 
 fn connected(now: Instant) -> Views {
-    let mut views = Views::default();
+    let mut views = Views::new(times(), now);
     views.connected(now, &edge(), Generation(7), 1, &hello());
     views
+}
+
+/// Sweeps second by second up to this many after the start, as the process does.
+fn sweep(views: &mut Views, start: Instant, from: u64, to: u64) -> Vec<&'static str> {
+    let swept = (from + 1..=to).flat_map(|second| views.sweep(start + Duration::from_secs(second)));
+    swept.map(|(_, _, what)| what).collect()
 }
 
 #[test]
 fn silence_turns_a_connection_stale_and_then_disconnected_by_this_hosts_clock() {
     let start = Instant::now();
     let mut views = connected(start);
-    let at = |views: &Views, seconds| {
-        views.get(&edge()).unwrap().connection(start + Duration::from_secs(seconds), SILENCE)
-    };
-    assert_eq!(at(&views, 0), EdgeConnection::Connected);
-    assert_eq!(at(&views, 30), EdgeConnection::Stale);
-    assert_eq!(at(&views, 90), EdgeConnection::Disconnected);
+    assert_eq!(views.connection(&edge()), EdgeConnection::Connected);
+    assert_eq!(sweep(&mut views, start, 0, 30), ["edge_stale"]);
+    assert_eq!(views.connection(&edge()), EdgeConnection::Stale);
     // A heartbeat that claims to be from the distant past counts from when it came.
-    let later = start + Duration::from_secs(89);
+    let later = start + Duration::from_secs(31);
     views.summary(later, &edge(), Generation(7), 1, EdgeSummary::default()).unwrap();
-    assert_eq!(at(&views, 100), EdgeConnection::Connected);
-    assert_eq!(View::default().connection(start, SILENCE), EdgeConnection::Never);
+    assert_eq!(views.connection(&edge()), EdgeConnection::Connected);
+    assert_eq!(sweep(&mut views, start, 31, 125), ["edge_stale", "edge_offline"]);
+    assert_eq!(views.connection(&edge()), EdgeConnection::Disconnected);
+    assert_eq!(views.connection(&EdgeId::parse("ham1").unwrap()), EdgeConnection::Never);
+}
+
+/// Fault row 7's cousin: this process was stopped; that is no silence of the edges.
+#[test]
+fn a_pause_of_this_process_is_not_held_against_anybody() {
+    let start = Instant::now();
+    let mut views = connected(start);
+    assert!(sweep(&mut views, start, 0, 5).is_empty());
+    let woken = start + Duration::from_secs(3600);
+    assert!(views.sweep(woken).is_empty());
+    assert_eq!(views.connection(&edge()), EdgeConnection::Connected);
 }
 
 #[test]
@@ -55,8 +73,8 @@ fn a_stale_connection_changes_nothing() {
     assert_eq!(views.event(start, &edge(), Generation(7), 1), None);
     assert!(views.get(&edge()).unwrap().summary.is_none());
     assert!(views.disconnected(&edge(), Generation(8)));
+    assert_eq!(views.connection(&edge()), EdgeConnection::Disconnected);
     let view = views.get(&edge()).unwrap();
-    assert_eq!(view.connection(start, SILENCE), EdgeConnection::Disconnected);
     assert_eq!(view.last_generation, Some(Generation(8)));
 }
 
