@@ -123,7 +123,8 @@ impl EnrollmentToken {
     /// [`TokenError::Field`] if an id or address breaks its rules.
     pub fn to_text(&self) -> Result<SecretText, TokenError> {
         self.check()?;
-        let mut bytes = Zeroizing::new(Vec::with_capacity(512));
+        // Room for the largest token, so that no copy of the secret is left behind by growing.
+        let mut bytes = Zeroizing::new(Vec::with_capacity(LONGEST_TEXT));
         bytes.push(match self.kind {
             TokenKind::Edge => b'E',
             TokenKind::Node => b'N',
@@ -144,7 +145,10 @@ impl EnrollmentToken {
         }
         let check = checksum(&bytes);
         bytes.extend_from_slice(&check);
-        Ok(SecretText::new(format!("{PREFIX}{}", BASE64URL_NOPAD.encode(&bytes))))
+        let mut text = String::with_capacity(PREFIX.len() + BASE64URL_NOPAD.encode_len(bytes.len()));
+        text.push_str(PREFIX);
+        BASE64URL_NOPAD.encode_append(&bytes, &mut text);
+        Ok(SecretText::new(text))
     }
 
     /// Reads a token's text; white space around it is ignored.
