@@ -124,7 +124,7 @@ impl<S: Socket> Drop for Watched<S> {
 }
 
 impl<S: Socket> Watched<S> {
-    fn wrote(&self, result: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+    fn wrote<T>(&self, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         match &result {
             Poll::Ready(Ok(_)) => {
                 self.shared.writes.fetch_add(1, Ordering::Relaxed);
@@ -159,7 +159,9 @@ impl<S: Socket> AsyncWrite for Watched<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_flush(cx)
+        // Within TLS it is the flush that waits for the client.
+        let result = Pin::new(&mut self.socket).poll_flush(cx);
+        self.wrote(result)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

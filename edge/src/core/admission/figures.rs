@@ -9,8 +9,8 @@ use umbel_wire::ids::NodeId;
 
 use super::lease::LeasePhase;
 use super::model::QueueFigures;
-use super::provider::{Figures, ProviderSpec};
-use super::{Admission, ModelIndex, ProviderIndex};
+use super::provider::Figures;
+use super::{Admission, ModelIndex};
 
 impl Admission {
     /// Counts of a provider; `None` when it is not declared.
@@ -80,7 +80,7 @@ impl Admission {
 
     /// The specification of a provider.
     #[cfg(test)]
-    pub(crate) fn spec(&self, provider: ProviderIndex) -> Option<&ProviderSpec> {
+    pub(crate) fn spec(&self, provider: super::ProviderIndex) -> Option<&super::ProviderSpec> {
         self.providers.get(provider.0 as usize).map(|provider| &provider.spec)
     }
 

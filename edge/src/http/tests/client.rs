@@ -99,7 +99,7 @@ impl<S: Socket> Client<S> {
 
     /// Reads more; false at the end, clean or not.
     async fn more(&mut self) -> bool {
-        let mut space = [0; 16 * 1024];
+        let mut space = vec![0; 16 * 1024];
         match soon("bytes from the edge", self.socket.read(&mut space)).await {
             Ok(0) | Err(_) => false,
             Ok(read) => {
@@ -147,7 +147,7 @@ impl<S: Socket> Client<S> {
             } else if !self.buffer.is_empty() {
                 return Ok(std::mem::take(&mut self.buffer));
             }
-            let mut space = [0; 16 * 1024];
+            let mut space = vec![0; 16 * 1024];
             match soon("bytes from the edge", self.socket.read(&mut space)).await {
                 // Without a length the end of the connection is the end of the body.
                 Ok(0) if !self.chunked && self.left.is_none() => return Err(Ended::Clean),

@@ -215,7 +215,6 @@ pub(super) struct Rig {
     pub(super) front: Arc<Front>,
     pub(super) dispatch: Arc<Dispatch>,
     pub(super) keys: Arc<Keys>,
-    pub(super) metrics: Arc<Metrics>,
     pub(super) http: SocketAddr,
     pub(super) https: SocketAddr,
     pub(super) metrics_http: SocketAddr,
@@ -242,7 +241,7 @@ impl Rig {
         tokio::spawn(Arc::clone(&dispatch).run());
         let (store, _) = Store::in_memory();
         let keys = Keys::load(store).await.unwrap();
-        let front = Front::new(Arc::clone(&dispatch), Arc::clone(&keys), Arc::clone(&metrics), setup.options);
+        let front = Front::new(Arc::clone(&dispatch), Arc::clone(&keys), metrics, setup.options);
 
         let shutdown = CancellationToken::new();
         let (accepted_to, accepted) = mpsc::channel(16);
@@ -270,7 +269,6 @@ impl Rig {
             front,
             dispatch,
             keys,
-            metrics,
             http,
             https,
             metrics_http,
