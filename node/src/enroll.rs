@@ -28,6 +28,7 @@ use crate::{
     shell::{
         edge::{instance, server_name, step},
         gpu::Gpus,
+        host,
         state::{self, State},
     },
 };
@@ -91,7 +92,7 @@ async fn join(config: &Config, state: &State, token: &EnrollmentToken) -> Result
         token_id: token.token_id.clone(),
         token_secret: token.secret.expose().to_vec(),
         signing_request: key.signing_request().map_err(|error| failed(error.to_string()))?,
-        name: config.name.clone(),
+        name: if config.name.is_empty() { host::name() } else { config.name.clone() },
         software_version: env!("CARGO_PKG_VERSION").to_owned(),
     };
     let hello = HelloOut {

@@ -123,3 +123,49 @@ async fn a_slow_reader_holds_up_nobody() {
     assert_eq!((bytes.len(), end.outcome), (512 * 64 * 1024, Outcome::Complete));
     writer.await.unwrap();
 }
+
+/// Row 61: many streams that end in every way at once leave no slot taken, at the node as at the edge.
+#[tokio::test]
+async fn row_61_no_slot_is_left_taken() {
+    let Bench { edge, mut engine, folder, agent: _agent } = Bench::start().await;
+    let mut streams = Vec::new();
+    for turn in 0..200 {
+        streams.push((turn, edge.open(Ask::new("ext", "{}")).await));
+    }
+    // Requests come in any order; each is answered in its own way, or its connection just ends.
+    let answering = tokio::spawn(async move {
+        for turn in 0.. {
+            let mut exchange = engine.request().await;
+            match turn % 5 {
+                0 => exchange.whole("200 OK", "", b"{}").await,
+                1 => exchange.whole("500 Oops", "Connection: close\r\n", b"{}").await,
+                2 => exchange.reset(),
+                3 => {
+                    exchange.start_events().await;
+                    exchange.chunk(b"data: x\n\n").await;
+                }
+                _ => drop(exchange),
+            }
+        }
+    });
+    let mut ends = Vec::new();
+    for (turn, mut stream) in streams {
+        if turn % 3 == 0 {
+            stream.reset();
+        }
+        if turn % 3 != 1 {
+            ends.push(tokio::spawn(async move { stream.ended().await }));
+        }
+    }
+    for end in ends {
+        end.await.unwrap();
+    }
+    let connection = edge.connection().await;
+    until("every slot to be free", async || {
+        let status = folder.status().await;
+        let free = status["streams_in_flight"] == 0 && status["engines"][0]["in_flight"] == 0;
+        (free && connection.stats().streams_out == 0).then_some(())
+    })
+    .await;
+    answering.abort();
+}

@@ -49,6 +49,7 @@ struct File {
 struct Node {
     #[serde(default)]
     name: String,
+    #[serde(default = "default_state_dir")]
     state_dir: PathBuf,
     #[serde(default)]
     labels: BTreeMap<String, String>,
@@ -56,6 +57,10 @@ struct Node {
     accelerator: AcceleratorWord,
     #[serde(default)]
     allow_sim: bool,
+}
+
+fn default_state_dir() -> PathBuf {
+    "/var/lib/umbel/node".into()
 }
 
 #[derive(Deserialize, Default, Clone, Copy)]

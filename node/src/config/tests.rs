@@ -24,6 +24,7 @@ fn a_small_file_is_enough() {
     assert_eq!((config.accelerator, config.drain), (Accelerator::Auto, Duration::from_secs(30)));
     assert_eq!((config.log_level.as_str(), config.log_format), ("info", LogFormat::Auto));
     assert!(config.engines.is_empty());
+    assert_eq!(parse("[node]\n").unwrap().state_dir, Path::new("/var/lib/umbel/node"));
 }
 
 #[test]
@@ -95,7 +96,6 @@ fn row_95_no_arguments_and_no_environment() {
 #[test]
 fn what_is_wrong_outside_engines() {
     for (text, wanted) in [
-        ("[node]\n", "state_dir"),
         ("[node]\nstate_dir = \"\"\n", "node.state_dir"),
         ("[node]\nstate_dir = \"s\"\naccelerator = \"tpu\"\n", ":3:15: unknown variant"),
         ("[node]\nstate_dir = \"s\"\n[node.labels]\n\"a b\" = \"c\"\n", "node.labels"),

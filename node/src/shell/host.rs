@@ -33,6 +33,11 @@ pub(crate) fn facts(state_dir: &Path) -> HostFacts {
     }
 }
 
+/// The host's name, as a label.
+pub(crate) fn name() -> String {
+    System::host_name().unwrap_or_default().chars().take(63).collect()
+}
+
 /// Bytes of the file system that holds `path`.
 fn disk(path: &Path) -> Option<u64> {
     let facts = rustix::fs::statvfs(path).ok()?;

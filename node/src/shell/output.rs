@@ -37,7 +37,7 @@ impl Output {
         let output = Self::default();
         let (done, all_read) = oneshot::channel();
         let (writer, log) = (output.clone(), Log::new(log));
-        std::thread::Builder::new().name("engine-output".into()).stack_size(256 * 1024).spawn(move || {
+        std::thread::Builder::new().name("engine-output".into()).stack_size(128 * 1024).spawn(move || {
             writer.drain(pipe, log);
             // Nobody may be waiting.
             let _ = done.send(());
