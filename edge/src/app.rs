@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use umbel_store::Store;
+use umbel_store::{OpenError, Store};
 use umbel_wire::clock::Wall;
 use umbel_wire::liveness::Times;
 use umbel_wire::{CloseReason, Connection, GoawayReason, files, tls::TlsServer};
@@ -56,9 +56,8 @@ pub fn run(config: Config) -> Result<(), StartError> {
         let mut signals =
             Signals::take().map_err(|error| StartError::Failed(format!("cannot take signals: {error}")))?;
         let running = Running::build(&config).await?;
-        tracing::info!(
-            site = %config.site, nodes = %running.nodes_address, api = ?running.api_address, "serving"
-        );
+        let api = running.api_address.map_or_else(|| "off".to_owned(), |address| address.to_string());
+        tracing::info!(site = %config.site, nodes = %running.nodes_address, %api, "serving");
         let signal = signals.next().await;
         tracing::info!("{signal}: draining for up to {:?}; a second signal ends at once", config.drain);
         tokio::select! {
@@ -80,7 +79,7 @@ pub(crate) struct Running {
     shutdown: CancellationToken,
     serving: JoinSet<()>,
     // Keepers: they end with the process.
-    _keeping: JoinSet<()>,
+    keeping: JoinSet<()>,
 }
 
 /// What is bound before anything is started.
@@ -112,10 +111,17 @@ impl Running {
             )));
         }
         files::private_dir(state).map_err(|error| StartError::State(format!("{}: {error}", state.display())))?;
+        Self::build_on(config, || Store::open(&state.join(STORE_FILE), STORE_OWNER)).await
+    }
+
+    /// The same on a store that a test can make fail.
+    pub(crate) async fn build_on(
+        config: &Config,
+        open: impl FnOnce() -> Result<Store, OpenError>,
+    ) -> Result<Self, StartError> {
         let certificates = Certificates::open(config)?;
         let listeners = Listeners::bind(config).await?;
-        let store = Store::open(&state.join(STORE_FILE), STORE_OWNER)
-            .map_err(|error| StartError::State(error.to_string()))?;
+        let store = open().map_err(|error| StartError::State(error.to_string()))?;
         let parts = Parts::open(config, store, certificates).await?;
         Self::start(parts, listeners)
     }
@@ -156,7 +162,7 @@ impl Running {
             message: format!("version {}", env!("CARGO_PKG_VERSION")),
             ..Happened::default()
         });
-        Ok(Self { site, commands, front, nodes_address, api_address, shutdown, serving, _keeping: keeping })
+        Ok(Self { site, commands, front, nodes_address, api_address, shutdown, serving, keeping })
     }
 
     /// Ends everything in order, within `time` and a little for the farewells.
@@ -191,6 +197,18 @@ impl Running {
         };
         if tokio::time::timeout(CLOSING, closing).await.is_err() {
             tracing::warn!("some connections did not end in time");
+        }
+        self.keeping.shutdown().await;
+    }
+
+    /// Ends as kill -9 does, as far as one process can: nothing is flushed and nobody is told.
+    #[cfg(test)]
+    pub(crate) async fn crash(mut self) {
+        self.site.store.close().await;
+        self.serving.shutdown().await;
+        self.keeping.shutdown().await;
+        for connection in self.connections() {
+            connection.close(CloseReason::Truncated);
         }
     }
 

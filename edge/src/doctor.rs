@@ -96,7 +96,10 @@ fn store(config: &Config, runs: bool) -> Check {
         return failed("store", format!("{} is not there", path.display()), "Run `umbel edge init`.");
     }
     match Store::open(&path, STORE_OWNER) {
-        Ok(_) => passed("store", "opens, its pages verify"),
+        Ok(store) => {
+            store.close_blocking();
+            passed("store", "opens, its pages verify")
+        }
         Err(OpenError::InUse { .. }) if runs => passed("store", "in use by the running edge"),
         Err(error) => failed("store", error.to_string(), "Do what the message says."),
     }

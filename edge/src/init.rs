@@ -42,7 +42,7 @@ pub fn init(config: &Config) -> Result<Initialised, StartError> {
     }
     // The store first: a site with an authority is complete.
     let store = Store::open(&state.join(STORE_FILE), STORE_OWNER).map_err(|error| failed(&error))?;
-    drop(store);
+    store.close_blocking();
     let authority =
         Authority::create(&directory, config.site.as_str(), Wall::now()).map_err(|error| failed(&error))?;
     Ok(Initialised {

@@ -16,6 +16,8 @@ mod http;
 mod init;
 mod metrics;
 mod shell;
+#[cfg(test)]
+mod tests;
 
 pub use app::run;
 pub use config::{Api, Config, Listen, Liveness, Log, LogFormat, Queue, Upstream};

@@ -243,9 +243,22 @@ impl<H: Clone> Registry<H> {
             }
         });
         if fresh {
-            self.notice(id, "node_ready", None, "connected, its providers take requests".to_owned(), false);
+            self.notice(id, "node_ready", None, "connected, complete", false);
         }
         Ok(())
+    }
+
+    /// The owner said that it ends: its providers drain (row 93). An older connection's word changes nothing.
+    pub(crate) fn leaving(&mut self, id: NodeId, generation: Generation) {
+        if !self.slots.is_current(&id, generation) {
+            return;
+        }
+        self.change(id, |node| {
+            if let Some(session) = node.session.as_mut() {
+                session.leaving = true;
+            }
+        });
+        self.notice(id, "node_leaving", None, "its agent ends; running requests finish", false);
     }
 
     /// A connection ended. Only if it was the owner the node is disconnected; its leases end in any case.
@@ -277,7 +290,7 @@ impl<H: Clone> Registry<H> {
         }
         self.unsaved.insert(id);
         if was_complete {
-            self.notice(id, "node_disconnected", None, format!("the connection ended: {why}"), false);
+            self.notice(id, "node_disconnected", None, &format!("the connection ended: {why}"), false);
         }
     }
 
@@ -322,7 +335,7 @@ impl<H: Clone> Registry<H> {
         let audited = from != State::Unknown;
         let lifecycle = self.nodes.get(&id).map(|node| node.row.lifecycle);
         if lifecycle == Some(node::Lifecycle::Enrolled) {
-            self.notice(id, kind, None, format!("{} -> {}", from.name(), to.name()), audited);
+            self.notice(id, kind, None, &format!("{}, was {}", to.name(), from.name()), audited);
         }
     }
 
@@ -352,9 +365,10 @@ impl<H: Clone> Registry<H> {
         }
     }
 
-    fn notice(&mut self, id: NodeId, kind: &'static str, provider: Option<String>, message: String, audited: bool) {
-        let generation = self.nodes.get(&id).map_or(Generation(0), |node| node.generation);
-        self.notices.push(Notice { kind, node: id, provider, generation, message, audited });
+    fn notice(&mut self, id: NodeId, kind: &'static str, provider: Option<String>, message: &str, audited: bool) {
+        let Some(node) = self.nodes.get(&id) else { return };
+        let message = format!("{}: {message}", node.row.name);
+        self.notices.push(Notice { kind, node: id, provider, generation: node.generation, message, audited });
     }
 
     // Changes a node, a visible change, and lets admission know what follows from it.
@@ -433,7 +447,10 @@ fn provider_notice(node: &Node, engine: &str, state: ProviderState) -> Notice {
         ProviderState::Unavailable => ("provider_unavailable", "is not available"),
         ProviderState::Failed => ("provider_failed", "has failed"),
     };
-    let message = if cause.is_empty() { format!("{engine} {word}") } else { format!("{engine} {word}: {cause}") };
+    let mut message = format!("{}: {engine} {word}", node.row.name);
+    if !cause.is_empty() {
+        message.push_str(&format!(" ({cause})"));
+    }
     Notice {
         kind,
         node: node.id,

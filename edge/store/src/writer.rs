@@ -43,7 +43,7 @@ enum Job {
     Commit(Commit, oneshot::Sender<Result<Position, CommitError>>),
     Reserve { name: &'static str, block: u64, answer: Reserved },
     Read(Look),
-    Close(oneshot::Sender<()>),
+    Close(Box<dyn FnOnce() + Send>),
 }
 
 impl Store {
@@ -176,8 +176,18 @@ impl Store {
     /// Waits until everything queued is durable and the file is closed. Later calls answer `Closed`.
     pub async fn close(&self) {
         let (answer, closed) = oneshot::channel();
+        let answer = Box::new(move || drop(answer.send(())));
         if self.queue.send(Job::Close(answer)).await.is_ok() {
             let _ = closed.await;
+        }
+    }
+
+    /// The same for a caller without a runtime. Blocks; nothing may be queued by others meanwhile.
+    pub fn close_blocking(self) {
+        let (answer, closed) = std::sync::mpsc::sync_channel(1);
+        let answer = Box::new(move || drop(answer.send(())));
+        if self.queue.try_send(Job::Close(answer)).is_ok() {
+            let _ = closed.recv();
         }
     }
 
@@ -265,8 +275,8 @@ impl Writer {
                         let Self { backend, jobs, health, .. } = self;
                         drop(jobs);
                         drop(backend);
-                        let _ = answer.send(());
                         drop(health);
+                        answer();
                         return;
                     }
                 }

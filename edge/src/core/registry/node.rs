@@ -117,6 +117,8 @@ pub(crate) struct Session {
     pub(crate) protocol: u32,
     /// It named its leases, so that its providers may be dispatched to.
     pub(crate) named: bool,
+    /// Its agent said that it ends: what runs goes on, nothing new comes.
+    pub(crate) leaving: bool,
 }
 
 /// A report and when it arrived.
@@ -209,6 +211,9 @@ impl Node {
     pub(crate) fn engine_state(&self, name: &str) -> (ProviderState, String) {
         if let Some(problem) = self.problems.get(&("MODEL_MISMATCH", self.provider_id(name))) {
             return (ProviderState::Failed, problem.message.clone());
+        }
+        if self.session.as_ref().is_some_and(|session| session.leaving) {
+            return (ProviderState::Draining, "its agent ends; running requests finish".to_owned());
         }
         let Some(status) = self.engines.get(name) else {
             return (ProviderState::Unavailable, "the node has not said its state yet".to_owned());

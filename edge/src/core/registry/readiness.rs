@@ -31,7 +31,7 @@ fn check(name: &str, passed: bool, message: impl Into<String>, next_step: &str) 
 fn connection(node: &Node) -> ReadinessCheck {
     let name = "connection";
     match (node.row.lifecycle, node.liveness) {
-        (Lifecycle::Disabled, _) => check(name, false, "the node is disabled", "Enable it: umbel ctl node enable."),
+        (Lifecycle::Disabled, _) => check(name, false, "the node is disabled", "An operator can enable it again."),
         (Lifecycle::Decommissioned, _) => {
             check(name, false, "the node is decommissioned", "Enroll the host anew with a token of its own.")
         }

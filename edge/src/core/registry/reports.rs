@@ -109,7 +109,7 @@ impl<H: Clone> Registry<H> {
             .filter_map(|engine| engine.status.clone().map(|status| (engine.name.clone(), status)))
             .collect();
         self.change(id, |node| {
-            node.session = Some(Session { generation, protocol, named: false });
+            node.session = Some(Session { generation, protocol, named: false, leaving: false });
             node.protocol = protocol;
             node.generation = generation;
             node.engines = states;

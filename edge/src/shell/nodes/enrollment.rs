@@ -145,7 +145,7 @@ async fn fresh(
     site.events.tell(Happened {
         kind: "node_enrolled",
         node_id: id.to_string(),
-        message: format!("{} has enrolled", row.name),
+        message: format!("{}: enrolled", row.name),
         ..Happened::default()
     });
     Ok(Some(response(site, authority, id.to_string(), &row, chain, not_after)))

@@ -13,7 +13,7 @@ use umbel_contracts::proto::node::{
 };
 use umbel_contracts::{bounds, event, method};
 use umbel_wire::{
-    CloseReason, Code, Connection, Error, Generation, Handler, IncomingRequest, NodeId, clock,
+    CloseReason, Code, Connection, Error, Generation, Goaway, GoawayReason, Handler, IncomingRequest, NodeId, clock,
 };
 
 use crate::core::registry::{StaleGeneration, reports};
@@ -129,6 +129,12 @@ impl Handler for NodeSession {
                 taken.map_err(|StaleGeneration| self.stale(connection))
             }
             _ => Err(Error::new(Code::Unimplemented, "UNKNOWN_EVENT", "this edge does not know the event")),
+        }
+    }
+
+    fn on_goaway(&self, _connection: &Connection, goaway: &Goaway) {
+        if !goaway.closing && goaway.reason == GoawayReason::Shutdown.name() {
+            self.site.change(|registry| registry.leaving(self.id, self.generation));
         }
     }
 

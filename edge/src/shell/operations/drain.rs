@@ -79,7 +79,7 @@ pub(crate) fn resume(commands: &Arc<Commands>, id: String, row: CommandRow, runn
         let nodes = outcomes(&commands, &ids);
         let ended = match outcome {
             Ok(()) => {
-                tell(&commands, &ids);
+                tell(&commands, &nodes);
                 nodes::value(nodes)
             }
             Err(error) => Err(error),
@@ -113,12 +113,12 @@ fn outcomes(commands: &Commands, ids: &[NodeId]) -> Vec<NodeOutcome> {
         .collect()
 }
 
-fn tell(commands: &Commands, ids: &[NodeId]) {
-    for id in ids {
+fn tell(commands: &Commands, nodes: &[NodeOutcome]) {
+    for node in nodes {
         commands.site.events.tell(Happened {
             kind: "node_drained",
-            node_id: id.to_string(),
-            message: "no request is left on it".to_owned(),
+            node_id: node.node_id.clone(),
+            message: format!("{}: no request is left on it", node.name),
             ..Happened::default()
         });
     }

@@ -133,7 +133,16 @@ fn subjects(changes: &[(Arc<Node>, NodeRow)]) -> String {
 
 fn tell(site: &Site, kind: &'static str, changes: &[(Arc<Node>, NodeRow)], reason: &str) {
     for (node, row) in changes.iter().filter(|(node, row)| node.row != *row) {
-        let message = if reason.is_empty() { row.name.clone() } else { format!("{}: {reason}", row.name) };
+        let what = match kind {
+            "node_draining" => "takes no new request",
+            "node_undrained" => "takes requests again",
+            "node_eligible" => "may get application traffic",
+            _ => "gets no application traffic",
+        };
+        let mut message = format!("{}: {what}", row.name);
+        if !reason.is_empty() {
+            message.push_str(&format!(" ({reason})"));
+        }
         site.events.tell(Happened {
             kind,
             node_id: node.id.to_string(),

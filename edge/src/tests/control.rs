@@ -1,0 +1,224 @@
+//! A fake control plane: hello, heartbeat, status, commands and events over one link.
+
+use std::sync::{Arc, Mutex};
+
+use prost::Message;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use umbel_contracts::proto::control::{
+    EdgeCommandEvent, EdgeCommandRequest, EdgeCommandResponse, EdgeHeartbeat, EdgeHeartbeatAck, EdgeHelloRequest,
+    EdgeHelloResponse, EdgeNodeEvent, EdgeStatusRequest, EdgeStatusResponse, Phase,
+};
+use umbel_contracts::{event, method};
+use umbel_wire::ca::Authority;
+use umbel_wire::tls::{self, KeyPair};
+use umbel_wire::{
+    BoxFuture, Connection, Door, EdgeId, Error, Generation, Handler, IncomingRequest, KeyHash, Newcomer, Open,
+    Terminal, WelcomeOut,
+};
+
+use super::rig::{Edge, TIME, run, until};
+use crate::shell::control::membership::{Joined, write};
+
+#[derive(Default)]
+struct Seen {
+    hello: Option<EdgeHelloRequest>,
+    link: Option<Connection>,
+    heartbeats: Vec<EdgeHeartbeat>,
+    events: Vec<EdgeNodeEvent>,
+    steps: Vec<EdgeCommandEvent>,
+}
+
+#[derive(Clone, Default)]
+struct Plane(Arc<Mutex<Seen>>);
+
+impl Door for Plane {
+    fn knows(&self, _: &KeyHash) -> bool {
+        true
+    }
+
+    fn knock(&self, newcomer: Newcomer) -> BoxFuture<'static, ()> {
+        let plane = self.clone();
+        Box::pin(async move {
+            let hello = EdgeHelloRequest::decode(newcomer.hello().payload.clone()).unwrap();
+            let answer = EdgeHelloResponse { control_plane_id: "cp1".into(), fleet_name: "prod".into() };
+            let welcome = WelcomeOut {
+                generation: Generation(1),
+                intervals: umbel_wire::Intervals {
+                    heartbeat: std::time::Duration::from_millis(50),
+                    ..Default::default()
+                },
+                payload: answer.encode_to_vec(),
+                ..WelcomeOut::default()
+            };
+            let link = newcomer.accept(welcome, Arc::new(plane.clone()));
+            let mut seen = plane.0.lock().unwrap();
+            seen.hello = Some(hello);
+            seen.link = Some(link);
+        })
+    }
+}
+
+impl Handler for Plane {
+    fn on_request(&self, _: &Connection, request: IncomingRequest) {
+        let heartbeat = EdgeHeartbeat::decode(request.payload.clone()).unwrap();
+        self.0.lock().unwrap().heartbeats.push(heartbeat);
+        request.respond(Ok(EdgeHeartbeatAck::default().encode_to_vec()));
+    }
+
+    fn on_event(&self, _: &Connection, number: u32, _: &str, payload: &[u8]) -> Result<(), Error> {
+        let mut seen = self.0.lock().unwrap();
+        match number {
+            event::EDGE_NODE => seen.events.push(EdgeNodeEvent::decode(payload).unwrap()),
+            _ => seen.steps.push(EdgeCommandEvent::decode(payload).unwrap()),
+        }
+        Ok(())
+    }
+}
+
+/// A control plane on loopback that the edge has joined.
+async fn joined(edge: &Edge) -> (Plane, CancellationToken) {
+    let plane = Plane::default();
+    let directory = edge.directory.path().join("cp");
+    let now = umbel_wire::clock::Wall::now();
+    let time = std::time::Duration::from_secs(1_000);
+    let authority = Authority::create(&directory, "cp1", now).unwrap();
+    let server = authority.issue_server(&["control-plane.umbel".to_owned()], now, time).unwrap();
+    let server = tls::wire_server(server.chain, server.key.private_key()).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let shutdown = CancellationToken::new();
+    tokio::spawn(umbel_wire::serve(listener, server, Arc::new(plane.clone()), shutdown.clone()));
+    let key = KeyPair::generate().unwrap();
+    let site = EdgeId::parse("ber1").unwrap();
+    let addresses = [address];
+    let key_pem = key.to_pem();
+    let issued = authority.sign_edge(&key.signing_request().unwrap(), &site, now, time).unwrap();
+    let place = edge.config.state_dir.join("control-planes/cp1");
+    let joined = Joined {
+        control_plane_id: "cp1",
+        edge_id: "ber1",
+        addresses: &addresses,
+        key_pem: key_pem.as_bytes(),
+        chain_pem: &tls::to_pem(&issued.chain.into_iter().map(Into::into).collect::<Vec<_>>()),
+        ca_pem: &tls::to_pem(std::slice::from_ref(authority.certificate_der())),
+    };
+    std::fs::create_dir_all(place.parent().unwrap()).unwrap();
+    write(&place, &joined).unwrap();
+    until("the edge dials", || plane.0.lock().unwrap().link.is_some()).await;
+    (plane, shutdown)
+}
+
+impl Plane {
+    fn link(&self) -> Connection {
+        self.0.lock().unwrap().link.clone().unwrap()
+    }
+
+    async fn call<M: Message + Default>(&self, method: u32, message: Vec<u8>) -> Result<Vec<M>, Error> {
+        let open = Open { method, message, end: true, timeout: TIME, ..Open::default() };
+        let mut stream = self.link().open(open, |_| ()).unwrap();
+        let mut bytes = Vec::new();
+        while let Some(part) = stream.data().await {
+            bytes.extend_from_slice(&part);
+        }
+        match stream.terminal() {
+            Some(Terminal::Ended { error: None, .. }) => {}
+            Some(Terminal::Ended { error: Some(error), .. }) => return Err(error),
+            other => panic!("{other:?}"),
+        }
+        let mut rest = bytes.as_slice();
+        let mut messages = Vec::new();
+        while !rest.is_empty() {
+            messages.push(M::decode_length_delimited(&mut rest).unwrap());
+        }
+        Ok(messages)
+    }
+
+    async fn command(&self, request: EdgeCommandRequest) -> Result<EdgeCommandResponse, Error> {
+        let answers = self.call(method::EDGE_COMMAND, request.encode_to_vec()).await?;
+        Ok(answers.into_iter().next().unwrap())
+    }
+}
+
+fn command(operation: &str, selector: &str, args: &str, role: &str) -> EdgeCommandRequest {
+    EdgeCommandRequest {
+        command_id: uuid::Uuid::new_v4().to_string(),
+        operation: operation.into(),
+        target_selector: selector.into(),
+        args_json: args.into(),
+        reason: "a test".into(),
+        metadata: [("actor".to_owned(), "olga".to_owned()), ("role".to_owned(), role.to_owned())].into(),
+        ..EdgeCommandRequest::default()
+    }
+}
+
+#[test]
+fn a_control_plane_sees_and_commands_the_site() {
+    run(async {
+        let edge = Edge::start().await;
+        let node = edge.node("n").await;
+        let (plane, _shutdown) = joined(&edge).await;
+        let hello = plane.0.lock().unwrap().hello.clone().unwrap();
+        assert_eq!(hello.edge_id, "ber1");
+        assert_eq!(hello.operations.len(), umbel_contracts::operations::ALL.len());
+        until("heartbeats come", || plane.0.lock().unwrap().heartbeats.len() >= 2).await;
+
+        let connection = node.connect(&edge).await;
+        until("it is told", || plane.0.lock().unwrap().events.iter().any(|one| one.kind == "node_ready")).await;
+        let parts: Vec<EdgeStatusResponse> =
+            plane.call(method::EDGE_STATUS, EdgeStatusRequest::default().encode_to_vec()).await.unwrap();
+        let nodes: Vec<_> = parts.iter().flat_map(|part| &part.nodes).collect();
+        assert!(nodes.len() == 1 && nodes[0].connected);
+        assert_eq!(parts[0].summary.as_ref().unwrap().nodes_online, 1);
+        assert_eq!(parts[0].queues.len(), 1);
+        // Nothing changed since: it says so.
+        let known = EdgeStatusRequest { known_revision: parts[0].revision.clone(), ..Default::default() };
+        let again: Vec<EdgeStatusResponse> =
+            plane.call(method::EDGE_STATUS, known.encode_to_vec()).await.unwrap();
+        assert!(again.len() == 1 && again[0].unchanged);
+        let bad = EdgeStatusRequest { node_selector: "node:".into(), ..Default::default() };
+        let refused = plane.call::<EdgeStatusResponse>(method::EDGE_STATUS, bad.encode_to_vec()).await;
+        assert_eq!(refused.unwrap_err().code, umbel_wire::Code::InvalidArgument);
+
+        // R4: nothing that leaves the site names an address.
+        let port = edge.running.nodes_address.port().to_string();
+        let text = format!("{parts:?} {:?}", plane.0.lock().unwrap().events);
+        assert!(!text.contains("127.0.0.1") && !text.contains(&port));
+
+        let viewer = plane.command(command("node.drain", "node:n", "{}", "viewer")).await.unwrap_err();
+        assert_eq!(viewer.reason, "ROLE_TOO_LOW");
+        let request = command("node.drain", "node:n", "{}", "operator");
+        let drained = plane.command(request.clone()).await.unwrap();
+        assert_eq!(drained.phase(), Phase::Succeeded);
+        let replayed = plane.command(request).await.unwrap();
+        assert!(replayed.replayed && replayed.result_json == drained.result_json);
+        let entry = &edge.audit("node.drain").await[0].record;
+        assert_eq!(entry.actor, "olga@cp1");
+        drop(connection);
+    });
+}
+
+/// Row 7: the control plane goes away; the site goes on, and a command goes on too.
+#[test]
+fn a_command_outlives_its_control_plane() {
+    run(async {
+        let edge = Edge::start().await;
+        let node = edge.node("n").await;
+        let _connection = node.connect(&edge).await;
+        let slot = edge.slot().expect("a slot");
+        let (plane, shutdown) = joined(&edge).await;
+        let request = command("node.drain", "node:n", "{}", "operator");
+        let id = request.command_id.clone();
+        let accepted = plane.command(request).await.unwrap();
+        assert!(matches!(accepted.phase(), Phase::Accepted | Phase::Running), "{accepted:?}");
+        let link = plane.link();
+        shutdown.cancel();
+        link.close(umbel_wire::CloseReason::Shutdown);
+        link.closed().await;
+        drop(slot);
+        until("it ends without anybody there", || edge.running.commands.running(&id).is_none()).await;
+        let row = edge.running.commands.row(&id).await.unwrap();
+        assert_eq!(row.phase, umbel_contracts::objects::CommandPhase::Succeeded);
+        assert!(edge.connected(&node));
+    });
+}

@@ -1,0 +1,177 @@
+//! Tokens: one winner, lost answers, and what is refused.
+
+use umbel_contracts::objects::CommandPhase;
+use umbel_wire::secret::Secret;
+use umbel_wire::tls::KeyPair;
+use umbel_wire::{Code, DialError, token};
+
+use serde_json::json;
+
+use super::rig::{Edge, FakeNode, run, until};
+
+fn refusal<T>(result: Result<T, DialError>) -> (Code, String, String) {
+    let error = result.err().expect("refused");
+    let rejection = error.rejection.unwrap_or_else(|| panic!("no rejection: {}", error.message));
+    (rejection.error.code, rejection.error.reason.into_owned(), rejection.error.message)
+}
+
+/// Row 22: sixty at once with one token and different keys give one node and fifty-nine refusals.
+#[test]
+fn sixty_at_once_with_one_token() {
+    run(async {
+        let edge = Edge::start().await;
+        for round in 1..=3 {
+            let (id, secret) = edge.token("n").await;
+            let keys: Vec<KeyPair> = (0..60).map(|_| KeyPair::generate().unwrap()).collect();
+            let attempts = keys.iter().map(|key| edge.enroll(&id, &secret, key));
+            let results = futures_util::future::join_all(attempts).await;
+            let won = results.iter().filter(|result| result.is_ok()).count();
+            assert_eq!(won, 1);
+            for result in results {
+                if let Err(error) = result {
+                    let rejection = error.rejection.unwrap_or_else(|| panic!("{}", error.message));
+                    assert_eq!(rejection.error.code, Code::Conflict);
+                }
+            }
+            assert_eq!(edge.running.site.nodes().1.len(), round);
+            assert_eq!(edge.audit("node.enrolled").await.len(), round);
+        }
+    });
+}
+
+/// Row 24: the answer was lost; the same key gets the same certificate, another key does not, and no ghost is left.
+/// Also across a crash of the edge right after its commit.
+#[test]
+fn a_lost_answer_is_given_again() {
+    run(async {
+        let edge = Edge::start().await;
+        let (id, secret) = edge.token("n").await;
+        let key = KeyPair::generate().unwrap();
+        let first = edge.enroll(&id, &secret, &key).await.unwrap();
+        let again = edge.enroll(&id, &secret, &key).await.unwrap();
+        assert_eq!(first, again);
+        let edge = edge.crash().await;
+        let after = edge.enroll(&id, &secret, &key).await.unwrap();
+        assert_eq!(first, after);
+        let other = refusal(edge.enroll(&id, &secret, &KeyPair::generate().unwrap()).await);
+        assert_eq!((other.0, other.1.as_str()), (Code::Conflict, "TOKEN_USED"));
+        assert_eq!(edge.running.site.nodes().1.len(), 1);
+        FakeNode::new(key, &first).connect(&edge).await;
+    });
+}
+
+/// Unknown, wrong, expired and revoked look the same to the host; the audit tells the true reason.
+#[test]
+fn refused_tokens_look_alike() {
+    run(async {
+        let edge = Edge::start().await;
+        let key = KeyPair::generate().unwrap();
+        let (wrong, _) = edge.token("n").await;
+        let (revoked, revoked_secret) = edge.token("n").await;
+        edge.ask("enrollment.revoke", "", json!({ "token_id": revoked })).await.unwrap();
+        let (expired, expired_secret) = edge.token_for("n", 1, false).await;
+        let end = edge.running.site.wall().unix_ms() + 1_000;
+        until("the token expires", || edge.running.site.wall().unix_ms() > end).await;
+        let answers = [
+            refusal(edge.enroll(&token::new_id(), &Secret::generate(), &key).await),
+            refusal(edge.enroll(&wrong, &Secret::generate(), &key).await),
+            refusal(edge.enroll(&revoked, &revoked_secret, &key).await),
+            refusal(edge.enroll(&expired, &expired_secret, &key).await),
+        ];
+        assert_eq!(answers[0].0, Code::Unauthenticated);
+        assert!(answers.iter().all(|answer| *answer == answers[0]), "{answers:?}");
+        let mut entries = Vec::new();
+        while entries.len() < 4 {
+            entries = edge.audit("token.refused").await;
+        }
+        let told: Vec<_> = entries.iter().map(|entry| entry.record.detail.as_str()).collect();
+        assert_eq!(told, ["unknown", "wrong_secret", "revoked", "expired"]);
+        assert!(edge.running.site.nodes().1.is_empty());
+    });
+}
+
+#[test]
+fn guessing_is_slowed_down() {
+    run(async {
+        let edge = Edge::start().await;
+        let key = KeyPair::generate().unwrap();
+        let (id, secret) = edge.token("n").await;
+        for _ in 0..crate::core::enrollment::GUESSES {
+            let answer = refusal(edge.enroll(&id, &Secret::generate(), &key).await);
+            assert_eq!(answer.0, Code::Unauthenticated);
+        }
+        let answer = refusal(edge.enroll(&id, &secret, &key).await);
+        assert_eq!((answer.0, answer.1.as_str()), (Code::ResourceExhausted, "TOO_MANY_GUESSES"));
+    });
+}
+
+#[test]
+fn what_operators_may_not_mint() {
+    run(async {
+        let edge = Edge::start().await;
+        let sha = Secret::generate().hash().to_hex();
+        let good = json!({ "token_id": token::new_id(), "secret_sha256": sha, "name": "n" });
+        let with = |key: &str, value: serde_json::Value| {
+            let mut args = good.clone();
+            args[key] = value;
+            args
+        };
+        for bad in [
+            with("token_id", json!("x")),
+            with("secret_sha256", json!("abc")),
+            with("name", json!("")),
+            with("expires_in_seconds", json!(86_401)),
+            with("expires_in_seconds", json!(0)),
+            with("unknown", json!(1)),
+            json!({}),
+        ] {
+            let error = edge.ask("enrollment.create", "", bad.clone()).await.unwrap_err();
+            assert_eq!(error.code, Code::InvalidArgument, "{bad}: {}", error.message);
+        }
+        edge.ask("enrollment.create", "", good.clone()).await.unwrap();
+        let again = edge.ask("enrollment.create", "", good).await.unwrap_err();
+        assert_eq!((again.code, again.reason.as_ref()), (Code::Conflict, "TOKEN_EXISTS"));
+        let listed = edge.ask("enrollment.list", "", json!({})).await.unwrap().result.unwrap();
+        assert_eq!(listed["enrollments"].as_array().unwrap().len(), 1);
+        assert!(!listed.to_string().contains(&sha), "no hash leaves the site");
+    });
+}
+
+/// A full disk: the token is not spent, and the node enrolls when there is room again.
+#[test]
+fn a_full_disk_spends_no_token() {
+    run(async {
+        let edge = Edge::start().await;
+        let (id, secret) = edge.token("n").await;
+        let key = KeyPair::generate().unwrap();
+        edge.disk.full(true);
+        let answer = refusal(edge.enroll(&id, &secret, &key).await);
+        assert_eq!((answer.0, answer.1.as_str()), (Code::Unavailable, "STORE_READ_ONLY"));
+        let refused = edge.ask("apikey.create", "", json!({
+            "key_id": token::new_id(), "secret_sha256": Secret::generate().hash().to_hex(), "name": "k",
+        }));
+        assert!(refused.await.is_err());
+        edge.disk.full(false);
+        let site = &edge.running.site;
+        while !matches!(site.store.check().await, umbel_store::Health::Ok) {}
+        edge.enroll(&id, &secret, &key).await.unwrap();
+        let show = edge.ask("enrollment.list", "", json!({})).await.unwrap();
+        assert_eq!(show.phase, CommandPhase::Succeeded);
+    });
+}
+
+/// Row 11: a reinstalled host enrolls anew and is a second node; its name is a label.
+#[test]
+fn a_reinstalled_host_is_another_node() {
+    run(async {
+        let edge = Edge::start().await;
+        let old = edge.node("h1").await;
+        let connection = old.connect(&edge).await;
+        connection.close(umbel_wire::CloseReason::Shutdown);
+        let new = edge.node("h1").await;
+        let _connection = new.connect(&edge).await;
+        until("only the new one is connected", || edge.connected(&new) && !edge.connected(&old)).await;
+        assert_eq!(edge.running.site.nodes().1.len(), 2);
+        assert_ne!(old.id, new.id);
+    });
+}
