@@ -1,5 +1,6 @@
 //! Contract documents: each has its parts, and each message, field, method, event, operation and word has its entry.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use umbel_contracts::operations;
@@ -100,5 +101,55 @@ fn each_operation_is_in_the_document_with_its_class() {
     for spec in operations::ALL {
         let row = format!("| `{}` | {} |", spec.name, spec.class);
         assert!(text.contains(&row), "control-edge.md: no row \"{row}\"");
+    }
+}
+
+/// The keys of the example files, dotted, with their values as text. Tables of an array count as one.
+fn example(file: &str) -> BTreeMap<String, String> {
+    let path = root().join("../deploy/examples").join(file);
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let mut keys = BTreeMap::new();
+    flatten("", &toml::from_str::<toml::Table>(&text).unwrap(), &mut keys);
+    keys
+}
+
+fn flatten(path: &str, table: &toml::Table, keys: &mut BTreeMap<String, String>) {
+    for (key, value) in table {
+        let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+        match value {
+            // Labels are named by whoever writes the file.
+            toml::Value::Table(_) if path == "node.labels" => drop(keys.insert(path, String::new())),
+            toml::Value::Table(inner) => flatten(&path, inner, keys),
+            toml::Value::Array(items) if items.iter().all(toml::Value::is_table) && !items.is_empty() => {
+                items.iter().for_each(|item| flatten(&path, item.as_table().unwrap(), keys));
+            }
+            toml::Value::String(text) => drop(keys.insert(path, text.clone())),
+            other => drop(keys.insert(path, other.to_string())),
+        }
+    }
+}
+
+#[test]
+fn the_configuration_document_has_the_keys_and_defaults_of_the_examples() {
+    let text = read("config.md");
+    for file in ["control-plane.toml", "edge.toml", "node.toml"] {
+        let mut keys = example(file);
+        let section = section(&text, file).unwrap();
+        for row in section.lines().filter(|line| line.starts_with("| `")) {
+            let mut cells = row.split('|').skip(1);
+            let named: Vec<_> = cells.next().unwrap().split('`').skip(1).step_by(2).collect();
+            let defaults: Vec<_> = cells.next().unwrap().split(',').map(str::trim).collect();
+            for (index, key) in named.iter().enumerate() {
+                let shown = keys.remove(*key).unwrap_or_else(|| panic!("{file} has no {key}, config.md has"));
+                let told = *defaults.get(index).unwrap_or(&"");
+                // Only what is a value in itself can be compared; engines have examples, not defaults.
+                let is_value = told.starts_with(|first: char| first.is_ascii_digit() || first == '/');
+                assert!(
+                    !is_value || key.starts_with("engine.") || told == shown,
+                    "{file}: {key} is {shown}, not {told}"
+                );
+            }
+        }
+        assert_eq!(keys, BTreeMap::new(), "config.md says nothing of these keys of {file}");
     }
 }
