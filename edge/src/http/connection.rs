@@ -159,9 +159,15 @@ impl<S: Socket> AsyncWrite for Watched<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // Within TLS it is the flush that waits for the client.
         let result = Pin::new(&mut self.socket).poll_flush(cx);
-        self.wrote(result)
+        match &result {
+            // Within TLS it is the flush that waits for the client.
+            Poll::Pending => self.shared.blocked.store(true, Ordering::Relaxed),
+            // hyper flushes when there is nothing to flush, too: that is no progress.
+            Poll::Ready(_) if self.shared.blocked.load(Ordering::Relaxed) => return self.wrote(result),
+            Poll::Ready(_) => {}
+        }
+        result
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

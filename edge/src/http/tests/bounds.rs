@@ -105,40 +105,58 @@ async fn early_refusals_are_read_by_clients_that_write_their_body_first() {
 }
 
 #[tokio::test]
-async fn slow_heads_idle_connections_and_stalled_readers_are_closed() {
-    let options = FrontOptions {
-        header_timeout: Duration::from_millis(100),
-        idle_connection: Duration::from_millis(300),
-        write_stall: Duration::from_millis(300),
-        ..FrontOptions::default()
-    };
-    let mut rig = Rig::with(Setup { options, ..Setup::default() }).await;
-    let mut node = rig.node("m", &[], 1).await;
+async fn a_head_that_never_ends_and_an_idle_connection_are_closed() {
+    let options = FrontOptions { header_timeout: Duration::from_millis(100), ..FrontOptions::default() };
+    let rig = Rig::with(Setup { options, ..Setup::default() }).await;
     let mut slow = Client::connect(rig.http).await;
     slow.send("GET /livez HTTP/1.1\r\nx: ").await;
-    assert!(slow.part().await.is_err(), "a head that never ends");
+    assert!(slow.part().await.is_err());
+
+    let options = FrontOptions { idle_connection: Duration::from_secs(1), ..FrontOptions::default() };
+    let rig = Rig::with(Setup { options, ..Setup::default() }).await;
     let mut idle = Client::connect(rig.http).await;
     idle.send(get("/livez", "")).await;
     let reply = idle.reply().await;
     assert_eq!((reply.head.status, reply.ended), (200, Ended::Clean));
-    assert!(idle.part().await.is_err(), "an idle connection");
+    assert!(idle.part().await.is_err());
+}
 
-    let mut stalled = Client::connect(rig.http).await;
-    stalled.send(chat(true)).await;
-    let call = node.call().await;
-    call.events();
-    let chunk = format!("data: {}\n\n", "x".repeat(8_000));
-    let sent = soon("the reset", async {
-        let mut sent = 0;
-        while call.stream.send(chunk.as_bytes()).await.is_ok() {
-            sent += chunk.len();
+#[tokio::test]
+async fn a_reader_that_stalls_is_given_up() {
+    let options = FrontOptions { write_stall: Duration::from_millis(300), ..FrontOptions::default() };
+    let mut rig = Rig::with(Setup { options, ..Setup::default() }).await;
+    let mut node = rig.node("m", &[], 1).await;
+    let tls = umbel_wire::tls::api_client(&[rig.ca()]).unwrap();
+    for secure in [false, true] {
+        let tcp = tokio::net::TcpStream::connect(if secure { rig.https } else { rig.http }).await.unwrap();
+        let name = rustls::pki_types::ServerName::try_from("localhost").unwrap();
+        let (mut plain, mut stalled) = (None, None);
+        if secure {
+            let socket = tokio_rustls::TlsConnector::from(tls.clone()).connect(name, tcp).await.unwrap();
+            let mut client = Client::over(socket);
+            client.send(chat(true)).await;
+            stalled = Some(client);
+        } else {
+            let mut client = Client::over(tcp);
+            client.send(chat(true)).await;
+            plain = Some(client);
         }
-        sent
-    })
-    .await;
-    assert!(sent < 16 << 20, "{sent}");
-    call.cancelled().await;
-    rig.idle().await;
+        let call = node.call().await;
+        call.events();
+        let chunk = format!("data: {}\n\n", "x".repeat(8_000));
+        let sent = soon("the reset", async {
+            let mut sent = 0;
+            while call.stream.send(chunk.as_bytes()).await.is_ok() {
+                sent += chunk.len();
+            }
+            sent
+        })
+        .await;
+        assert!(sent < 16 << 20, "{sent}");
+        call.cancelled().await;
+        rig.idle().await;
+        drop((plain, stalled));
+    }
 }
 
 #[tokio::test]
