@@ -20,6 +20,8 @@ pub mod proto;
 pub mod secret;
 pub(crate) mod session;
 pub mod slots;
+#[cfg(test)]
+mod testing;
 pub mod tls;
 pub mod token;
 pub mod version;

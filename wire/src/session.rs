@@ -369,6 +369,18 @@ impl Session {
         }
     }
 
+    /// What waits on a stream, and the limit given: for the invariants of tests.
+    #[cfg(test)]
+    pub(crate) fn receiving(&self, key: Key) -> Option<(usize, u64)> {
+        self.streams.get(key).map(|stream| (stream.receiving.waiting(), stream.receiving.granted()))
+    }
+
+    /// All streams: for tests.
+    #[cfg(test)]
+    pub(crate) fn stream_keys(&self) -> Vec<Key> {
+        self.streams.keys()
+    }
+
     /// Asks for a PING; it goes ahead of everything else.
     pub(crate) fn ping(&mut self) {
         if self.ending.closed.is_some() {

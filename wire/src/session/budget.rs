@@ -28,6 +28,7 @@ impl Budget {
     }
 
     /// Bytes reserved now.
+    #[cfg(test)]
     pub(crate) fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
     }

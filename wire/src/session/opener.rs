@@ -213,7 +213,7 @@ impl Session {
         self.effects.wakes.extend(stream.recv_waker.take());
         let Role::Opener(part) = &mut stream.role else { return };
         if part.opening.is_some() {
-            self.outbox.remove_opening(key);
+            self.outbox.remove_stream(key);
             self.terminate(
                 key,
                 Terminal::Ended { error: Some(error), not_processed: true, payload: Bytes::new() },

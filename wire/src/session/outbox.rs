@@ -50,12 +50,18 @@ pub(crate) struct Outbox {
 }
 
 impl Outbox {
-    /// Takes an opening out that was not written.
-    pub(crate) fn remove_opening(&mut self, key: Key) {
+    /// Takes a request out that was not written.
+    pub(crate) fn remove_request(&mut self, call: Key) {
+        self.remove_opening(|opening| matches!(opening, Opening::Request { key, .. } if *key == call));
+    }
+
+    /// Takes an OPEN out that was not written.
+    pub(crate) fn remove_stream(&mut self, stream: Key) {
+        self.remove_opening(|opening| matches!(opening, Opening::Stream(key) if *key == stream));
+    }
+
+    fn remove_opening(&mut self, same: impl Fn(&Opening) -> bool) {
         // From the back: what is cancelled unwritten was mostly added just now.
-        let same = |opening: &Opening| match opening {
-            Opening::Request { key: other, .. } | Opening::Stream(other) => *other == key,
-        };
         if let Some(at) = self.openings.iter().rposition(same) {
             self.openings.remove(at);
         }

@@ -123,7 +123,7 @@ impl Session {
             self.calls_out.remove(key);
             self.note_idle();
             if !answered {
-                self.outbox.remove_opening(key);
+                self.outbox.remove_request(key);
             }
         } else {
             call.state = CallState::Abandoned;
@@ -142,7 +142,7 @@ impl Session {
         let id = call.id;
         if id == 0 {
             call.state = CallState::Answered(Err(Error::deadline()));
-            self.outbox.remove_opening(key);
+            self.outbox.remove_request(key);
             return;
         }
         // The caller takes its answer from an entry of its own; this one awaits the peer's.
