@@ -63,3 +63,19 @@ fn show_prints_the_file_after_checking_it() {
     let ran = run(&["config", "show", path.to_str().unwrap()]);
     assert_eq!(ran.out, fs::read_to_string(path).unwrap());
 }
+
+#[test]
+fn the_units_start_what_there_is_and_wait_long_enough() {
+    for (tier, drain) in [("control-plane", 30), ("edge", 600), ("node", 30)] {
+        let path = examples().join(format!("../systemd/umbel-{tier}.service"));
+        let text = fs::read_to_string(path).unwrap();
+        let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)).unwrap().to_owned();
+        let start = value("ExecStart=/usr/bin/umbel ");
+        assert_eq!(start, format!("{tier} --config /etc/umbel/{tier}.toml"));
+        let words: Vec<&str> = start.split(' ').chain(["--help"]).collect();
+        assert_eq!(run(&words).code, 0, "{start}");
+        assert!(value("TimeoutStopSec=").parse::<u32>().unwrap() > drain, "{tier}");
+        let example = fs::read_to_string(examples().join(format!("{tier}.toml"))).unwrap();
+        assert!(example.contains(&format!("drain = \"{drain}s\"")), "{tier}");
+    }
+}

@@ -102,13 +102,9 @@ fn checks(site_node: &SiteNode) -> Vec<Check> {
     let available = node.providers.iter().filter(|provider| provider.status.as_str() == "available").count();
     let mut message = format!("{available} of {} available", node.providers.len());
     for provider in node.providers.iter().filter(|provider| provider.status.as_str() != "available") {
-        let cause = provider.cause.as_deref().unwrap_or("no cause given");
+        let cause = provider.cause.as_deref().map_or_else(String::new, |cause| format!(": {cause}"));
         let engine = super::engine_name(&provider.provider_id);
-        message.push_str(&format!(
-            "; {engine} ({}) is {}: {cause}",
-            provider.model,
-            provider.status.as_str()
-        ));
+        message.push_str(&format!("; {engine} ({}) is {}{cause}", provider.model, provider.status.as_str()));
     }
     let step = "umbel node status on its host tells of each engine; its file declares them".to_owned();
     let result = if available > 0 { "passed" } else { "failed" };
