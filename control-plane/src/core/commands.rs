@@ -81,8 +81,8 @@ pub(crate) struct Ended {
 pub(crate) enum Begin {
     /// Send it to the edge, after this row was stored with the audit of the request.
     Send(Box<PendingRow>),
-    /// Send it to the edge, which only replays its end.
-    Replay,
+    /// Send it to the edge again, which joins or replays the first one.
+    Again,
     /// The same one is on its way: wait for its answer.
     Join,
 }
@@ -117,13 +117,12 @@ impl Commands {
                 return Ok(Begin::Join);
             }
             record.in_flight = true;
-            if record.phase.is_some_and(CommandPhase::is_end) {
-                return Ok(Begin::Replay);
+            if record.told() {
+                return Ok(Begin::Again);
             }
-            record.asked = record.asked.or(Some(now));
-            if record.row.digest.is_empty() {
-                record.row = row;
-            }
+            // So far it was only followed: from now on it is this audit's.
+            record.asked = Some(now);
+            record.row = row;
             return Ok(Begin::Send(Box::new(record.row.clone())));
         }
         self.make_room()?;
@@ -206,7 +205,23 @@ impl Commands {
         record.progress(now, answer.phase, answer.error.as_ref(), answer.result.as_ref())
     }
 
-    /// The edge refused it before any work, or does not know it: nothing is to be remembered.
+    /// It was not sent after all.
+    pub(crate) fn forget(&mut self, key: &Key) {
+        self.records.remove(key);
+        self.order.retain(|one| one != key);
+    }
+
+    /// The edge does not know a command whose answer was lost: it never arrived, or was forgotten since.
+    pub(crate) fn vanished(&mut self, now: Instant, key: &Key) -> Option<Ended> {
+        let record = self.records.get(key).filter(|record| !record.in_flight && record.phase.is_none())?;
+        let told = record.told();
+        let took = record.asked.map(|asked| now.saturating_duration_since(asked));
+        let row = record.row.clone();
+        self.forget(key);
+        told.then(|| Ended { row, outcome: "lost: the edge does not know it".into(), took })
+    }
+
+    /// The edge refused it before any work: nothing is to be remembered.
     pub(crate) fn refused(&mut self, now: Instant, key: &Key, code: Code) -> Option<Ended> {
         let record = self.records.get(key)?;
         // One that an earlier request had the edge accept is not undone by a later refusal.
@@ -214,8 +229,8 @@ impl Commands {
             self.lost(key);
             return None;
         }
-        let record = self.records.remove(key)?;
-        self.order.retain(|one| one != key);
+        let record = record.clone();
+        self.forget(key);
         let outcome = format!("refused: {}", code.name());
         let took = record.asked.map(|asked| now.saturating_duration_since(asked));
         record.told().then_some(Ended { row: record.row, outcome, took })

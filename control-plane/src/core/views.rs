@@ -29,6 +29,8 @@ pub(crate) const OPERATIONS_MAX: usize = 256;
 /// Bytes of a name or version that an edge tells.
 const TEXT_MAX: usize = 128;
 
+/// A copied credential is a problem for so long after its last try; the copy tries every half minute.
+const DUPLICATE_SHOWN: Duration = Duration::from_secs(600);
 /// How often silence is judged.
 pub(crate) const SWEEP: Duration = Duration::from_secs(1);
 
@@ -49,9 +51,16 @@ pub(crate) struct View {
     event_sequence: u64,
     pub(crate) events_lost: u64,
     /// Another process showed this edge's credential while it was connected.
-    pub(crate) duplicate_at_unix_ms: Option<i64>,
+    duplicate: Option<Duplicate>,
     /// It did not answer the last question in time: others are asked before it.
     pub(crate) slow: bool,
+}
+
+/// A second process with the credential of a connected edge, which knocks again and again.
+#[derive(Clone, Copy, Debug)]
+struct Duplicate {
+    since_unix_ms: i64,
+    last: Instant,
 }
 
 /// The last figures of an edge.
@@ -63,6 +72,12 @@ pub(crate) struct Summary {
 }
 
 impl View {
+    /// Since when another process has been knocking with this edge's credential; `None` once it has given up.
+    pub(crate) fn duplicate_since(&self, now: Instant) -> Option<i64> {
+        let knocking = |seen: &Duplicate| now.saturating_duration_since(seen.last) < DUPLICATE_SHOWN;
+        self.duplicate.filter(knocking).map(|seen| seen.since_unix_ms)
+    }
+
     /// Milliseconds since anything was heard.
     pub(crate) fn heard_ms(&self, now: Instant) -> Option<u64> {
         self.heard.map(|heard| age_ms(now, heard))
@@ -224,9 +239,10 @@ impl Views {
     }
 
     /// A newcomer with this edge's credential was refused because the edge is alive.
-    pub(crate) fn duplicate(&mut self, edge_id: &EdgeId, at_unix_ms: i64) {
+    pub(crate) fn duplicate(&mut self, now: Instant, edge_id: &EdgeId, at_unix_ms: i64) {
         if let Some(view) = self.views.get_mut(edge_id) {
-            view.duplicate_at_unix_ms = Some(at_unix_ms);
+            let since_unix_ms = view.duplicate_since(now).unwrap_or(at_unix_ms);
+            view.duplicate = Some(Duplicate { since_unix_ms, last: now });
         }
     }
 

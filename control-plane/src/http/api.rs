@@ -51,21 +51,29 @@ impl Api {
     }
 
     /// Every enrolled site with what it answered, or what was known.
-    async fn sites(&self, only: Option<&EdgeId>, question: &StatusQuestion) -> Vec<SiteStatus> {
+    async fn sites(&self, question: &StatusQuestion) -> Result<Vec<SiteStatus>, Error> {
         let deadline = question.deadline.unwrap_or(self.0.settings.status_deadline);
-        let mut asked = ask_all(&self.0, self.links(only), question, deadline).await;
+        let mut asked = ask_all(&self.0, self.links(None), question, deadline).await;
+        // What the asker got wrong is his answer and no state of a site.
+        for answer in asked.values() {
+            if let Some(Err(error)) = answer
+                && error.code == Code::InvalidArgument
+            {
+                return Err(error.clone());
+            }
+        }
         let enrolled: Vec<EdgeId> = {
             let fleet = self.0.fleet();
             fleet.edges.sorted().into_iter().map(|(edge_id, _)| edge_id.clone()).collect()
         };
-        enrolled
+        let sites = enrolled
             .into_iter()
-            .filter(|edge_id| only.is_none_or(|wanted| wanted == edge_id))
             .map(|edge_id| {
                 let answer = asked.remove(&edge_id);
                 self.site(&edge_id, answer, question, deadline)
             })
-            .collect()
+            .collect();
+        Ok(sites)
     }
 
     fn site(
@@ -117,6 +125,11 @@ impl Api {
             Some(Some(Err(error))) if error.code == Code::DeadlineExceeded => {
                 (Freshness::TimedOut, Some(late))
             }
+            // The selector chooses none of this site's nodes: that is an answer.
+            Some(Some(Err(error))) if error.code == Code::NotFound => {
+                site.nodes = Some(Vec::new());
+                (Freshness::Fresh, Some(error.message))
+            }
             Some(Some(Err(error))) if connected => (Freshness::Cached, Some(error.message)),
             None if connected => {
                 (Freshness::Cached, Some("The edge has just connected and was not asked.".into()))
@@ -145,7 +158,7 @@ impl Fleet for Api {
     async fn status(&self, deadline: Option<Duration>) -> Result<FleetStatus, Error> {
         let question =
             StatusQuestion { sections: vec!["facts".into()], deadline, ..StatusQuestion::default() };
-        let sites = self.sites(None, &question).await;
+        let sites = self.sites(&question).await?;
         let settings = &self.0.settings;
         let deadline = deadline.unwrap_or(settings.status_deadline);
         Ok(FleetStatus {
@@ -183,7 +196,7 @@ impl Fleet for Api {
     async fn nodes(&self, question: StatusQuestion) -> Result<FleetNodes, Error> {
         let mut items = Vec::new();
         let mut missing = Vec::new();
-        for mut site in self.sites(None, &question).await {
+        for mut site in self.sites(&question).await? {
             match site.nodes.take() {
                 Some(nodes) if items.len() + nodes.len() <= NODES_MAX => {
                     let edge_id = site.edge_id;

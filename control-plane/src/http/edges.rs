@@ -37,7 +37,7 @@ fn object(fleet: &FleetState, edge_id: &EdgeId, known: &Known, now: Instant) -> 
     let named = view.and_then(|view| some(&view.display_name)).or_else(|| some(&row.display_name));
     let operations = view.map(|view| Arc::clone(&view.operations)).unwrap_or_default();
     let summary = view.and_then(|view| view.summary.as_ref());
-    let duplicate = view.and_then(|view| view.duplicate_at_unix_ms).map(|since| ProblemObject {
+    let duplicate = view.and_then(|view| view.duplicate_since(now)).map(|since| ProblemObject {
         code: "DUPLICATE_IDENTITY".into(),
         message:
             "Another process showed this edge's credential while it was connected: was its state directory \

@@ -170,7 +170,7 @@ fn register(
 
 fn refused(plane: &Plane, fleet: &mut FleetState, edge_id: &EdgeId, refusal: Refusal) -> HelloRefusal {
     if refusal == Refusal::Duplicate {
-        fleet.views.duplicate(edge_id, plane.clock.now().unix_ms());
+        fleet.views.duplicate(clock::now(), edge_id, plane.clock.now().unix_ms());
     }
     HelloRefusal { error: refusal.error(), verdict: None }
 }

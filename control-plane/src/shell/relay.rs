@@ -49,10 +49,11 @@ pub(crate) async fn command(
     let begin = plane.commands().begin(clock::now(), &key, row(plane, caller, &link, &asked))?;
     let answer = match begin {
         Begin::Join => join(plane, &key).await?,
-        Begin::Replay => sent(plane, link, key.clone(), request).await?,
+        Begin::Again => sent(plane, link, key.clone(), request).await?,
         Begin::Send(row) => {
             if let Err(error) = record_request(plane, &row).await {
-                plane.commands().lost(&key);
+                plane.commands().forget(&key);
+                plane.commands_moved();
                 return Err(error);
             }
             sent(plane, link, key.clone(), request).await?

@@ -86,8 +86,7 @@ pub(crate) async fn settle(plane: Arc<Plane>, link: Link) {
         let key = (link.edge_id.clone(), command_id);
         let told = ask(&plane, &link, &key).await;
         if matches!(&told, Err(error) if error.code == Code::NotFound) {
-            // It never arrived, or was forgotten: there is no end to wait for.
-            let ended = plane.commands().refused(clock::now(), &key, Code::NotFound);
+            let ended = plane.commands().vanished(clock::now(), &key);
             plane.commands_moved();
             if let Some(ended) = ended {
                 record_end(&plane, ended).await;

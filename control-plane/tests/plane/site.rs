@@ -210,6 +210,14 @@ impl Answers {
             return;
         }
         let request = EdgeStatusRequest::decode(stream.message()).unwrap();
+        let refusal = match request.node_selector.as_str() {
+            "node:nope" => Some(umbel_wire::Code::NotFound),
+            "nodes:x" => Some(umbel_wire::Code::InvalidArgument),
+            _ => None,
+        };
+        if let Some(code) = refusal {
+            return stream.fail(Error::new(code, "SELECTOR", "As the edge says."), true, &[]);
+        }
         let wants = |name: &str| {
             request.sections.is_empty() || request.sections.iter().any(|section| section == name)
         };

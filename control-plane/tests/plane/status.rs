@@ -34,6 +34,14 @@ async fn a_connected_edge_is_fresh_and_its_detail_comes_from_one_reading() {
     assert!(ambiguous.status.is_success(), "an exact name wins over its being a beginning");
     assert_eq!(plane.ask(Ask::get("/api/v1/nodes/gpu-")).await.refusal(), (409, "AMBIGUOUS"));
     assert_eq!(plane.ask(Ask::get("/api/v1/nodes/nope")).await.refusal(), (404, "NODE_UNKNOWN"));
+    // A selector is the edge's to resolve: no match is an empty answer of the fleet, a malformed one the asker's error.
+    let none = plane.get("/api/v1/nodes?nodes=node:nope").await;
+    assert!(none["items"].as_array().unwrap().is_empty() && none["missing"].as_array().unwrap().is_empty());
+    assert_eq!(plane.ask(Ask::get("/api/v1/nodes?nodes=nodes:x")).await.refusal(), (400, "SELECTOR"));
+    assert_eq!(
+        plane.ask(Ask::get("/api/v1/edges/ber1/status?nodes=node:nope")).await.refusal(),
+        (404, "SELECTOR")
+    );
 }
 
 /// Fault row 75: one silent edge of three; the answer comes by the deadline and says which timed out.

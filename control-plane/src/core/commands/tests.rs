@@ -53,7 +53,7 @@ fn the_same_id_joins_while_it_is_on_its_way_and_is_asked_again_after_a_loss() {
     commands.lost(&key);
     assert_eq!(commands.show(&key), None, "nothing is known of it");
     assert_eq!(commands.open(&key.0), ["c1"]);
-    assert_eq!(commands.begin(now, &key, row.clone()), Ok(Begin::Send(Box::new(row))), "the edge replays it");
+    assert_eq!(commands.begin(now, &key, row), Ok(Begin::Again), "the edge replays it");
 }
 
 #[test]
@@ -91,7 +91,7 @@ fn an_end_is_told_once_whichever_way_it_comes() {
     assert_eq!(commands.steps_after(&key, 2).len(), 1);
     assert_eq!(commands.running(), 0);
     let (_, again) = row("c1", &body(json!({})));
-    assert_eq!(commands.begin(later, &key, again), Ok(Begin::Replay), "its end is not audited twice");
+    assert_eq!(commands.begin(later, &key, again), Ok(Begin::Again), "its end is not audited twice");
 }
 
 #[test]
@@ -151,4 +151,16 @@ fn a_command_that_is_only_followed_is_not_audited() {
         Ok(Begin::Send(Box::new(row2))),
         "asked for later, it is this audit's"
     );
+}
+
+#[test]
+fn what_the_edge_does_not_know_is_over() {
+    let now = Instant::now();
+    let mut commands = Commands::default();
+    let (key, asked) = row("c1", &body(json!({})));
+    commands.restore(asked);
+    assert_eq!(commands.open(&key.0), ["c1"]);
+    let ended = commands.vanished(now, &key).unwrap();
+    assert_eq!((ended.outcome.as_str(), ended.took), ("lost: the edge does not know it", None));
+    assert!(commands.open(&key.0).is_empty());
 }

@@ -126,3 +126,18 @@ fn an_operation_of_an_unknown_class_needs_an_admin() {
     assert_eq!(view.class("no.such"), None);
     assert_eq!(view.display_name, "Berlin[2J", "no escape sequence reaches an operator's terminal");
 }
+
+#[test]
+fn a_copy_that_gave_up_is_no_problem_any_more() {
+    let start = Instant::now();
+    let mut views = connected(start);
+    let since = |views: &Views, seconds| {
+        views.get(&edge()).unwrap().duplicate_since(start + Duration::from_secs(seconds))
+    };
+    views.duplicate(start, &edge(), 5);
+    views.duplicate(start + Duration::from_secs(500), &edge(), 505);
+    assert_eq!(since(&views, 1000), Some(5), "it has been knocking since the first time");
+    assert_eq!(since(&views, 1100), None);
+    views.duplicate(start + Duration::from_secs(2000), &edge(), 2005);
+    assert_eq!(since(&views, 2000), Some(2005));
+}
