@@ -198,6 +198,12 @@ impl Failure {
         failure
     }
 
+    /// The edge went down before the answer was whole.
+    pub(super) fn cut_by_shutdown() -> Self {
+        let message = "This edge shut down before the answer was complete.";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "draining", message)
+    }
+
     /// Too many connections.
     pub(super) fn connections(limit: usize) -> Self {
         let message = format!("This edge has its limit of {limit} connections; try again soon.");

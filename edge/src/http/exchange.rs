@@ -129,6 +129,11 @@ impl Exchange {
         }
     }
 
+    /// The edge is going down.
+    pub(super) fn is_draining(&self) -> bool {
+        self.front.is_draining()
+    }
+
     /// A slot of this provider is used now.
     pub(super) fn uses(&mut self, slot: &Slot) {
         self.provider = Some(Arc::clone(slot.provider_id()));

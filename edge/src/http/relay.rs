@@ -160,6 +160,8 @@ impl Relay {
         self.exchange.broken(miss);
         let failure = match miss {
             Miss::TimedOut => Failure::engine_timeout(),
+            // The edge itself gave the connection up.
+            Miss::Lost if self.exchange.is_draining() => Failure::cut_by_shutdown(),
             _ => Failure::engine_truncated(),
         };
         let events = self.events.as_ref();

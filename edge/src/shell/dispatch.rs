@@ -128,7 +128,7 @@ impl Dispatch {
         loop {
             let next = {
                 let mut state = self.lock();
-                state.admission.expire(Instant::now());
+                state.admission.expire(now());
                 state.settle();
                 state.armed = state.admission.next_deadline();
                 state.armed
@@ -153,7 +153,7 @@ impl Dispatch {
     /// Runs a change of the core, wakes who was decided on, and re-arms the clock.
     fn change<T>(&self, change: impl FnOnce(&mut State, Instant) -> T) -> T {
         let mut state = self.lock();
-        let result = change(&mut state, Instant::now());
+        let result = change(&mut state, now());
         state.settle();
         let rearm = match (state.admission.next_deadline(), state.armed) {
             (Some(next), Some(armed)) => next < armed,
@@ -296,7 +296,7 @@ impl Dispatch {
 
     /// All queues.
     pub(crate) fn queues(&self) -> Vec<QueueFigures> {
-        self.lock().admission.queues(Instant::now())
+        self.lock().admission.queues(now())
     }
 
     /// Requests and leases by phase, of the whole site.
@@ -397,7 +397,7 @@ impl State {
                         _ => false,
                     };
                     if !sent {
-                        self.admission.end(Instant::now(), grant.lease);
+                        self.admission.end(now(), grant.lease);
                     }
                 }
                 Output::Refused(ticket, refusal) => {
@@ -409,6 +409,11 @@ impl State {
             }
         }
     }
+}
+
+/// The runtime's clock, so that deadlines and the task that waits for them agree also where a test holds it.
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
 }
 
 /// Counts those who wait for leases to end, so that nobody is notified for nothing.

@@ -223,6 +223,7 @@ pub(super) struct Rig {
     authority: Authority,
     nodes: SocketAddr,
     accepted: mpsc::Receiver<(Generation, Connection)>,
+    connections: Vec<Connection>,
     _state: tempfile::TempDir,
 }
 
@@ -277,6 +278,7 @@ impl Rig {
             authority,
             nodes,
             accepted,
+            connections: Vec::new(),
             _state: state,
         }
     }
@@ -316,6 +318,7 @@ impl Rig {
         let handler: Arc<dyn Handler> = Arc::new(NodeSide { calls: calls_to });
         let (connection, _) = umbel_wire::dial_once(target, hello, |_, _| Ok(handler)).await.unwrap();
         let (generation, accepted) = self.accepted.recv().await.unwrap();
+        self.connections.push(accepted.clone());
         let provider = format!("{id}/engine");
         let spec = spec(&provider, id, model, aliases, capacity);
         self.dispatch.node_eligible(id, true);
@@ -323,6 +326,11 @@ impl Rig {
         self.dispatch.provider_up(ProviderUp { spec, generation, connection: accepted, state }).unwrap();
         self.dispatch.node_ready(id, generation, true);
         Node { id, generation, connection, provider, calls }
+    }
+
+    /// The edge's end of the newest node's connection.
+    pub(super) fn edge_side(&self) -> &Connection {
+        self.connections.last().unwrap()
     }
 
     /// The CA, for clients of the HTTPS listener.

@@ -1,5 +1,7 @@
 //! Draining.
 
+use umbel_wire::CloseReason;
+
 use super::client::{Client, Ended, chat, get};
 use super::rig::{Rig, soon};
 
@@ -39,4 +41,25 @@ async fn row_93_running_streams_finish_and_new_work_is_refused() {
     }
     soon("the listener's end", &mut rig.served).await.unwrap();
     rig.idle().await;
+}
+
+#[tokio::test]
+async fn row_93_a_straggler_is_told_in_band() {
+    let (mut rig, mut node) = Rig::with_node(1).await;
+    let mut client = Client::connect(rig.http).await;
+    client.send(chat(true)).await;
+    let call = node.call().await;
+    call.events();
+    call.token("a").await;
+    client.head().await;
+    client.until("\n\n").await;
+    rig.front.drain();
+    rig.edge_side().close(CloseReason::Shutdown);
+    rig.shutdown.cancel();
+    let (body, ended) = client.rest().await;
+    let text = String::from_utf8(body).unwrap();
+    assert!(text.contains("\"code\":\"draining\"") && !text.contains("[DONE]"), "{text}");
+    assert_eq!(ended, Ended::Clean);
+    soon("the listener's end", &mut rig.served).await.unwrap();
+    drop(call);
 }
