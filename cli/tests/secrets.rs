@@ -177,3 +177,15 @@ fn a_key_is_printed_alone_on_stdout() {
     let secret = ran.out.trim().splitn(3, '_').nth(2).unwrap();
     assert!(server.asked().iter().all(|asked| !asked.body.contains(secret) && !asked.line.contains(secret)));
 }
+
+#[test]
+fn json_holds_the_servers_object_and_the_secret() {
+    let server = Server::start();
+    server.on("GET /api/v1/edges", 200, crate::run::canned("edges.json"));
+    server.on("POST /api/v1/edges/berlin/commands", 200, crate::run::canned("enrollment-created.json"));
+    let ran = server.ctl(&["token", "create", "gpu-9", "--site", "berlin", "-o", "json"]);
+    assert_eq!((ran.code, ran.err.as_str()), (0, ""));
+    let object: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+    assert!(object["token"].as_str().unwrap().starts_with("umbel1_"), "{object}");
+    assert_eq!(object["edge_id"], "berlin");
+}

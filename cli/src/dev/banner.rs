@@ -46,14 +46,14 @@ fn write(
     writeln!(out, "  Folder         {} ({fate})", plan.dir.display())?;
     writeln!(out, "                 logs in logs/, everything for scripts in dev.json\n")?;
     let Some(edge) = record.edges.first() else { return Ok(None) };
-    let umbel = std::env::args().next().unwrap_or_else(|| "umbel".to_owned());
-    writeln!(out, "Try\n  export UMBEL_SOCKET={}", record.control_plane.socket)?;
+    let umbel = word(&std::env::args().next().unwrap_or_else(|| "umbel".to_owned()));
+    writeln!(out, "Try\n  export UMBEL_SOCKET={}", word(&record.control_plane.socket))?;
     writeln!(out, "  1. {umbel} ctl status")?;
     writeln!(out, "  2. curl -N {}/v1/chat/completions \\", edge.api_url)?;
     writeln!(
         out,
         "       -H \"authorization: Bearer $(cat {})\" -H 'content-type: application/json' \\",
-        edge.key_file
+        word(&edge.key_file)
     )?;
     let body = serde_json::json!({
         "model": record.model, "stream": true, "messages": [{"role": "user", "content": "Hello"}],
@@ -66,4 +66,26 @@ fn write(
     }
     writeln!(out, "\nCtrl-C ends it.")?;
     Ok(Some(out))
+}
+
+/// A text as one word of a shell.
+fn word(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=@%+,".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        text.to_owned()
+    } else {
+        format!("'{}'", text.replace('\'', "'\\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::word;
+
+    #[test]
+    fn what_is_printed_can_be_pasted() {
+        assert_eq!(word("/tmp/d5/api.key"), "/tmp/d5/api.key");
+        assert_eq!(word("/tmp/d 5/$x"), "'/tmp/d 5/$x'");
+        assert_eq!(word("it's"), r"'it'\''s'");
+    }
 }
