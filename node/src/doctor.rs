@@ -80,7 +80,7 @@ async fn examine(config: &Config) -> Vec<Check> {
             )),
             EngineSource::External { authority, base_path } => {
                 let pool = Pool::new(Place::Named(authority.clone()));
-                match ready::probe(&pool, base_path, &engine.model, None).await {
+                match ready::probe(&pool, base_path, &engine.model, None, false).await {
                     Ok(()) => Ok("ready".to_owned()),
                     Err(why) => Err((why, "start that server, or correct url and model")),
                 }

@@ -23,13 +23,20 @@ struct Model {
     id: String,
 }
 
-/// Asks once.
+/// Asks once. One that `was_ready` is only asked for its health, if it has such a route: a list of models can be long.
 ///
 /// # Errors
 /// Why it is not ready: one sentence.
-pub(crate) async fn probe(pool: &Pool, base: &str, model: &str, key: Option<&str>) -> Result<(), String> {
+pub(crate) async fn probe(
+    pool: &Pool,
+    base: &str,
+    model: &str,
+    key: Option<&str>,
+    was_ready: bool,
+) -> Result<(), String> {
     let (status, _) = get(pool, "/health", None).await?;
     match status {
+        200..=299 if was_ready => return Ok(()),
         // Servers without the route are asked for their models only.
         200..=299 | 404 | 405 | 401 | 403 => {}
         503 => return Err("it is still loading (its health route says 503)".into()),

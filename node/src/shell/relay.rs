@@ -181,8 +181,7 @@ impl Relay {
                 State::Draining | State::Stopping => "ENGINE_DRAINING",
                 _ => "ENGINE_NOT_READY",
             };
-            let state = format!("{:?}", view.state).to_lowercase();
-            Ended::refused(Code::Unavailable, reason, format!("the engine is {state}"))
+            Ended::refused(Code::Unavailable, reason, format!("the engine is {}", view.state))
         })?;
         Ok((open, visit))
     }

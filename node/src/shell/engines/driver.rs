@@ -138,7 +138,7 @@ impl Driver {
         let (name, state, cause) = (&self.engine.config.name, supervisor.state(), supervisor.cause());
         let mut shared = self.engine.lock();
         if shared.view.state != state {
-            tracing::info!(engine = %name, ?state, cause, "engine state");
+            tracing::info!(engine = %name, %state, cause, "engine state");
             shared.view.since = Wall::now();
         }
         shared.view = View {
@@ -227,10 +227,13 @@ impl Driver {
         self.members().await;
         let Some(route) = self.route.clone() else { return };
         let model = self.engine.config.model.clone();
+        let was_ready = self.supervisor.state() == State::Ready;
         self.answer_later(async move {
             Input::Probed(match route.as_ref() {
                 Route::Sim(_) => Ok(()),
-                Route::Http(http) => ready::probe(&http.pool, &http.base, &model, http.key.as_deref()).await,
+                Route::Http(http) => {
+                    ready::probe(&http.pool, &http.base, &model, http.key.as_deref(), was_ready).await
+                }
             })
         });
     }
