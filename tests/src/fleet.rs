@@ -10,8 +10,8 @@ mod daemon;
 mod edge;
 mod node;
 
-use std::collections::BTreeSet;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, OnceLock};
@@ -22,6 +22,8 @@ pub use control_plane::ControlPlane;
 pub use daemon::{Daemon, Signal, resident_kb};
 pub use edge::{Edge, EdgeOptions};
 pub use node::{EngineDeclaration, Node, NodeOptions};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with, sockopt};
 
 use crate::engine::locked;
 
@@ -64,21 +66,25 @@ pub fn binary() -> PathBuf {
         .clone()
 }
 
-/// A loopback address whose port was free a moment ago and was not given out before.
+/// A loopback address for a daemon, whose port nobody else is given as long as this process lives.
+///
+/// A port that was only looked up could be taken before its daemon binds it. So each is held by a socket that is bound
+/// and never listens: with SO_REUSEADDR on both, the daemon may still listen there.
 ///
 /// # Panics
 /// When the kernel has no port left.
 #[must_use]
 #[allow(clippy::expect_used, reason = "no test can run without ports")]
 pub fn free_address() -> SocketAddr {
-    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
-    loop {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let address = listener.local_addr().expect("its address");
-        if locked(&GIVEN).insert(address.port()) {
-            return address;
-        }
-    }
+    static HELD: Mutex<Vec<OwnedFd>> = Mutex::new(Vec::new());
+    let any = SocketAddr::from(([127, 0, 0, 1], 0));
+    let socket =
+        socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None).expect("a socket");
+    sockopt::set_socket_reuseaddr(&socket, true).expect("SO_REUSEADDR");
+    bind(&socket, &any).expect("a free port");
+    let address = getsockname(&socket).ok().and_then(|a| SocketAddr::try_from(a).ok()).expect("its address");
+    locked(&HELD).push(socket);
+    address
 }
 
 /// The directory of one test's fleet.

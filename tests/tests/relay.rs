@@ -334,3 +334,66 @@ fn https_serves_the_same() {
     assert!(Ask::get("/v1/models").limit(SHORT).whole(&Target::Tcp(https)).map_or(true, |w| w.status == 400));
     s.edge.wait_idle(SHORT);
 }
+
+/// Row 55: a silent stream is kept open by comments of one line, and nothing comes before the engine's own head.
+#[test]
+fn a_silent_stream_is_kept_open() {
+    let s =
+        site_with(2, &EdgeOptions { more: "[api]\nkeepalive = \"1s\"\n".into(), ..EdgeOptions::default() });
+    let script = json!({"head_gate": "head", "events": 4, "gate": "go", "gate_at": 2});
+    let sent = s.edge.chat("m", "silent", true, &script).send(&s.edge.target()).unwrap();
+    s.engine.wait_record("silent", "running", SHORT, |_| true);
+    s.engine.open_gate("head");
+    let mut answer = sent.head().unwrap();
+    let mut text = answer.read_to(": keepalive\n").unwrap();
+    text.extend(answer.read_to(": keepalive\n").unwrap());
+    s.engine.open_gate("go");
+    text.extend(answer.rest().body);
+    let text = String::from_utf8(text).unwrap();
+    let want = Script::default().stream_bytes("m");
+    assert_eq!(
+        text.replace(": keepalive\n", ""),
+        String::from_utf8(want).unwrap(),
+        "only whole comment lines were added"
+    );
+}
+
+/// An engine that takes too long: 504 before the first byte, an error event between two.
+#[test]
+fn an_engine_that_takes_too_long_is_told() {
+    let more = "[upstream]\nfirst_byte_timeout = \"1s\"\nidle_timeout = \"1s\"\n".into();
+    let s = site_with(2, &EdgeOptions { more, ..EdgeOptions::default() });
+    let never =
+        s.edge.chat("m", "no head", true, &json!({"head_gate": "never"})).whole(&s.edge.target()).unwrap();
+    refused(&never, 504);
+    assert_eq!(s.engine.runs("no head"), 1, "a time-out is never tried elsewhere");
+    let stalls = json!({"gate": "never", "gate_at": 2});
+    let stalled = s.edge.chat("m", "stalls", true, &stalls).whole(&s.edge.target()).unwrap();
+    error_event(&stalled);
+    for mark in ["no head", "stalls"] {
+        s.engine.wait_record(mark, "let go", SHORT, |r| r.end == Some(End::ClientGone));
+    }
+    s.edge.wait_idle(SHORT);
+}
+
+/// One connection carries many requests, and a refused one does not spoil it.
+#[test]
+fn a_kept_connection_carries_many_requests() {
+    let s = site(2);
+    let good = s.edge.chat("m", "again", true, &json!({"events": 2})).bytes();
+    let bad = s.edge.chat("unknown", "again", true, &json!({})).bytes();
+    let mut socket = std::net::TcpStream::connect(s.edge.api).unwrap();
+    socket.set_read_timeout(Some(SHORT)).unwrap();
+    for n in 0..6 {
+        std::io::Write::write_all(&mut socket, if n % 2 == 0 { &good } else { &bad }).unwrap();
+        let end = if n % 2 == 0 { "0\r\n\r\n" } else { "}}" };
+        let mut text = String::new();
+        while !text.ends_with(end) {
+            let mut piece = [0; 4096];
+            let got = std::io::Read::read(&mut socket, &mut piece).unwrap();
+            assert!(got > 0, "request {n}: the connection was closed after {text}");
+            text.push_str(&String::from_utf8_lossy(&piece[..got]));
+        }
+        assert!(text.starts_with(if n % 2 == 0 { "HTTP/1.1 200" } else { "HTTP/1.1 404" }), "{text}");
+    }
+}

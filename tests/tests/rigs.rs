@@ -32,7 +32,7 @@ fn the_engine_writes_what_its_script_says() {
         assert_eq!(got.end, BodyEnd::Whole, "{mark}");
     }
     assert_eq!(engine.records().len(), 5);
-    assert_eq!(engine.running(), 0);
+    wait::until("the engine is idle", LIMIT, || engine.running() == 0);
 }
 
 #[test]

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use umbel_tests::engine::Engine;
-use umbel_tests::fleet::{EdgeOptions, Fleet, Signal};
+use umbel_tests::fault_proxy::{Faults, Proxy};
+use umbel_tests::fleet::{EdgeOptions, Fleet, SOON, Signal, free_address};
 use umbel_tests::wait;
 
 use crate::sites::{SHORT, external};
@@ -100,4 +101,36 @@ fn errors_name_what_was_wrong() {
     assert!((400..=501).contains(&unknown.status), "{}: {}", unknown.status, unknown.text());
     let gone = umbel_tests::fleet::run(&["ctl", "--socket", "/nonexistent/edge.sock", "status"]);
     assert_eq!(gone.code, 4, "{gone:?}");
+}
+
+/// Row 7 on the link itself: it hangs, the site serves, the control plane says how old its figures are, and all is well
+/// again when it heals.
+#[test]
+fn a_site_whose_link_hangs_goes_on() {
+    let fleet = Fleet::new();
+    let engine = Engine::start(&["m"]).unwrap();
+    let edges = free_address();
+    let proxy = Proxy::start(edges).unwrap();
+    let plane = fleet.control_plane_via(edges, proxy.address());
+    let edge = fleet.edge("berlin", Some(&plane), &EdgeOptions::default());
+    let _node = fleet.node(&edge, "gpu-1", &external(&engine, 2));
+    plane.wait_fresh("berlin");
+    proxy.set_all(Faults::black_hole());
+    let site = plane.site("berlin");
+    assert!(["timed_out", "disconnected"].contains(&site["freshness"].as_str().unwrap()), "{site}");
+    wait::until_some("it is given up", SOON, || {
+        let site = plane.site("berlin");
+        if site["freshness"] == "disconnected" && site["age_ms"].is_u64() {
+            Ok(())
+        } else {
+            Err(site.to_string())
+        }
+    });
+    let got = edge.chat("m", "alone", true, &json!({})).whole(&edge.target()).unwrap();
+    assert!(got.text().ends_with("[DONE]\n\n"), "{}", got.text());
+    proxy.set_all(Faults::default());
+    wait::until_some("it is fresh again", Duration::from_secs(60), || {
+        let site = plane.site("berlin");
+        if site["freshness"] == "fresh" { Ok(()) } else { Err(site.to_string()) }
+    });
 }

@@ -36,25 +36,25 @@ impl Fleet {
     #[track_caller]
     #[must_use]
     pub fn control_plane(&self) -> ControlPlane {
-        self.control_plane_via(None)
+        let edges = free_address();
+        self.control_plane_via(edges, edges)
     }
 
-    /// The same; edges are told another address, as that of a fault proxy.
+    /// The same with a given port for edges; they are told another address, as that of a fault proxy.
     ///
     /// # Panics
     /// When it does not come up.
     #[track_caller]
     #[must_use]
-    pub fn control_plane_via(&self, advertise: Option<SocketAddr>) -> ControlPlane {
-        let (api, edges) = (free_address(), free_address());
+    pub fn control_plane_via(&self, edges: SocketAddr, advertise: SocketAddr) -> ControlPlane {
+        let api = free_address();
         let dir = self.dir().join("cp");
         let (config, state) = (dir.join("control-plane.toml"), dir.join("state"));
         write(
             &config,
             &format!(
-                "[control_plane]\nname = \"cp\"\nfleet_name = \"test\"\nstate_dir = {state:?}\nadvertise = [\"{}\"]\n\n\
-                 [listen]\napi = \"{api}\"\nedges = \"{edges}\"\nmetrics = \"\"\n\n{LIVENESS}",
-                advertise.unwrap_or(edges)
+                "[control_plane]\nname = \"cp\"\nfleet_name = \"test\"\nstate_dir = {state:?}\nadvertise = [\"{advertise}\"]\n\n\
+                 [listen]\napi = \"{api}\"\nedges = \"{edges}\"\nmetrics = \"\"\n\n{LIVENESS}"
             ),
         );
         let _ = run(&["control-plane", "init", "--config", &config.to_string_lossy()]).ok();
