@@ -116,7 +116,7 @@ impl End {
 impl Pair {
     pub(crate) fn new() -> Self {
         let now = Instant::now();
-        let budget = Budget::new(8 * limits::REQUEST_WINDOW);
+        let budget = Budget::new(32 * limits::REQUEST_WINDOW);
         let ends = [End::new(Side::Dialer, now, &budget), End::new(Side::Acceptor, now, &budget)];
         Self { ends, now, budget }
     }
