@@ -71,6 +71,7 @@ pub fn run(config: Config) -> Result<(), StartError> {
 /// Every part, built and serving.
 pub(crate) struct Running {
     pub(crate) site: Arc<Site>,
+    #[cfg_attr(not(test), expect(dead_code, reason = "the listeners hold it; tests ask it directly"))]
     pub(crate) commands: Arc<Commands>,
     pub(crate) front: Arc<Front>,
     pub(crate) nodes_address: SocketAddr,
@@ -110,7 +111,8 @@ impl Running {
                 state.display()
             )));
         }
-        files::private_dir(state).map_err(|error| StartError::State(format!("{}: {error}", state.display())))?;
+        files::private_dir(state)
+            .map_err(|error| StartError::State(format!("{}: {error}", state.display())))?;
         Self::build_on(config, || Store::open(&state.join(STORE_FILE), STORE_OWNER)).await
     }
 
@@ -130,7 +132,9 @@ impl Running {
         let Parts { site, commands, front, certificates, control_planes } = parts;
         let Listeners { nodes, api, https, metrics, local } = listeners;
         let address = |listener: &TcpListener| {
-            listener.local_addr().map_err(|error| StartError::Failed(format!("cannot name a listener: {error}")))
+            listener
+                .local_addr()
+                .map_err(|error| StartError::Failed(format!("cannot name a listener: {error}")))
         };
         let nodes_address = address(&nodes)?;
         let api_address = api.as_ref().map(address).transpose()?;

@@ -45,7 +45,8 @@ fn failed(name: impl Into<String>, message: impl Into<String>, next_step: impl I
 #[must_use]
 pub fn doctor(config: &Config) -> Vec<Check> {
     let runs = std::os::unix::net::UnixStream::connect(&config.listen.socket).is_ok();
-    let mut checks = vec![state(&config.state_dir), authority(config), store(config, runs), clock(), advertise(config)];
+    let mut checks =
+        vec![state(&config.state_dir), authority(config), store(config, runs), clock(), advertise(config)];
     let listen = &config.listen;
     for (key, address) in [
         ("listen.nodes", Some(listen.nodes)),

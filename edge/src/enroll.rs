@@ -92,7 +92,11 @@ fn pending_key(directory: &Path) -> Result<KeyPair, StartError> {
     Ok(key)
 }
 
-async fn exchange(config: &Config, directory: &Path, token: &EnrollmentToken) -> Result<Enrolled, StartError> {
+async fn exchange(
+    config: &Config,
+    directory: &Path,
+    token: &EnrollmentToken,
+) -> Result<Enrolled, StartError> {
     let key = pending_key(directory)?;
     let request = EdgeEnrollRequest {
         token_id: token.token_id.clone(),
@@ -120,7 +124,8 @@ async fn exchange(config: &Config, directory: &Path, token: &EnrollmentToken) ->
             None => failed(error),
         })?;
     connection.close(umbel_wire::CloseReason::Shutdown);
-    let answer = bounds::decode::<EdgeEnrollResponse>(&welcome.payload).map_err(|error| failed(error.message))?;
+    let answer =
+        bounds::decode::<EdgeEnrollResponse>(&welcome.payload).map_err(|error| failed(error.message))?;
     take(config, directory, token, &key, answer)
 }
 
@@ -150,7 +155,8 @@ fn take(
             place.display()
         )));
     }
-    let chain: Vec<_> = answer.certificate_chain.into_iter().map(rustls::pki_types::CertificateDer::from).collect();
+    let chain: Vec<_> =
+        answer.certificate_chain.into_iter().map(rustls::pki_types::CertificateDer::from).collect();
     let ca = rustls::pki_types::CertificateDer::from(answer.ca_certificate);
     let written = membership::write(
         &place,

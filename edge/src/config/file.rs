@@ -217,7 +217,11 @@ pub(super) fn check(file: &ConfigFile) -> Result<Config, ConfigError> {
         listen,
         queue: queue(file, &parsed.queue)?,
         upstream: Upstream {
-            first_byte_timeout: positive(file, "upstream.first_byte_timeout", parsed.upstream.first_byte_timeout)?,
+            first_byte_timeout: positive(
+                file,
+                "upstream.first_byte_timeout",
+                parsed.upstream.first_byte_timeout,
+            )?,
             idle_timeout: positive(file, "upstream.idle_timeout", parsed.upstream.idle_timeout)?,
         },
         liveness: liveness(file, &parsed.liveness)?,
@@ -280,7 +284,9 @@ fn liveness(file: &ConfigFile, table: &LivenessTable) -> Result<Liveness, Config
     let (stale, offline) = (table.stale.0, table.offline.0);
     Times::new(stale, offline).map_err(|error| file.error("liveness", error))?;
     if stale < heartbeat * 2 {
-        return Err(file.error("liveness.stale", "must be at least two heartbeats, or one lost one makes it stale"));
+        return Err(
+            file.error("liveness.stale", "must be at least two heartbeats, or one lost one makes it stale")
+        );
     }
     Ok(Liveness { heartbeat, stale, offline })
 }

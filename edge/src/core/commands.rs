@@ -27,7 +27,8 @@ pub(crate) const FORGET_AFTER: Duration = Duration::from_secs(24 * 3600);
 /// Commands that run at once.
 pub(crate) const RUNNING: usize = 256;
 /// Operations that pass where others are refused for want of room: what ends harm must always work.
-const ALWAYS: [&str; 5] = ["apikey.revoke", "enrollment.revoke", "node.drain", "node.disable", "command.cancel"];
+const ALWAYS: [&str; 5] =
+    ["apikey.revoke", "enrollment.revoke", "node.drain", "node.disable", "command.cancel"];
 
 /// A stored command: table `commands`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -165,7 +166,8 @@ impl Commands {
         }
         let forget = self.overdue(now);
         if self.known.len() - forget.len() >= KEPT && !always {
-            let message = format!("{KEPT} commands of the last day are kept; no more fit until some are older");
+            let message =
+                format!("{KEPT} commands of the last day are kept; no more fit until some are older");
             let error = Error::new(Code::ResourceExhausted, "TOO_MANY_COMMANDS", message);
             return Err(error.with_retry_after(Duration::from_secs(600)));
         }
@@ -246,7 +248,10 @@ mod tests {
             commands.apply(&one.command_id, &row(&one, Some(1_000)));
         }
         let soon = Wall(2_000);
-        assert_eq!(commands.begin(&request("new", "node.eligible"), soon).unwrap_err().code, Code::ResourceExhausted);
+        assert_eq!(
+            commands.begin(&request("new", "node.eligible"), soon).unwrap_err().code,
+            Code::ResourceExhausted
+        );
         assert!(commands.begin(&request("drain", "node.drain"), soon).is_ok());
         let tomorrow = soon + FORGET_AFTER;
         match commands.begin(&request("new", "node.eligible"), tomorrow).unwrap() {

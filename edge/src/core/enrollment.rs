@@ -132,7 +132,8 @@ impl Guesses {
         if self.seen.len() >= GUESSERS_MAX && !self.seen.contains_key(&address) {
             self.seen.retain(|_, (_, until)| *until > now);
             if self.seen.len() >= GUESSERS_MAX
-                && let Some(first) = self.seen.iter().min_by_key(|(_, (_, until))| *until).map(|(one, _)| *one)
+                && let Some(first) =
+                    self.seen.iter().min_by_key(|(_, (_, until))| *until).map(|(one, _)| *one)
             {
                 self.seen.remove(&first);
             }

@@ -14,8 +14,9 @@ pub(crate) mod reports;
 pub(crate) mod snapshot;
 #[cfg(test)]
 mod tests;
+mod told;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,29 +25,10 @@ use umbel_wire::liveness::{Liveness, State, Times};
 use umbel_wire::slots::{Owner, Slots};
 use umbel_wire::{Generation, KeyHash, NodeId};
 
-use self::node::{Declared, Node, NodeRow, ProviderState, ReportRow};
+use self::node::{Declared, Node, NodeRow, ReportRow};
 use self::problems::Problem;
-
-/// What admission is told, in this order, while the registry is locked.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Call {
-    /// A provider that this site has, whether or not its node is here.
-    Declare { node: NodeId, engine: Declared },
-    /// A provider of a complete connection.
-    Up { node: NodeId, generation: Generation, engine: Declared, state: ProviderState, cause: String },
-    /// Its engine changed.
-    State { node: NodeId, generation: Generation, engine: String, state: ProviderState, cause: String },
-    /// The node no longer declares it.
-    Down { node: NodeId, engine: String },
-    /// The node may take work, or not now.
-    Ready { node: NodeId, generation: Generation, ready: bool },
-    /// People want no new work there.
-    Draining { node: NodeId, draining: bool },
-    /// People allow application traffic there.
-    Eligible { node: NodeId, eligible: bool },
-    /// A connection ended.
-    Lost { node: NodeId, generation: Generation },
-}
+pub(crate) use self::told::Call;
+use self::told::Told;
 
 /// What people are told after the state has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,16 +41,6 @@ pub(crate) struct Notice {
     pub(crate) message: String,
     /// It also stands in the audit.
     pub(crate) audited: bool,
-}
-
-// What admission was last told of a node, so that only differences are told.
-#[derive(Debug, Default)]
-struct Told {
-    eligible: Option<bool>,
-    draining: Option<bool>,
-    declared: BTreeMap<String, Declared>,
-    up: BTreeMap<String, (Generation, Declared, ProviderState, String)>,
-    ready: Option<(Generation, bool)>,
 }
 
 /// Every node of the site. `H` reaches a connection.
@@ -271,14 +243,6 @@ impl<H: Clone> Registry<H> {
         owner
     }
 
-    /// A revocation or a disabling: whoever owns the node no longer does.
-    pub(crate) fn evict(&mut self, id: NodeId, why: &str) -> Option<Owner<H>> {
-        let owner = self.slots.evict(&id)?;
-        self.disconnected(id, why);
-        self.calls.push(Call::Lost { node: id, generation: owner.generation });
-        Some(owner)
-    }
-
     fn disconnected(&mut self, id: NodeId, why: &str) {
         let mut was_complete = false;
         self.change(id, |node| {
@@ -351,8 +315,13 @@ impl<H: Clone> Registry<H> {
     ) {
         self.change(id, |node| {
             let since = node.problems.get(&(code, subject.clone())).map_or(wall, |old| old.since_unix_ms);
-            let problem =
-                Problem { code: code.to_owned(), message, since_unix_ms: since, subject: subject.clone(), until };
+            let problem = Problem {
+                code: code.to_owned(),
+                message,
+                since_unix_ms: since,
+                subject: subject.clone(),
+                until,
+            };
             node.problems.insert((code, subject), problem);
         });
     }
@@ -365,7 +334,14 @@ impl<H: Clone> Registry<H> {
         }
     }
 
-    fn notice(&mut self, id: NodeId, kind: &'static str, provider: Option<String>, message: &str, audited: bool) {
+    fn notice(
+        &mut self,
+        id: NodeId,
+        kind: &'static str,
+        provider: Option<String>,
+        message: &str,
+        audited: bool,
+    ) {
         let Some(node) = self.nodes.get(&id) else { return };
         let message = format!("{}: {message}", node.row.name);
         self.notices.push(Notice { kind, node: id, provider, generation: node.generation, message, audited });
@@ -382,82 +358,6 @@ impl<H: Clone> Registry<H> {
     fn touch(&mut self, id: NodeId) {
         self.changed = true;
         self.reconcile(id);
-    }
-
-    // Compares what admission was told with what is, and tells the difference.
-    fn reconcile(&mut self, id: NodeId) {
-        let Some(node) = self.nodes.get(&id).cloned() else { return };
-        let told = self.told.entry(id).or_default();
-        let calls = &mut self.calls;
-        if told.eligible != Some(node.row.eligible) {
-            told.eligible = Some(node.row.eligible);
-            calls.push(Call::Eligible { node: id, eligible: node.row.eligible });
-        }
-        if told.draining != Some(node.row.draining) {
-            told.draining = Some(node.row.draining);
-            calls.push(Call::Draining { node: id, draining: node.row.draining });
-        }
-        let engines = &node.report.engines;
-        told.declared.retain(|name, _| {
-            let kept = engines.iter().any(|engine| engine.name == *name);
-            if !kept {
-                told.up.remove(name);
-                calls.push(Call::Down { node: id, engine: name.clone() });
-            }
-            kept
-        });
-        for engine in engines {
-            if told.declared.get(&engine.name) != Some(engine) {
-                told.declared.insert(engine.name.clone(), engine.clone());
-                calls.push(Call::Declare { node: id, engine: engine.clone() });
-            }
-        }
-        let Some(session) = node.session.as_ref().filter(|session| session.named) else { return };
-        let generation = session.generation;
-        for engine in engines {
-            let (state, cause) = node.engine_state(&engine.name);
-            let now = (generation, engine.clone(), state, cause.clone());
-            let name = engine.name.clone();
-            match told.up.get(&name) {
-                Some(before) if *before == now => continue,
-                Some(before) if before.0 == generation && before.1 == *engine => {
-                    calls.push(Call::State { node: id, generation, engine: name.clone(), state, cause });
-                }
-                _ => calls.push(Call::Up { node: id, generation, engine: engine.clone(), state, cause }),
-            }
-            let before = told.up.insert(name.clone(), now).map(|before| before.2);
-            if before != Some(state) {
-                self.notices.push(provider_notice(&node, &name, state));
-            }
-        }
-        let ready = node.connected();
-        if told.ready != Some((generation, ready)) {
-            told.ready = Some((generation, ready));
-            calls.push(Call::Ready { node: id, generation, ready });
-        }
-    }
-}
-
-fn provider_notice(node: &Node, engine: &str, state: ProviderState) -> Notice {
-    let (_, cause) = node.engine_state(engine);
-    let (kind, word) = match state {
-        ProviderState::Available => ("provider_available", "takes requests"),
-        ProviderState::Loading => ("provider_loading", "is loading"),
-        ProviderState::Draining => ("provider_draining", "takes no new request"),
-        ProviderState::Unavailable => ("provider_unavailable", "is not available"),
-        ProviderState::Failed => ("provider_failed", "has failed"),
-    };
-    let mut message = format!("{}: {engine} {word}", node.row.name);
-    if !cause.is_empty() {
-        message.push_str(&format!(" ({cause})"));
-    }
-    Notice {
-        kind,
-        node: node.id,
-        provider: Some(node.provider_id(engine)),
-        generation: node.generation,
-        message,
-        audited: false,
     }
 }
 

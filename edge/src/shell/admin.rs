@@ -14,9 +14,9 @@ use futures_util::stream;
 use tokio::net::UnixListener;
 use tokio_util::sync::CancellationToken;
 use umbel_contracts::objects::{
-    AuditObject, CommandEventObject, CommandObject, CredentialObject, CredentialState, EdgeConnection, EdgeObject,
-    FleetNodes, FleetStatus, Freshness, NodeObject, OperationObject, Page, QueueObject, SiteNode, SiteStatus,
-    SummaryObject, timestamp,
+    AuditObject, CommandEventObject, CommandObject, CredentialObject, CredentialState, EdgeConnection,
+    EdgeObject, FleetNodes, FleetStatus, Freshness, NodeObject, OperationObject, Page, QueueObject, SiteNode,
+    SiteStatus, SummaryObject, timestamp,
 };
 use umbel_contracts::operations::{self, Class};
 use umbel_contracts::proto::control::EdgeStatusRequest;
@@ -49,7 +49,10 @@ impl LocalListener {
     pub(crate) fn bind(path: &Path) -> io::Result<Self> {
         if let Ok(found) = std::fs::symlink_metadata(path) {
             if !found.file_type().is_socket() {
-                return Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file that is no socket"));
+                return Err(io::Error::new(
+                    io::ErrorKind::AlreadyExists,
+                    "there is a file that is no socket",
+                ));
             }
             if std::os::unix::net::UnixStream::connect(path).is_ok() {
                 return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process answers there"));
@@ -93,7 +96,8 @@ impl Admin {
         if edge_id == own {
             return Ok(());
         }
-        let message = format!("this is the edge of site {own}, and it knows no other site; ask a control plane");
+        let message =
+            format!("this is the edge of site {own}, and it knows no other site; ask a control plane");
         Err(Error::new(Code::NotFound, "EDGE_UNKNOWN", message))
     }
 
@@ -117,7 +121,9 @@ impl Admin {
             queues.extend(part.queues.into_iter().map(QueueObject::from_proto));
             nodes.extend(part.nodes.into_iter().map(NodeObject::from_proto));
         }
-        let wanted = |section: &str| question.sections.is_empty() || question.sections.iter().any(|one| one == section);
+        let wanted = |section: &str| {
+            question.sections.is_empty() || question.sections.iter().any(|one| one == section)
+        };
         Ok(SiteStatus {
             edge_id: site.edge_id.to_string(),
             display_name: site.name.clone(),
@@ -204,7 +210,12 @@ impl Fleet for Admin {
         Ok(operations::find(operation).map_or(Class::Admin, |spec| spec.class))
     }
 
-    async fn command(&self, caller: &Caller, edge_id: &str, call: CommandCall) -> Result<CommandObject, Error> {
+    async fn command(
+        &self,
+        caller: &Caller,
+        edge_id: &str,
+        call: CommandCall,
+    ) -> Result<CommandObject, Error> {
         self.here(edge_id)?;
         let CommandCall { command_id, body, wait } = call;
         let operation = body.operation.clone();
@@ -233,7 +244,12 @@ impl Fleet for Admin {
         })
     }
 
-    async fn command_show(&self, _: &Caller, edge_id: &str, command_id: &str) -> Result<CommandObject, Error> {
+    async fn command_show(
+        &self,
+        _: &Caller,
+        edge_id: &str,
+        command_id: &str,
+    ) -> Result<CommandObject, Error> {
         self.here(edge_id)?;
         let row = self.commands.row(command_id).await?;
         Ok(CommandObject {

@@ -4,6 +4,8 @@
 //! [`crate::shell::operations`]. Invariant: a mutation's id, digest and effect are one transaction; a caller that
 //! goes away cancels nothing.
 
+mod context;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -22,6 +24,8 @@ use crate::core::commands::{Begin, CommandRow, Commands as Table, Request};
 use crate::shell::keys::Keys;
 use crate::shell::operations as perform;
 use crate::shell::site::Site;
+
+pub(crate) use context::Context;
 
 /// Table of the store.
 pub(crate) const COMMANDS: &str = "commands";
@@ -58,16 +62,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What an operation needs of the command that asked for it.
-pub(crate) struct Context<'a> {
-    pub(crate) commands: &'a Arc<Commands>,
-    pub(crate) request: &'a Request,
-    forget: Vec<String>,
-}
-
 impl Commands {
     /// Takes up what is stored. A drain goes on; anything else that ran is `failed`, INTERRUPTED.
-    pub(crate) async fn open(site: Arc<Site>, keys: Arc<Keys>, ca_sha256: String) -> Result<Arc<Self>, Error> {
+    pub(crate) async fn open(
+        site: Arc<Site>,
+        keys: Arc<Keys>,
+        ca_sha256: String,
+    ) -> Result<Arc<Self>, Error> {
         let rows = site.store.load(COMMANDS).await.map_err(|error| {
             Error::new(Code::Internal, "STORE_UNREADABLE", format!("{error}; restore the last backup"))
         })?;
@@ -102,11 +103,7 @@ impl Commands {
     ///
     /// # Errors
     /// A refusal: nothing was begun, nothing is stored.
-    pub(crate) async fn ask(
-        self: &Arc<Self>,
-        request: Request,
-        wait: Duration,
-    ) -> Result<Standing, Error> {
+    pub(crate) async fn ask(self: &Arc<Self>, request: Request, wait: Duration) -> Result<Standing, Error> {
         let class = perform::check(&request)?;
         if class == Class::Read {
             let result = perform::read(self, &request).await?;
@@ -179,10 +176,11 @@ impl Commands {
     }
 
     fn refused(&self, request: &Request, error: &Error) {
-        let record = AuditRecord::new(&request.operation, &request.selector, format!("refused: {}", error.code))
-            .by(&request.actor)
-            .of(&request.command_id, &request.correlation_id)
-            .because(error.message.clone());
+        let record =
+            AuditRecord::new(&request.operation, &request.selector, format!("refused: {}", error.code))
+                .by(&request.actor)
+                .of(&request.command_id, &request.correlation_id)
+                .because(error.message.clone());
         self.site.audit_soon(vec![record]);
     }
 
@@ -220,9 +218,12 @@ impl Commands {
         if let Some(running) = self.running(id) {
             return Ok(lock(&running.row).clone());
         }
-        let stored = self.site.store.get(COMMANDS, id).await.map_err(|error| {
-            Error::new(Code::Unavailable, "STORE_UNREADABLE", error.to_string())
-        })?;
+        let stored = self
+            .site
+            .store
+            .get(COMMANDS, id)
+            .await
+            .map_err(|error| Error::new(Code::Unavailable, "STORE_UNREADABLE", error.to_string()))?;
         let row = stored.and_then(|row| row.json::<CommandRow>().ok());
         row.ok_or_else(|| {
             let message = "no command of this id is kept here; outcomes are kept for 7 days";
@@ -236,7 +237,13 @@ impl Commands {
     }
 
     /// The next step of one that runs, told to whoever follows it.
-    pub(crate) fn step(&self, id: &str, phase: CommandPhase, message: &str, progress: Option<ProgressObject>) {
+    pub(crate) fn step(
+        &self,
+        id: &str,
+        phase: CommandPhase,
+        message: &str,
+        progress: Option<ProgressObject>,
+    ) {
         if let Some(running) = self.running(id) {
             {
                 let mut row = lock(&running.row);
@@ -343,78 +350,6 @@ impl Running {
             return event.clone();
         }
         self.step.borrow().clone()
-    }
-}
-
-impl Context<'_> {
-    /// The audit's entry of this command.
-    pub(crate) fn audit(&self, subject: impl Into<String>) -> AuditRecord {
-        AuditRecord::new(&self.request.operation, subject, "succeeded")
-            .by(&self.request.actor)
-            .of(&self.request.command_id, &self.request.correlation_id)
-            .because(self.request.reason.clone())
-    }
-
-    fn row(&self) -> Option<CommandRow> {
-        let running = self.commands.running(&self.request.command_id)?;
-        let row = lock(&running.row).clone();
-        Some(row)
-    }
-
-    /// What stores this command with its outcome, to be joined with its effect; [`Context::done`] follows.
-    pub(crate) fn outcome(&self, result: &Value) -> Commit {
-        let Some(mut row) = self.row() else { return Commit::new() };
-        close(&mut row, Ok(result.clone()), self.commands.site.wall().unix_ms());
-        self.storing(&row)
-    }
-
-    /// What stores this command as running, to be joined with its effect.
-    pub(crate) fn storing(&self, row: &CommandRow) -> Commit {
-        let id = &self.request.command_id;
-        let mut commit = Commit::new().require_absent(COMMANDS, id.clone()).put_json(COMMANDS, id.clone(), row);
-        for old in &self.forget {
-            commit = commit.remove(COMMANDS, old.clone());
-        }
-        commit
-    }
-
-    /// After the commit: the old ones are forgotten here too.
-    pub(crate) fn stored(&self, row: &CommandRow) {
-        let mut table = lock(&self.commands.table);
-        for old in &self.forget {
-            table.forget(old);
-        }
-        table.apply(&self.request.command_id, row);
-        if let Some(running) = self.commands.running(&self.request.command_id) {
-            *lock(&running.row) = row.clone();
-        }
-    }
-
-    /// The effect and the outcome are committed.
-    pub(crate) fn done(&self, result: Value) {
-        let Some(mut row) = self.row() else { return };
-        close(&mut row, Ok(result), self.commands.site.wall().unix_ms());
-        self.stored(&row);
-        self.commands.finish(&self.request.command_id, row);
-    }
-
-    /// This command's row as it runs.
-    pub(crate) fn begun(&self) -> CommandRow {
-        // It was put there before the operation began.
-        self.row().unwrap_or_else(|| CommandRow {
-            operation: self.request.operation.clone(),
-            digest: self.request.digest(),
-            actor: self.request.actor.clone(),
-            selector: self.request.selector.clone(),
-            phase: CommandPhase::Accepted,
-            message: String::new(),
-            error: None,
-            result: None,
-            accepted_at_unix_ms: self.commands.site.wall().unix_ms(),
-            ended_at_unix_ms: None,
-            nodes: Vec::new(),
-            until_unix_ms: None,
-        })
     }
 }
 

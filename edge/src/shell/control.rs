@@ -79,7 +79,11 @@ pub(crate) fn command_event(event: &CommandEventObject) -> EdgeCommandEvent {
             reason: error.reason.clone(),
             message: error.message.clone(),
         }),
-        result_json: event.result.as_ref().and_then(|result| serde_json::to_vec(result).ok()).unwrap_or_default(),
+        result_json: event
+            .result
+            .as_ref()
+            .and_then(|result| serde_json::to_vec(result).ok())
+            .unwrap_or_default(),
         at_unix_ms: event.at.as_millisecond(),
     }
 }

@@ -12,13 +12,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use prost::Message;
-use umbel_contracts::{NODE_PROTOCOL, bounds};
 use umbel_contracts::proto::node::NodeHelloRequest;
+use umbel_contracts::{NODE_PROTOCOL, bounds};
 use umbel_store::AuditRecord;
 use umbel_wire::slots::{Knock, Owner, Probe, Refusal};
 use umbel_wire::{
-    BoxFuture, CloseReason, Code, Connection, Door, Error, Generation, GoawayReason, InstanceId, Intervals, KeyHash, Newcomer,
-    NodeId, Purpose, Rejection, WelcomeOut, clock, limits, negotiate,
+    BoxFuture, CloseReason, Code, Connection, Door, Error, Generation, GoawayReason, InstanceId, Intervals,
+    KeyHash, Newcomer, NodeId, Purpose, Rejection, WelcomeOut, clock, limits, negotiate,
 };
 
 use crate::core::credentials::{self, Good};
@@ -120,7 +120,8 @@ async fn judge(site: &Arc<Site>, newcomer: &Newcomer) -> Result<Judged, Box<Reje
             }
             expiry_problem(site, registry, id, good);
             let said = newcomer.hello();
-            let knock = registry.slots.knock(clock::now(), &id, said.instance, said.attempt, newcomer.connection());
+            let knock =
+                registry.slots.knock(clock::now(), &id, said.instance, said.attempt, newcomer.connection());
             if let Knock::Accept(accepted) = &knock {
                 registry.registered(id, accepted.generation);
             }

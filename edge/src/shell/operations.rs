@@ -14,9 +14,9 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use umbel_contracts::operations::{
-    self, ApiKeyCreate, ApiKeyList, ApiKeyRevoke, AuditTail, Class, CommandCancel, CommandShow, EnrollmentCreate,
-    EnrollmentList, EnrollmentRevoke, LARGEST_ARGS, LARGEST_STORED_RESULT, LONGEST_TEXT, NodeDrain, NodeEligible,
-    NodeList, NodeShow, NodeUndrain, Operation, QueueShow, Target,
+    self, ApiKeyCreate, ApiKeyList, ApiKeyRevoke, AuditTail, Class, CommandCancel, CommandShow,
+    EnrollmentCreate, EnrollmentList, EnrollmentRevoke, LARGEST_ARGS, LARGEST_STORED_RESULT, LONGEST_TEXT,
+    NodeDrain, NodeEligible, NodeList, NodeShow, NodeUndrain, Operation, QueueShow, Target,
 };
 use umbel_contracts::selector::{Candidate, Selector};
 use umbel_wire::{Code, Error};
@@ -34,7 +34,8 @@ fn invalid(reason: &'static str, message: impl Into<String>) -> Error {
 
 /// Checks everything of a request that needs no state, and says its class.
 pub(crate) fn check(request: &Request) -> Result<Class, Error> {
-    if uuid::Uuid::try_parse(&request.command_id).map(|id| id.hyphenated().to_string()) != Ok(request.command_id.clone())
+    if uuid::Uuid::try_parse(&request.command_id).map(|id| id.hyphenated().to_string())
+        != Ok(request.command_id.clone())
     {
         return Err(invalid("COMMAND_ID", "the command id must be a UUID in its usual spelling, lower case"));
     }
@@ -46,7 +47,11 @@ pub(crate) fn check(request: &Request) -> Result<Class, Error> {
         [("target_selector", &request.selector), ("reason", &request.reason), ("confirm", &request.confirm)]
     {
         if text.len() > LONGEST_TEXT {
-            return Err(Error::new(Code::TooLarge, "TEXT_TOO_LONG", format!("{what} is above {LONGEST_TEXT} bytes")));
+            return Err(Error::new(
+                Code::TooLarge,
+                "TEXT_TOO_LONG",
+                format!("{what} is above {LONGEST_TEXT} bytes"),
+            ));
         }
     }
     match spec.target {
@@ -54,13 +59,20 @@ pub(crate) fn check(request: &Request) -> Result<Class, Error> {
             return Err(invalid("SELECTOR", format!("{} takes no target selector", spec.name)));
         }
         Target::Nodes if request.selector.is_empty() => {
-            return Err(invalid("SELECTOR", format!("{} needs a target selector; write `all` for all", spec.name)));
+            return Err(invalid(
+                "SELECTOR",
+                format!("{} needs a target selector; write `all` for all", spec.name),
+            ));
         }
         _ => {}
     }
     let args = serde_json::to_vec(&request.args).map_or(usize::MAX, |bytes| bytes.len());
     if args > LARGEST_ARGS {
-        return Err(Error::new(Code::TooLarge, "ARGS_TOO_LARGE", format!("args are above {LARGEST_ARGS} bytes")));
+        return Err(Error::new(
+            Code::TooLarge,
+            "ARGS_TOO_LARGE",
+            format!("args are above {LARGEST_ARGS} bytes"),
+        ));
     }
     if spec.name == NodeDrain::NAME && request.reason.trim().is_empty() {
         return Err(invalid("REASON", "a drain needs a reason"));
@@ -74,8 +86,9 @@ fn args<O: Operation>(request: &Request) -> Result<O::Args, Error> {
 }
 
 fn result<O: Operation>(result: O::Result) -> Result<Value, Error> {
-    serde_json::to_value(result)
-        .map_err(|error| Error::new(Code::Internal, "INTERNAL", format!("a result has no JSON form: {error}")))
+    serde_json::to_value(result).map_err(|error| {
+        Error::new(Code::Internal, "INTERNAL", format!("a result has no JSON form: {error}"))
+    })
 }
 
 /// What is stored of a result: one that is too long is told to its first asker only.
@@ -129,7 +142,9 @@ pub(crate) fn matches(selector: &Selector, node: &Node) -> bool {
 pub(crate) async fn read(commands: &Arc<Commands>, request: &Request) -> Result<Value, Error> {
     match request.operation.as_str() {
         AuditTail::NAME => result::<AuditTail>(reading::audit(commands, args::<AuditTail>(request)?).await?),
-        ApiKeyList::NAME => result::<ApiKeyList>(secrets::list_keys(commands, &args::<ApiKeyList>(request)?)?),
+        ApiKeyList::NAME => {
+            result::<ApiKeyList>(secrets::list_keys(commands, &args::<ApiKeyList>(request)?)?)
+        }
         CommandShow::NAME => result::<CommandShow>(reading::command(commands, request).await?),
         EnrollmentList::NAME => {
             result::<EnrollmentList>(secrets::list_tokens(commands, &args::<EnrollmentList>(request)?)?)
@@ -203,7 +218,9 @@ pub(crate) async fn start(context: &Context<'_>) -> Result<(), Error> {
             nodes::change(context, kind, move |row| row.eligible = eligible).await
         }
         EnrollmentCreate::NAME => secrets::mint(context, args::<EnrollmentCreate>(request)?).await,
-        EnrollmentRevoke::NAME => secrets::revoke_token(context, &args::<EnrollmentRevoke>(request)?.token_id).await,
+        EnrollmentRevoke::NAME => {
+            secrets::revoke_token(context, &args::<EnrollmentRevoke>(request)?.token_id).await
+        }
         ApiKeyCreate::NAME => secrets::create_key(context, args::<ApiKeyCreate>(request)?).await,
         ApiKeyRevoke::NAME => secrets::revoke_key(context, &args::<ApiKeyRevoke>(request)?.key_id).await,
         CommandCancel::NAME => reading::cancel(context).await,

@@ -7,7 +7,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use umbel_store::{AuditRecord, Commit, CommitError, HighWater, Health, Store};
+use umbel_store::{AuditRecord, Commit, CommitError, Health, HighWater, Store};
 use umbel_wire::clock::{self, Wall};
 use umbel_wire::liveness::Times;
 use umbel_wire::{Code, Connection, EdgeId, Error, Generation, NodeId};
@@ -46,7 +46,6 @@ pub(crate) struct Site {
     pub(crate) store: Store,
     pub(crate) dispatch: Arc<Dispatch>,
     pub(crate) events: Events,
-    pub(crate) times: Times,
     pub(crate) heartbeat: Duration,
     pub(crate) started: Instant,
     registry: Mutex<Registry<Connection>>,
@@ -110,7 +109,6 @@ impl Site {
             store,
             dispatch,
             events,
-            times,
             heartbeat,
             started: now,
             registry: Mutex::new(registry),
@@ -239,7 +237,12 @@ impl Site {
                 match dispatch.provider_up(up) {
                     Ok(()) if cause.is_empty() => {}
                     Ok(()) => {
-                        dispatch.provider_state(&format!("{node}/{}", engine.name), generation, map(state), &cause);
+                        dispatch.provider_state(
+                            &format!("{node}/{}", engine.name),
+                            generation,
+                            map(state),
+                            &cause,
+                        );
                     }
                     Err(conflict) => {
                         tracing::warn!(%node, engine = %engine.name, ?conflict, "a provider is not served");
@@ -313,7 +316,11 @@ impl Site {
 
 async fn mark(store: &Store, name: &'static str, block: u64) -> Result<HighWater, Error> {
     HighWater::open(store, name, block).await.map_err(|error| {
-        Error::new(Code::Unavailable, "STORE_READ_ONLY", format!("the store cannot be written at the start: {error}"))
+        Error::new(
+            Code::Unavailable,
+            "STORE_READ_ONLY",
+            format!("the store cannot be written at the start: {error}"),
+        )
     })
 }
 

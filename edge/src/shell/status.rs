@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use prost::Message;
 use umbel_contracts::proto::control::{
-    EdgeFacts, EdgeNodeSnapshot, EdgeStatusRequest, EdgeStatusResponse, EdgeSummary, Problem, QueueSnapshot, Revision,
-    StoreHealth,
+    EdgeFacts, EdgeNodeSnapshot, EdgeStatusRequest, EdgeStatusResponse, EdgeSummary, Problem, QueueSnapshot,
+    Revision, StoreHealth,
 };
 use umbel_contracts::selector::Selector;
 use umbel_store::Health;
@@ -74,7 +74,9 @@ async fn summary_of(site: &Site, revision: u64, nodes: &[Arc<Node>]) -> EdgeSumm
     if let Health::ReadOnly(cause) = site.store.health() {
         problems.push(Problem {
             code: "STORE_READ_ONLY".to_owned(),
-            message: format!("the edge's store cannot be written ({cause}); the site serves, changes are refused"),
+            message: format!(
+                "the edge's store cannot be written ({cause}); the site serves, changes are refused"
+            ),
             since_unix_ms: site.wall().unix_ms(),
             subject: String::new(),
         });

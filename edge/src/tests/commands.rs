@@ -24,7 +24,8 @@ fn an_id_runs_once() {
         assert!(again.replayed);
         assert_eq!((again.phase, &again.result), (first.phase, &first.result));
         assert!(edge.view(&node).row.eligible);
-        let other = edge.ask_as(&id, "node.eligible", "node:n", json!({ "eligible": true })).await.unwrap_err();
+        let other =
+            edge.ask_as(&id, "node.eligible", "node:n", json!({ "eligible": true })).await.unwrap_err();
         assert_eq!((other.code, other.reason.as_ref()), (Code::Conflict, "COMMAND_ID_REUSED"));
         assert_eq!(edge.audit("node.eligible").await.len(), 2, "one entry each, none for the repetition");
     });
@@ -63,7 +64,9 @@ fn a_refusal_is_not_an_outcome() {
         while outcomes.len() < 2 {
             outcomes = edge.audit("node.drain").await.into_iter().map(|one| one.record.outcome).collect();
         }
-        assert!(outcomes.contains(&"refused: NOT_FOUND".to_owned()) && outcomes.contains(&"succeeded".to_owned()));
+        assert!(
+            outcomes.contains(&"refused: NOT_FOUND".to_owned()) && outcomes.contains(&"succeeded".to_owned())
+        );
     });
 }
 

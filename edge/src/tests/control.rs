@@ -6,15 +6,15 @@ use prost::Message;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use umbel_contracts::proto::control::{
-    EdgeCommandEvent, EdgeCommandRequest, EdgeCommandResponse, EdgeHeartbeat, EdgeHeartbeatAck, EdgeHelloRequest,
-    EdgeHelloResponse, EdgeNodeEvent, EdgeStatusRequest, EdgeStatusResponse, Phase,
+    EdgeCommandEvent, EdgeCommandRequest, EdgeCommandResponse, EdgeHeartbeat, EdgeHeartbeatAck,
+    EdgeHelloRequest, EdgeHelloResponse, EdgeNodeEvent, EdgeStatusRequest, EdgeStatusResponse, Phase,
 };
 use umbel_contracts::{event, method};
 use umbel_wire::ca::Authority;
 use umbel_wire::tls::{self, KeyPair};
 use umbel_wire::{
-    BoxFuture, Connection, Door, EdgeId, Error, Generation, Handler, IncomingRequest, KeyHash, Newcomer, Open,
-    Terminal, WelcomeOut,
+    BoxFuture, Connection, Door, EdgeId, Error, Generation, Handler, IncomingRequest, KeyHash, Newcomer,
+    Open, Terminal, WelcomeOut,
 };
 
 use super::rig::{Edge, TIME, run, until};
@@ -164,7 +164,8 @@ fn a_control_plane_sees_and_commands_the_site() {
         until("heartbeats come", || plane.0.lock().unwrap().heartbeats.len() >= 2).await;
 
         let connection = node.connect(&edge).await;
-        until("it is told", || plane.0.lock().unwrap().events.iter().any(|one| one.kind == "node_ready")).await;
+        until("it is told", || plane.0.lock().unwrap().events.iter().any(|one| one.kind == "node_ready"))
+            .await;
         let parts: Vec<EdgeStatusResponse> =
             plane.call(method::EDGE_STATUS, EdgeStatusRequest::default().encode_to_vec()).await.unwrap();
         let nodes: Vec<_> = parts.iter().flat_map(|part| &part.nodes).collect();

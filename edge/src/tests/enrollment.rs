@@ -10,7 +10,7 @@ use serde_json::json;
 use super::rig::{Edge, FakeNode, run, until};
 
 fn refusal<T>(result: Result<T, DialError>) -> (Code, String, String) {
-    let error = result.err().expect("refused");
+    let Err(error) = result else { panic!("it was let in") };
     let rejection = error.rejection.unwrap_or_else(|| panic!("no rejection: {}", error.message));
     (rejection.error.code, rejection.error.reason.into_owned(), rejection.error.message)
 }
@@ -147,9 +147,13 @@ fn a_full_disk_spends_no_token() {
         edge.disk.full(true);
         let answer = refusal(edge.enroll(&id, &secret, &key).await);
         assert_eq!((answer.0, answer.1.as_str()), (Code::Unavailable, "STORE_READ_ONLY"));
-        let refused = edge.ask("apikey.create", "", json!({
-            "key_id": token::new_id(), "secret_sha256": Secret::generate().hash().to_hex(), "name": "k",
-        }));
+        let refused = edge.ask(
+            "apikey.create",
+            "",
+            json!({
+                "key_id": token::new_id(), "secret_sha256": Secret::generate().hash().to_hex(), "name": "k",
+            }),
+        );
         assert!(refused.await.is_err());
         edge.disk.full(false);
         let site = &edge.running.site;

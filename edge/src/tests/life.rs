@@ -41,7 +41,10 @@ fn a_node_is_complete_before_it_is_given_work() {
         until("it is not connected", || !edge.connected(&node)).await;
         let after = status::node(&edge.running.site, &edge.view(&node));
         let provider = &after.providers[0];
-        assert_eq!((provider.status(), provider.health()), (ProviderStatus::Unavailable, ProviderHealth::Offline));
+        assert_eq!(
+            (provider.status(), provider.health()),
+            (ProviderStatus::Unavailable, ProviderHealth::Offline)
+        );
         assert_eq!((provider.capacity, provider.in_flight, provider.queued), (0, 0, 0));
         assert_eq!(provider.model, "llama");
     });
@@ -203,7 +206,12 @@ fn a_site_of_five_thousand_nodes() {
                 let mut row = row.clone();
                 row.name = format!("node-{n:04}");
                 row.credential.key_sha256 = umbel_wire::KeyHash([n.to_be_bytes()[3]; 32]).to_string();
-                registry.insert(umbel_wire::NodeId::random(), row, umbel_store::Position(1), Default::default());
+                registry.insert(
+                    umbel_wire::NodeId::random(),
+                    row,
+                    umbel_store::Position(1),
+                    Default::default(),
+                );
             }
         });
         let question = status::Question::check(Default::default()).unwrap();

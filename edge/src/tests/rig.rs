@@ -304,7 +304,7 @@ pub(super) async fn beat(connection: &Connection, sequence: u64) -> Result<(), E
 
 /// The reason of a refused dial.
 pub(super) fn reason(result: Result<(Connection, Welcome), DialError>) -> (umbel_wire::Code, String) {
-    let error = result.err().expect("refused");
+    let Err(error) = result else { panic!("it was let in") };
     let rejection = error.rejection.unwrap_or_else(|| panic!("no rejection: {}", error.message));
     (rejection.error.code, rejection.error.reason.into_owned())
 }

@@ -39,13 +39,18 @@ fn every_refusal_says_why() {
         let key = KeyPair::generate().unwrap();
         let muc1 = umbel_wire::EdgeId::parse("muc1").unwrap();
         let time = std::time::Duration::from_secs(1_000);
-        let issued =
-            other.sign_node(&key.signing_request().unwrap(), &muc1, node.id, now, time).unwrap();
+        let issued = other.sign_node(&key.signing_request().unwrap(), &muc1, node.id, now, time).unwrap();
         let foreign = FakeNode {
-            identity: ClientIdentity::new(issued.chain.into_iter().map(Into::into).collect(), key.private_key()),
+            identity: ClientIdentity::new(
+                issued.chain.into_iter().map(Into::into).collect(),
+                key.private_key(),
+            ),
             ..node.clone()
         };
-        assert_eq!(reason(foreign.dial(&edge).await), (Code::Unauthenticated, "CERTIFICATE_FOREIGN".to_owned()));
+        assert_eq!(
+            reason(foreign.dial(&edge).await),
+            (Code::Unauthenticated, "CERTIFICATE_FOREIGN".to_owned())
+        );
         // Hellos that do not fit the certificate.
         let mut unnamed = node.clone();
         unnamed.hello.node_id.clear();
@@ -133,13 +138,14 @@ fn a_silent_predecessor_is_superseded() {
                     instance: silent.instance,
                     payload: prost::Message::encode_to_vec(&silent.hello),
                 };
-                let dialed = umbel_wire::dial_once(target, hello, |_, _| Ok(Arc::new(umbel_wire::NoHandler))).await;
+                let dialed =
+                    umbel_wire::dial_once(target, hello, |_, _| Ok(Arc::new(umbel_wire::NoHandler))).await;
                 let (connection, _) = dialed.unwrap();
                 name_leases(&connection, &[]).await.unwrap();
                 connection
             });
             made.send(()).unwrap();
-            drop(woken.recv());
+            let _ = woken.recv();
             runtime.block_on(async { connection.closed().await });
         });
         connected.await.unwrap();
@@ -227,9 +233,19 @@ fn replayed_reports_are_refused() {
         let host = edge.view(&node).inventory.clone().unwrap().report.hostname;
         assert_eq!(host, "host-5");
         // Row 73: a node that lost its counter is told where to go on.
-        let (_, welcome) = FakeNode { hello: { let mut hello = node.hello.clone(); hello.inventory_sequence = 0; hello }, ..node.clone() }
-            .dial(&edge).await.unwrap();
-        let answer: umbel_contracts::proto::node::NodeHelloResponse = prost::Message::decode(welcome.payload).unwrap();
+        let (_, welcome) = FakeNode {
+            hello: {
+                let mut hello = node.hello.clone();
+                hello.inventory_sequence = 0;
+                hello
+            },
+            ..node.clone()
+        }
+        .dial(&edge)
+        .await
+        .unwrap();
+        let answer: umbel_contracts::proto::node::NodeHelloResponse =
+            prost::Message::decode(welcome.payload).unwrap();
         assert_eq!(answer.inventory_sequence, 5);
     });
 }

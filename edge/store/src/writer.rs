@@ -176,7 +176,10 @@ impl Store {
     /// Waits until everything queued is durable and the file is closed. Later calls answer `Closed`.
     pub async fn close(&self) {
         let (answer, closed) = oneshot::channel();
-        let answer = Box::new(move || drop(answer.send(())));
+        let answer = Box::new(move || {
+            // A caller that does not wait any more needs no answer.
+            let _ = answer.send(());
+        });
         if self.queue.send(Job::Close(answer)).await.is_ok() {
             let _ = closed.await;
         }
@@ -185,7 +188,9 @@ impl Store {
     /// The same for a caller without a runtime. Blocks; nothing may be queued by others meanwhile.
     pub fn close_blocking(self) {
         let (answer, closed) = std::sync::mpsc::sync_channel(1);
-        let answer = Box::new(move || drop(answer.send(())));
+        let answer = Box::new(move || {
+            let _ = answer.send(());
+        });
         if self.queue.try_send(Job::Close(answer)).is_ok() {
             let _ = closed.recv();
         }

@@ -136,8 +136,10 @@ impl<H: Clone> Registry<H> {
                 false
             }
             clock::Verdict::Ahead(by) => {
-                let message =
-                    format!("the node's clock is {} s in the future; let it follow a time server", by / 1_000);
+                let message = format!(
+                    "the node's clock is {} s in the future; let it follow a time server",
+                    by / 1_000
+                );
                 self.problem(id, CLOCK_AHEAD, subject, message, wall, None);
                 false
             }

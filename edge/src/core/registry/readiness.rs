@@ -31,7 +31,9 @@ fn check(name: &str, passed: bool, message: impl Into<String>, next_step: &str) 
 fn connection(node: &Node) -> ReadinessCheck {
     let name = "connection";
     match (node.row.lifecycle, node.liveness) {
-        (Lifecycle::Disabled, _) => check(name, false, "the node is disabled", "An operator can enable it again."),
+        (Lifecycle::Disabled, _) => {
+            check(name, false, "the node is disabled", "An operator can enable it again.")
+        }
         (Lifecycle::Decommissioned, _) => {
             check(name, false, "the node is decommissioned", "Enroll the host anew with a token of its own.")
         }
@@ -77,14 +79,24 @@ fn inventory(node: &Node, now: Instant) -> ReadinessCheck {
     }
     if !received.report.complete {
         let message = format!("incomplete: {}", received.report.incomplete_reason);
-        return check(name, false, message, "Remedy what the message says on the host; it is read again by itself.");
+        return check(
+            name,
+            false,
+            message,
+            "Remedy what the message says on the host; it is read again by itself.",
+        );
     }
     check(name, true, format!("{} s old, complete", age.as_secs()), "")
 }
 
 fn protocol(node: &Node) -> ReadinessCheck {
     if node.protocol == 0 {
-        return check("protocol", false, "no version negotiated since the edge started", "Start `umbel node`.");
+        return check(
+            "protocol",
+            false,
+            "no version negotiated since the edge started",
+            "Start `umbel node`.",
+        );
     }
     check("protocol", true, format!("COMPATIBLE, version {}", node.protocol), "")
 }
@@ -108,7 +120,12 @@ fn telemetry(node: &Node, now: Instant) -> ReadinessCheck {
         Some(received) => {
             let age = now.saturating_duration_since(received.at);
             let message = format!("{} s old", age.as_secs());
-            check(name, age <= TELEMETRY_AGE, message, "Restart the agent; look for telemetry errors in its log.")
+            check(
+                name,
+                age <= TELEMETRY_AGE,
+                message,
+                "Restart the agent; look for telemetry errors in its log.",
+            )
         }
         // An agent that does not name the capability is not missing anything.
         None if !node.capabilities.iter().any(|name| name == TELEMETRY) => ReadinessCheck {

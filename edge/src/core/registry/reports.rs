@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use umbel_contracts::proto::node::{
-    EngineStatus, NodeEngines, NodeHeartbeat, NodeHelloRequest, NodeHelloResponse, NodeInventory, NodeProblem,
-    NodeTelemetry,
+    EngineStatus, NodeEngines, NodeHeartbeat, NodeHelloRequest, NodeHelloResponse, NodeInventory,
+    NodeProblem, NodeTelemetry,
 };
 use umbel_wire::{Code, Error, Generation, NodeId};
 
@@ -37,8 +37,14 @@ pub(crate) fn check_hello(hello: &NodeHelloRequest) -> Result<(), Error> {
     if hello.engines.len() > ENGINES_MAX {
         return Err(bad("TOO_MANY_ENGINES", format!("a node declares at most {ENGINES_MAX} engines")));
     }
-    if hello.capabilities.len() > NAMES_MAX || hello.labels.len() > NAMES_MAX || hello.runtimes.len() > NAMES_MAX {
-        return Err(bad("TOO_MANY_NAMES", format!("a node names at most {NAMES_MAX} capabilities, runtimes or labels")));
+    if hello.capabilities.len() > NAMES_MAX
+        || hello.labels.len() > NAMES_MAX
+        || hello.runtimes.len() > NAMES_MAX
+    {
+        return Err(bad(
+            "TOO_MANY_NAMES",
+            format!("a node names at most {NAMES_MAX} capabilities, runtimes or labels"),
+        ));
     }
     let mut names = std::collections::BTreeSet::new();
     for engine in &hello.engines {
@@ -51,13 +57,22 @@ pub(crate) fn check_hello(hello: &NodeHelloRequest) -> Result<(), Error> {
             ));
         }
         if engine.model.is_empty() || engine.model.len() > NAME_MAX {
-            return Err(bad("ENGINE_MODEL", format!("engine {name} names no model, or one longer than {NAME_MAX}")));
+            return Err(bad(
+                "ENGINE_MODEL",
+                format!("engine {name} names no model, or one longer than {NAME_MAX}"),
+            ));
         }
         if engine.aliases.len() > NAMES_MAX || engine.aliases.iter().any(|one| one.len() > NAME_MAX) {
-            return Err(bad("ENGINE_ALIASES", format!("engine {name} has too many aliases, or too long ones")));
+            return Err(bad(
+                "ENGINE_ALIASES",
+                format!("engine {name} has too many aliases, or too long ones"),
+            ));
         }
         if engine.capacity == 0 {
-            return Err(bad("ENGINE_CAPACITY", format!("engine {name} has capacity 0; it must be at least 1")));
+            return Err(bad(
+                "ENGINE_CAPACITY",
+                format!("engine {name} has capacity 0; it must be at least 1"),
+            ));
         }
         if engine.long_context_capacity > engine.capacity {
             return Err(bad(
@@ -263,7 +278,9 @@ impl<H: Clone> Registry<H> {
             .collect();
         // Counters move with each report; only a new state or cause is news.
         let news = fresh.iter().any(|status| {
-            node.engines.get(&status.name).is_none_or(|old| old.state != status.state || old.cause != status.cause)
+            node.engines
+                .get(&status.name)
+                .is_none_or(|old| old.state != status.state || old.cause != status.cause)
         });
         if news {
             self.change(id, |node| {

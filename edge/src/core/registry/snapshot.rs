@@ -4,12 +4,11 @@
 //! is not connected; a provider that cannot be dispatched to shows zero in every numeric field; no address or
 //! secret is in it (R4).
 
-use std::collections::BTreeMap;
 use std::time::Instant;
 
 use umbel_contracts::proto::control::{
-    self, CheckResult, EdgeNodeSnapshot, GpuSummary, InventorySummary, NodeConfig, ProviderHealth, ProviderSnapshot,
-    ProviderStatus, TelemetrySummary,
+    self, CheckResult, EdgeNodeSnapshot, GpuSummary, InventorySummary, NodeConfig, ProviderHealth,
+    ProviderSnapshot, ProviderStatus, TelemetrySummary,
 };
 use umbel_wire::liveness::State;
 
@@ -28,11 +27,7 @@ pub(crate) struct Figures {
 }
 
 /// Everything of a node that a reader may see.
-pub(crate) fn node(
-    node: &Node,
-    now: Instant,
-    figures: &dyn Fn(&str) -> Option<Figures>,
-) -> EdgeNodeSnapshot {
+pub(crate) fn node(node: &Node, now: Instant, figures: &dyn Fn(&str) -> Option<Figures>) -> EdgeNodeSnapshot {
     let readiness = readiness::checks(node, now);
     let ready = readiness.iter().all(|check| check.result() != CheckResult::Failed);
     EdgeNodeSnapshot {
@@ -195,11 +190,6 @@ pub(crate) fn counts<'a>(nodes: impl Iterator<Item = &'a Node>) -> Counts {
         }
     }
     counts
-}
-
-/// Models that any node declares, with their providers' names: for selectors.
-pub(crate) fn models(node: &Node) -> BTreeMap<&str, &Declared> {
-    node.report.engines.iter().map(|engine| (engine.model.as_str(), engine)).collect()
 }
 
 fn age_ms(at: Instant, now: Instant) -> u64 {

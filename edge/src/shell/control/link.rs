@@ -149,7 +149,11 @@ impl Handler for Link {
             method::EDGE_STATUS => drop(tokio::spawn(tell_status(commands, stream))),
             method::EDGE_COMMAND => drop(tokio::spawn(take_command(commands, self.name.clone(), stream))),
             _ => stream.fail(
-                Error::new(Code::Unimplemented, "UNKNOWN_METHOD", "this edge does not know the method; it may be older"),
+                Error::new(
+                    Code::Unimplemented,
+                    "UNKNOWN_METHOD",
+                    "this edge does not know the method; it may be older",
+                ),
                 true,
                 &[],
             ),
@@ -180,10 +184,11 @@ async fn tell_status(commands: Arc<Commands>, stream: IncomingStream) {
 
 async fn take_command(commands: Arc<Commands>, name: String, stream: IncomingStream) {
     let started = clock::now();
-    let request = match bounds::decode::<EdgeCommandRequest>(stream.message()).and_then(|one| request(one, &name)) {
-        Ok(request) => request,
-        Err(error) => return stream.fail(error, true, &[]),
-    };
+    let request =
+        match bounds::decode::<EdgeCommandRequest>(stream.message()).and_then(|one| request(one, &name)) {
+            Ok(request) => request,
+            Err(error) => return stream.fail(error, true, &[]),
+        };
     let (id, operation) = (request.command_id.clone(), request.operation.clone());
     // The command goes on when the stream is reset; only the answer is no longer wanted.
     let answer = commands.ask(request, AT_ONCE).await;
@@ -225,7 +230,9 @@ fn request(message: EdgeCommandRequest, name: &str) -> Result<Request, Error> {
     let invalid = |reason: &'static str, message: &str| Error::new(Code::InvalidArgument, reason, message);
     let args = match message.args_json.as_slice() {
         [] => serde_json::Map::new(),
-        bytes => serde_json::from_slice(bytes).map_err(|_| invalid("ARGS", "args must be one JSON object"))?,
+        bytes => {
+            serde_json::from_slice(bytes).map_err(|_| invalid("ARGS", "args must be one JSON object"))?
+        }
     };
     let metadata: BTreeMap<&str, &str> =
         message.metadata.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();

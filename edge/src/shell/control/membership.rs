@@ -46,7 +46,8 @@ impl Membership {
     pub(crate) fn read(directory: &Path) -> Result<Self, String> {
         let name = directory.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
         let place = |file: &str| directory.join(file);
-        let problem = |file: &str, error: &dyn std::fmt::Display| format!("{}: {error}", place(file).display());
+        let problem =
+            |file: &str, error: &dyn std::fmt::Display| format!("{}: {error}", place(file).display());
         let about = files::read(&place(ABOUT)).map_err(|error| problem(ABOUT, &error))?;
         let about: About = serde_json::from_slice(&about).map_err(|error| problem(ABOUT, &error))?;
         let key = files::read_private(&place(KEY)).map_err(|error| problem(KEY, &error))?;

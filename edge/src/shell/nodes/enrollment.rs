@@ -48,7 +48,11 @@ async fn answer(
     let request = bounds::decode::<NodeEnrollRequest>(&newcomer.hello().payload)?;
     let secret = Secret::from_slice(&request.token_secret).ok_or_else(malformed)?;
     let key = ca::request_key_hash(&request.signing_request).map_err(|error| {
-        Error::new(Code::InvalidArgument, "SIGNING_REQUEST", format!("the signing request is not usable: {error}"))
+        Error::new(
+            Code::InvalidArgument,
+            "SIGNING_REQUEST",
+            format!("the signing request is not usable: {error}"),
+        )
     })?;
     // A lost race is judged anew: it is the winner's key or another's. Twice is enough, since a claim is final.
     for _ in 0..3 {
@@ -128,7 +132,8 @@ async fn fresh(
         },
     };
     let token_id = row.token.token_id.clone();
-    let audit = AuditRecord::new("node.enrolled", id.to_string(), "succeeded").by(format!("token:{token_id}"));
+    let audit =
+        AuditRecord::new("node.enrolled", id.to_string(), "succeeded").by(format!("token:{token_id}"));
     let commit = Commit::new()
         .require_at(ENROLLMENTS, token_id.clone(), position)
         .require_absent(NODES, id.to_string())

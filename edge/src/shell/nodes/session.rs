@@ -13,7 +13,8 @@ use umbel_contracts::proto::node::{
 };
 use umbel_contracts::{bounds, event, method};
 use umbel_wire::{
-    CloseReason, Code, Connection, Error, Generation, Goaway, GoawayReason, Handler, IncomingRequest, NodeId, clock,
+    CloseReason, Code, Connection, Error, Generation, Goaway, GoawayReason, Handler, IncomingRequest, NodeId,
+    clock,
 };
 
 use crate::core::registry::{StaleGeneration, reports};
@@ -39,7 +40,8 @@ impl NodeSession {
     pub(super) fn naming_is_over(&self, site: &Site, connection: &Connection) {
         if !self.named.load(Ordering::SeqCst) {
             tracing::warn!(node = %self.id, generation = %self.generation, "it did not name its leases in time");
-            connection.close(CloseReason::Protocol("the leases were not named within 10 s of WELCOME".to_owned()));
+            connection
+                .close(CloseReason::Protocol("the leases were not named within 10 s of WELCOME".to_owned()));
             return;
         }
         // It named leases that it has to end and did not come back: they have been reset long ago.
@@ -71,12 +73,16 @@ impl NodeSession {
     fn heartbeat(&self, connection: &Connection, payload: &[u8]) -> Result<Vec<u8>, Error> {
         let heartbeat = bounds::decode::<NodeHeartbeat>(payload)?;
         if heartbeat.engines.len() > reports::ENGINES_MAX {
-            return Err(Error::new(Code::InvalidArgument, "TOO_MANY_ENGINES", "a node has at most 64 engines"));
+            return Err(Error::new(
+                Code::InvalidArgument,
+                "TOO_MANY_ENGINES",
+                "a node has at most 64 engines",
+            ));
         }
         let wall = self.site.wall().unix_ms();
-        let taken = self.site.change(|registry| {
-            registry.heartbeat(self.id, self.generation, heartbeat, clock::now(), wall)
-        });
+        let taken = self
+            .site
+            .change(|registry| registry.heartbeat(self.id, self.generation, heartbeat, clock::now(), wall));
         taken.map_err(|StaleGeneration| self.stale(connection))?;
         let spread = u32::try_from(self.site.reconnect_spread().as_millis()).unwrap_or(u32::MAX);
         let ack = NodeHeartbeatAck {

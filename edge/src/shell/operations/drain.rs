@@ -106,7 +106,8 @@ async fn progress(commands: &Commands, id: &str, ids: &[NodeId]) -> Result<(), E
 
 fn outcomes(commands: &Commands, ids: &[NodeId]) -> Vec<NodeOutcome> {
     let site = &commands.site;
-    let nodes: Vec<_> = site.read(|registry| ids.iter().filter_map(|id| registry.node(id).cloned()).collect());
+    let nodes: Vec<_> =
+        site.read(|registry| ids.iter().filter_map(|id| registry.node(id).cloned()).collect());
     nodes
         .iter()
         .map(|node| NodeOutcome { changed: true, ..nodes::outcome(site, node, &node.row, false) })

@@ -124,7 +124,8 @@ async fn apply(site: &Site, changes: &[(Arc<Node>, NodeRow)], also: Commit) -> R
 }
 
 fn subjects(changes: &[(Arc<Node>, NodeRow)]) -> String {
-    let mut text: String = changes.iter().take(16).map(|(node, _)| node.id.to_string()).collect::<Vec<_>>().join(",");
+    let mut text: String =
+        changes.iter().take(16).map(|(node, _)| node.id.to_string()).collect::<Vec<_>>().join(",");
     if changes.len() > 16 {
         text.push_str(&format!(" and {} more", changes.len() - 16));
     }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use umbel_contracts::objects::{AuditObject, CommandPhase, NodeObject, QueueObject, timestamp};
 use umbel_contracts::operations::{
-    AuditTailArgs, AuditTailResult, CommandArgs, CommandCancel, CommandShow, CommandStateResult, ListArgs, NodeList,
-    NodeListResult, QueueShowArgs, QueueShowResult,
+    AuditTailArgs, AuditTailResult, CommandArgs, CommandCancel, CommandShow, CommandStateResult, ListArgs,
+    NodeList, NodeListResult, QueueShowArgs, QueueShowResult,
 };
 use umbel_store::AuditEntry;
 use umbel_wire::{Code, Error};
@@ -50,13 +50,15 @@ pub(super) fn nodes(commands: &Commands, request: &Request) -> Result<NodeListRe
         Err(error) => return Err(error),
     };
     let (chosen, next_cursor) = page(chosen, &list, |node| node.id.to_string())?;
-    let nodes = chosen.iter().map(|node| NodeObject::from_proto(status::node(&commands.site, node))).collect();
+    let nodes =
+        chosen.iter().map(|node| NodeObject::from_proto(status::node(&commands.site, node))).collect();
     Ok(NodeListResult { nodes, next_cursor })
 }
 
 pub(super) fn show(commands: &Commands, selector: &str) -> Result<NodeListResult, Error> {
     let chosen = select(commands, selector)?;
-    let nodes = chosen.iter().map(|node| NodeObject::from_proto(status::node(&commands.site, node))).collect();
+    let nodes =
+        chosen.iter().map(|node| NodeObject::from_proto(status::node(&commands.site, node))).collect();
     Ok(NodeListResult { nodes, next_cursor: None })
 }
 
@@ -88,7 +90,10 @@ fn state(command_id: String, row: crate::core::commands::CommandRow) -> CommandS
     }
 }
 
-pub(super) async fn command(commands: &Arc<Commands>, request: &Request) -> Result<CommandStateResult, Error> {
+pub(super) async fn command(
+    commands: &Arc<Commands>,
+    request: &Request,
+) -> Result<CommandStateResult, Error> {
     let CommandArgs { command_id } = args::<CommandShow>(request)?;
     let row = commands.row(&command_id).await?;
     let mut shown = state(command_id, row);
@@ -110,7 +115,10 @@ pub(super) async fn cancel(context: &Context<'_>) -> Result<(), Error> {
         let message = format!("it has ended already: {}", row.phase.as_str());
         return Err(Error::new(Code::Conflict, "COMMAND_ENDED", message));
     }
-    let value = result::<CommandCancel>(CommandStateResult { phase: CommandPhase::Running, ..state(command_id.clone(), row) })?;
+    let value = result::<CommandCancel>(CommandStateResult {
+        phase: CommandPhase::Running,
+        ..state(command_id.clone(), row)
+    })?;
     let commit = context.outcome(&stored(&value)).audit(context.audit(command_id.clone()));
     // A cancellation that cannot be stored takes force all the same.
     match context.commands.site.store.commit(commit).await {
@@ -156,7 +164,8 @@ pub(super) async fn audit(commands: &Commands, args: AuditTailArgs) -> Result<Au
         Some(after) => store.audit_after(after, limit).await,
         None => store.audit_tail(limit).await,
     };
-    let entries = read.map_err(|error| Error::new(Code::Unavailable, "STORE_UNREADABLE", error.to_string()))?;
+    let entries =
+        read.map_err(|error| Error::new(Code::Unavailable, "STORE_UNREADABLE", error.to_string()))?;
     let edge = commands.site.edge_id.as_str();
     Ok(AuditTailResult { entries: entries.into_iter().map(|entry| audit_object(edge, entry)).collect() })
 }

@@ -32,7 +32,11 @@ const LABELS: usize = 32;
 
 fn check_name(what: &str, name: &str) -> Result<(), Error> {
     let sound = !name.trim().is_empty() && name.len() <= NAME && !name.chars().any(char::is_control);
-    if sound { Ok(()) } else { Err(invalid("ARGS", format!("{what} must have 1 to {NAME} printable characters"))) }
+    if sound {
+        Ok(())
+    } else {
+        Err(invalid("ARGS", format!("{what} must have 1 to {NAME} printable characters")))
+    }
 }
 
 /// The row of a token that is asked for.
@@ -148,13 +152,20 @@ pub(super) fn list_tokens(commands: &Commands, list: &ListArgs) -> Result<Enroll
     let now = commands.site.wall();
     let rows = commands.site.tokens.lock().unwrap_or_else(PoisonError::into_inner).all();
     let (rows, next_cursor) = page(rows, list, |row| row.token.token_id.clone())?;
-    Ok(EnrollmentListResult { enrollments: rows.iter().map(|row| token_object(row, now)).collect(), next_cursor })
+    Ok(EnrollmentListResult {
+        enrollments: rows.iter().map(|row| token_object(row, now)).collect(),
+        next_cursor,
+    })
 }
 
 fn open_token(commands: &Commands, id: &str) -> Result<(EnrollmentRow, Position), Error> {
     let tokens = commands.site.tokens.lock().unwrap_or_else(PoisonError::into_inner);
     let Some((row, position)) = tokens.get(id).cloned() else {
-        return Err(Error::new(Code::NotFound, "TOKEN_UNKNOWN", "no enrollment token of this id is kept here"));
+        return Err(Error::new(
+            Code::NotFound,
+            "TOKEN_UNKNOWN",
+            "no enrollment token of this id is kept here",
+        ));
     };
     if row.token.claim.is_some() {
         let message = "it was used already; to shut the node out, revoke that node's credential";
@@ -231,7 +242,8 @@ pub(super) fn list_keys(commands: &Commands, list: &ListArgs) -> Result<ApiKeyLi
 
 pub(super) fn known_key(commands: &Commands, id: &str) -> Result<ApiKeyObject, Error> {
     let row = commands.keys.list().into_iter().find(|row| row.key_id == id);
-    let row = row.ok_or_else(|| Error::new(Code::NotFound, "UNKNOWN_KEY", "no key has this id; list the keys"))?;
+    let row =
+        row.ok_or_else(|| Error::new(Code::NotFound, "UNKNOWN_KEY", "no key has this id; list the keys"))?;
     Ok(key_object(&row, false))
 }
 
