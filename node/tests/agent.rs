@@ -70,8 +70,21 @@ impl Folder {
 
     /// Starts an agent; its log goes to `agent.log` of the folder.
     pub(crate) fn start(&self) -> Agent {
+        self.start_with(Command::new(std::env::current_exe().unwrap()))
+    }
+
+    /// The same as process 1 of a PID namespace of its own; needs root.
+    pub(crate) fn start_as_first(&self) -> Agent {
+        let mut command = Command::new("unshare");
+        command
+            .args(["--pid", "--fork", "--mount-proc", "--kill-child"])
+            .arg(std::env::current_exe().unwrap());
+        self.start_with(command)
+    }
+
+    fn start_with(&self, mut command: Command) -> Agent {
         let log = std::fs::OpenOptions::new().create(true).append(true).open(self.path("agent.log")).unwrap();
-        let child = Command::new(std::env::current_exe().unwrap())
+        let child = command
             .args(["--exact", "agent::agent_process", "--ignored", "--nocapture"])
             .env(CONFIG, self.path("node.toml"))
             .stdin(Stdio::null())

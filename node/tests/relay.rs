@@ -210,6 +210,12 @@ async fn row_55_limits_are_those_of_the_opening() {
     let mut silent = bench.engine.request().await;
     assert_eq!(stream.ended().await.outcome, Outcome::TimedOut);
     silent.left().await;
+    // It does not even take the request.
+    let ask = Ask { first_byte_timeout_ms: 50, ..Ask::new("ext", vec![b'a'; 16 * 1024 * 1024]) };
+    let mut stream = bench.edge.open(ask).await;
+    let deaf = bench.engine.request().await;
+    assert_eq!(stream.ended().await.outcome, Outcome::TimedOut);
+    drop(deaf);
     let ask = Ask { first_byte_timeout_ms: 50_000, idle_timeout_ms: 50, ..Ask::new("ext", "{}") };
     let mut stream = bench.edge.open(ask).await;
     let mut silent = bench.engine.request().await;

@@ -210,24 +210,57 @@ async fn row_89_short_successes() {
     assert_eq!(end.outcome, Outcome::Complete);
 }
 
+/// Children of a process that have ended and were not waited for.
+fn zombies(parent: i32) -> usize {
+    children(parent, Some("Z")).len()
+}
+
+fn children(parent: i32, state: Option<&str>) -> Vec<i32> {
+    let stats = std::fs::read_dir("/proc").unwrap();
+    let stats = stats.filter_map(|entry| std::fs::read_to_string(entry.ok()?.path().join("stat")).ok());
+    stats
+        .filter(|stat| {
+            let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
+            state.is_none_or(|state| fields[0] == state) && fields[1] == parent.to_string()
+        })
+        .map(|stat| stat.split(' ').next().unwrap().parse().unwrap())
+        .collect()
+}
+
+/// Row 92: as process 1 of its namespace the agent reaps what nobody else would, and still knows its engine's end.
+#[tokio::test]
+async fn row_92_as_the_first_process() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let mut bench = Bench::start("orphans").await;
+    bench.edge.engine("own", EngineState::Ready).await;
+    bench.agent.signal(Signal::TERM);
+    bench.agent.ended().await;
+    let hellos = bench.edge.heard(|heard| heard.hellos.len());
+    bench.agent = bench.folder.start_as_first();
+    until("the next hello", async || bench.edge.heard(|heard| (heard.hellos.len() > hellos).then_some(())))
+        .await;
+    bench.edge.engine("own", EngineState::Ready).await;
+    let first = children(bench.agent.pid(), None)[0];
+    until("no zombie", async || (zombies(first) == 0).then_some(())).await;
+    let engine = children(first, None)[0];
+    kill(engine);
+    until("a restart", async || {
+        bench.edge.heard(|heard| {
+            heard.states.iter().any(|(name, _, restarts)| name == "own" && *restarts == 1).then_some(())
+        })
+    })
+    .await;
+}
+
 /// Row 92: orphans of an engine become the agent's children and are reaped.
 #[tokio::test]
 async fn row_92_no_zombies_pile_up() {
     let bench = Bench::start("orphans").await;
     bench.edge.engine("own", EngineState::Ready).await;
     let agent = bench.agent.pid();
-    until("no zombie", async || {
-        let zombies = std::fs::read_dir("/proc")
-            .unwrap()
-            .filter_map(|entry| std::fs::read_to_string(entry.ok()?.path().join("stat")).ok())
-            .filter(|stat| {
-                let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
-                fields[0] == "Z" && fields[1] == agent.to_string()
-            })
-            .count();
-        (zombies == 0).then_some(())
-    })
-    .await;
+    until("no zombie", async || (zombies(agent) == 0).then_some(())).await;
     let (_, _, end) = bench.edge.open(Ask::new("sim", r#"{"messages":[]}"#)).await.whole().await;
     assert_eq!(end.outcome, Outcome::Complete);
 }

@@ -28,8 +28,11 @@ pub(super) async fn answer(
     http: &HttpRoute,
     progress: &mut Progress,
 ) -> Result<(), Ended> {
-    let mut patience = Patience::new(open::limit(open.first_byte_timeout_ms, FIRST_BYTE));
-    let mut link = send_request(stream, open, http).await?;
+    let first_byte = open::limit(open.first_byte_timeout_ms, FIRST_BYTE);
+    // An engine that does not take the request is as silent as one that does not answer it.
+    let sending = tokio::time::timeout(first_byte, send_request(stream, open, http));
+    let mut link = sending.await.map_err(|_| timed_out())??;
+    let mut patience = Patience::new(first_byte);
     let mut answer = Answer::new();
     let mut buffer = vec![0; READ];
     let (head, rest) = loop {
@@ -80,9 +83,7 @@ async fn read(
         },
         Ok(count) => return Ok(count),
         Err(error) if error.kind() == std::io::ErrorKind::TimedOut => {
-            let (code, reason) = (Code::DeadlineExceeded, "ENGINE_TIMED_OUT");
-            let message = "the engine sent nothing within the time allowed";
-            return Err(Ended::failed(InferenceOutcome::TimedOut, code, reason, message));
+            return Err(timed_out());
         }
         Err(error) => says(&error),
     };
@@ -163,6 +164,11 @@ fn bad(bad: Bad) -> Ended {
         "BAD_ANSWER",
         format!("the engine's answer cannot be used: {bad}"),
     )
+}
+
+fn timed_out() -> Ended {
+    let message = "the engine sent nothing within the time allowed";
+    Ended::failed(InferenceOutcome::TimedOut, Code::DeadlineExceeded, "ENGINE_TIMED_OUT", message)
 }
 
 fn gone() -> Ended {
