@@ -21,6 +21,8 @@ mod site;
 
 #[path = "plane/commands.rs"]
 mod commands;
+#[path = "plane/crowd.rs"]
+mod crowd;
 #[path = "plane/doors.rs"]
 mod doors;
 #[path = "plane/enrollment.rs"]

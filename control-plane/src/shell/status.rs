@@ -5,8 +5,7 @@
 //! an asker gets what is known at its deadline, whatever the edges do.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -122,7 +121,7 @@ fn join(plane: &Arc<Plane>, link: Link, question: &StatusQuestion, deadline: Dur
 }
 
 async fn fly(plane: Arc<Plane>, link: Link, key: Key, time: Duration) -> Asked {
-    let sent = AtomicBool::new(false);
+    let sent = OnceLock::new();
     let asked = tokio::time::timeout(time, ask(&plane, &link, &key, time, &sent)).await;
     let asked = asked.unwrap_or_else(|_| Err(timed_out(time)));
     let mut fleet = plane.fleet();
@@ -137,8 +136,8 @@ async fn fly(plane: Arc<Plane>, link: Link, key: Key, time: Duration) -> Asked {
                 }
             }
         }
-        // One that only waited for its turn is not slow.
-        Err(error) if error.code == Code::DeadlineExceeded && sent.into_inner() => {
+        // One that waited most of the time for its turn is not slow.
+        Err(error) if error.code == Code::DeadlineExceeded && waited(&sent) >= time / 2 => {
             fleet.views.slow(&link.edge_id, link.generation);
         }
         Err(_) => {}
@@ -146,6 +145,11 @@ async fn fly(plane: Arc<Plane>, link: Link, key: Key, time: Duration) -> Asked {
     drop(fleet);
     plane.questions.flights().remove(&key);
     asked.map(Arc::new)
+}
+
+/// How long ago the question was sent; nothing if it was not.
+fn waited(sent: &OnceLock<Instant>) -> Duration {
+    sent.get().map(Instant::elapsed).unwrap_or_default()
 }
 
 fn timed_out(time: Duration) -> Error {
@@ -161,12 +165,12 @@ async fn ask(
     link: &Link,
     key: &Key,
     time: Duration,
-    sent: &AtomicBool,
+    sent: &OnceLock<Instant>,
 ) -> Result<Answer, Error> {
     let slow = plane.fleet().views.get(&link.edge_id).is_some_and(|view| view.slow);
     let lane = if slow { &plane.questions.slow } else { &plane.questions.quick };
     let _place = lane.acquire().await.map_err(|_| timed_out(time))?;
-    sent.store(true, Ordering::Relaxed);
+    sent.get_or_init(Instant::now);
     let request = EdgeStatusRequest {
         request_id: uuid::Uuid::new_v4().to_string(),
         node_selector: key.nodes.clone(),
