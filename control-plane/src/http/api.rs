@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use umbel_contracts::objects::{
-    AuditObject, CommandEventObject, CommandObject, EdgeEnrollmentObject, EdgeEnrollmentRequest, EdgeObject,
-    FleetNodes, FleetStatus, Freshness, NodeObject, OperatorObject, OperatorRequest, Page, QueueObject, Role,
-    SiteNode, SiteStatus, SummaryObject, timestamp,
+    AuditObject, CommandEventObject, CommandObject, EdgeConnection, EdgeEnrollmentObject,
+    EdgeEnrollmentRequest, EdgeObject, FleetNodes, FleetStatus, Freshness, NodeObject, OperatorObject,
+    OperatorRequest, Page, QueueObject, Role, SiteNode, SiteStatus, SummaryObject, timestamp,
 };
 use umbel_contracts::operations::Class;
 use umbel_contracts::serve::{AuditQuestion, Caller, CommandCall, Feed, Fleet, Follow, StatusQuestion, Told};
@@ -89,6 +89,7 @@ impl Api {
         let last = view.and_then(|view| view.summary.clone());
         let stored = fleet.edges.get(edge_id).map(|known| known.row.display_name.clone());
         let connected = fleet.slots.owner(edge_id).is_some_and(|owner| !owner.handle.is_closed());
+        let silent = fleet.views.connection(edge_id) == EdgeConnection::Disconnected;
         let named = view.map(|view| view.display_name.clone()).filter(|name| !name.is_empty());
         let display_name =
             named.or(stored).filter(|name| !name.is_empty()).unwrap_or_else(|| edge_id.to_string());
@@ -120,6 +121,10 @@ impl Api {
                 site.queues = wanted("queues")
                     .then(|| said.queues.iter().cloned().map(QueueObject::from_proto).collect());
                 (Freshness::Fresh, None)
+            }
+            // Its socket may be open still, but nothing came of it for the offline time.
+            Some(None | Some(Err(_))) if connected && silent => {
+                (Freshness::Disconnected, Some("No heartbeat came for the offline time.".into()))
             }
             Some(None) => (Freshness::TimedOut, Some(late)),
             Some(Some(Err(error))) if error.code == Code::DeadlineExceeded => {

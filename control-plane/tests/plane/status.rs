@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use umbel_wire::CloseReason;
 
 use crate::client::{Ask, stream};
-use crate::rig::{plane, until, within};
+use crate::rig::{plane, plane_with, until, within};
 use crate::site::{connected, enrolled, tell};
 
 #[tokio::test]
@@ -142,4 +142,25 @@ async fn events_are_told_with_their_gaps_and_can_be_resumed() {
     assert!(resumed.next().await.is_none());
     let ask = Ask::get("/api/v1/events?follow=false").header("last-event-id", "former.3");
     assert_eq!(stream(&plane.socket(), ask).await.next().await.unwrap().0, "gap");
+}
+
+/// An edge whose link hangs: after the offline time without a word it counts as disconnected, open socket or not.
+#[tokio::test]
+async fn a_site_that_says_nothing_for_the_offline_time_is_disconnected() {
+    let short = "[status]\ndeadline = \"100ms\"\n[liveness]\nheartbeat = \"500ms\"\nstale = \"1s\"\noffline = \"2s\"\n";
+    let plane = plane_with(short).await;
+    let mut events = stream(&plane.socket(), Ask::get("/api/v1/events")).await;
+    let (site, connection) = connected(&plane, "ber1").await;
+    site.acts.silent.store(true, Ordering::SeqCst);
+    let mut kinds = Vec::new();
+    while kinds.last().is_none_or(|kind| kind != "edge_offline") {
+        kinds.push(events.next().await.unwrap().2["kind"].as_str().unwrap().to_owned());
+    }
+    assert_eq!(kinds, ["edge_enrolled", "edge_connected", "edge_stale", "edge_offline"]);
+    assert!(!connection.is_closed());
+    assert_eq!(plane.freshness("ber1").await, "disconnected");
+    assert_eq!(plane.get("/api/v1/edges/ber1").await["connection"], "disconnected");
+    site.acts.silent.store(false, Ordering::SeqCst);
+    assert_eq!(plane.freshness("ber1").await, "fresh", "an answer counts at once");
+    assert_eq!(plane.get("/api/v1/edges/ber1").await["connection"], "connected");
 }
