@@ -4,6 +4,8 @@
 //! read by hand, which is cheaper than the generated code and gives kind and id even if `meta` is unknown; a test
 //! holds it against the generated code. Invariant: a length is refused before anything is allocated for it.
 
+use std::fmt;
+
 use bytes::BufMut;
 use prost::Message;
 
@@ -15,7 +17,7 @@ pub const CRITICAL: u32 = 2;
 pub const PREFIX: usize = 4;
 
 /// A frame's header, borrowed from the bytes it was read from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Frame<'a> {
     /// A `proto::Kind` by number.
     pub kind: u32,
@@ -123,6 +125,20 @@ impl<'a> Frame<'a> {
     }
 }
 
+// Content stays out of logs.
+impl fmt::Debug for Frame<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Frame")
+            .field("kind", &self.kind)
+            .field("id", &self.id)
+            .field("flags", &self.flags)
+            .field("payload_bytes", &self.payload.len())
+            .field("limit", &self.limit)
+            .field("meta", &self.meta.map(|(field, bytes)| (field, bytes.len())))
+            .finish()
+    }
+}
+
 #[inline]
 fn varint(rest: &mut &[u8]) -> Result<u64, FrameError> {
     if let Some((&first, tail)) = rest.split_first()
@@ -164,7 +180,7 @@ fn skip(rest: &mut &[u8], count: usize) -> Result<(), FrameError> {
 }
 
 /// The flat part of a frame to be written.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Default)]
 pub struct Header<'a> {
     /// A `proto::Kind` by number.
     pub kind: u32,

@@ -105,7 +105,20 @@ pub async fn dial_once(
     hello: HelloOut,
     handler: impl FnOnce(&Connection, &Welcome) -> Result<Arc<dyn Handler>, Error> + Send,
 ) -> Result<(Connection, Welcome), DialError> {
-    dial(target, hello, Attempt(1), Arc::default(), handler).await
+    dial_attempt(target, hello, Attempt(1), handler).await
+}
+
+/// The same as a later dial of this process: a higher attempt takes over from a lower one of the same instance.
+///
+/// # Errors
+/// As [`dial_once`].
+pub async fn dial_attempt(
+    target: DialTarget,
+    hello: HelloOut,
+    attempt: Attempt,
+    handler: impl FnOnce(&Connection, &Welcome) -> Result<Arc<dyn Handler>, Error> + Send,
+) -> Result<(Connection, Welcome), DialError> {
+    dial(target, hello, attempt, Arc::default(), handler).await
 }
 
 pub(crate) async fn dial(
@@ -124,6 +137,7 @@ pub(crate) async fn dial(
     let settings = Settings { max_streams: welcome.max_streams, sequence, ..Settings::new(Side::Dialer) };
     let connection = Connection::new(settings);
     connection.welcomed(welcome.generation, welcome.protocol);
+    connection.set_reconnect_spread(welcome.reconnect_spread);
     match handler(&connection, &welcome) {
         Ok(handler) => {
             driver::start(stream, traffic, early, &connection, handler);

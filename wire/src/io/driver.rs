@@ -41,8 +41,8 @@ pub(crate) fn start<T: Transport>(
     let reader = Reader {
         read,
         traffic,
+        fresh: !early.is_empty(),
         partial: early,
-        fresh: true,
         sleep: Box::pin(tokio::time::sleep(Duration::ZERO)),
         connection: connection.clone(),
     };
@@ -260,3 +260,6 @@ async fn write_loop<T: Transport>(mut write: WriteHalf<T>, connection: Connectio
     }
     let _ = write.shutdown().await;
 }
+
+#[cfg(test)]
+mod tests;

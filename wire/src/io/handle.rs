@@ -36,6 +36,8 @@ pub(crate) struct Shared {
     session: Mutex<Session>,
     generation: AtomicU64,
     protocol: AtomicU32,
+    /// Milliseconds.
+    spread: AtomicU64,
     /// Told when the session closes, drains, or has nothing open any more.
     notify: Notify,
     /// The socket is closed.
@@ -48,6 +50,7 @@ impl Connection {
             session: Mutex::new(Session::new(settings, clock::now())),
             generation: AtomicU64::new(0),
             protocol: AtomicU32::new(0),
+            spread: AtomicU64::new(0),
             notify: Notify::new(),
             gone: CancellationToken::new(),
         }))
@@ -103,6 +106,17 @@ impl Connection {
     /// The negotiated version of the boundary's protocol. 0 before WELCOME.
     pub fn protocol(&self) -> u32 {
         self.0.protocol.load(Ordering::Relaxed)
+    }
+
+    /// How far the first redials after a loss are spread, as the acceptor last said.
+    pub fn reconnect_spread(&self) -> Duration {
+        Duration::from_millis(self.0.spread.load(Ordering::Relaxed))
+    }
+
+    /// Notes a newer spread (a heartbeat's answer gives one); `keep_connected` follows it at the next loss.
+    pub fn set_reconnect_spread(&self, spread: Duration) {
+        // Minutes at most: a longer one fits too, and the back-off caps it.
+        self.0.spread.store(u64::try_from(spread.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
     /// Calls a method and waits for its one answer. Dropping the future cancels the call: an unwritten request

@@ -74,7 +74,7 @@ pub async fn keep_connected(role: Arc<dyn DialRole>, shutdown: CancellationToken
                 role.on_failure(&error, pause);
                 pause
             }
-            Ok((connection, welcome)) => {
+            Ok((connection, _)) => {
                 if let Some(old) = leaving.take() {
                     tokio::spawn(leave(old));
                 }
@@ -87,14 +87,14 @@ pub async fn keep_connected(role: Arc<dyn DialRole>, shutdown: CancellationToken
                         break;
                     }
                     Left::Lost(reason) => {
-                        let pause = backoff.lost(lived, welcome.reconnect_spread, random());
+                        let pause = backoff.lost(lived, connection.reconnect_spread(), random());
                         let pause = pause.max(hinted(&reason));
                         role.on_lost(&reason, pause);
                         pause
                     }
                     Left::Asked(goaway) => {
+                        let spread = backoff.lost(lived, connection.reconnect_spread(), random());
                         leaving = Some(connection);
-                        let spread = backoff.lost(lived, welcome.reconnect_spread, random());
                         if goaway.reason == GoawayReason::Shutdown.name() {
                             // Another address first; this one only after the time it asked for.
                             turn += 1;

@@ -56,8 +56,11 @@ impl Keepalive {
 
     /// Bytes arrived.
     pub(crate) fn heard(&mut self, now: Instant) {
-        self.heard = self.heard.max(now);
-        self.suspected = None;
+        // The driver repeats the socket's last instant on every look: only a newer one is a sign of life.
+        if now > self.heard {
+            self.heard = now;
+            self.suspected = None;
+        }
     }
 
     /// A batch was handed to the socket.
