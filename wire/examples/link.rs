@@ -23,8 +23,8 @@ use umbel_wire::frame::{self, Frame, Header};
 use umbel_wire::tls::{ClientIdentity, KeyPair, TlsServer, Trust, wire_client, wire_server};
 use umbel_wire::{
     BoxFuture, Connection, DialTarget, Door, EdgeId, Generation, Handler, HelloOut, IncomingRequest,
-    IncomingStream, InstanceId, KeyHash, Newcomer, NoHandler, NodeId, Open, Purpose, VersionRange, WelcomeOut,
-    dial_once, serve,
+    IncomingStream, InstanceId, KeyHash, Newcomer, NoHandler, NodeId, Open, Purpose, VersionRange,
+    WelcomeOut, dial_once, serve,
 };
 
 const CHUNK: usize = 256;
@@ -36,11 +36,8 @@ const PACED: u32 = 2;
 fn main() {
     let pki = Pki::new();
     let address = start_acceptor(pki.server);
-    let target = DialTarget {
-        addresses: vec![address.to_string()],
-        server_name: SERVER.to_owned(),
-        tls: pki.client,
-    };
+    let target =
+        DialTarget { addresses: vec![address.to_string()], server_name: SERVER.to_owned(), tls: pki.client };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let report = runtime.block_on(async {
         let throughput = throughput(&target).await;
@@ -50,8 +47,11 @@ fn main() {
         let idle = idle(&target).await;
         [throughput, latency, stalled, request, idle].concat()
     });
-    let parts: Vec<String> =
-        [report, codec()].concat().into_iter().map(|(name, value)| format!("\"{name}\":{value:.1}")).collect();
+    let parts: Vec<String> = [report, codec()]
+        .concat()
+        .into_iter()
+        .map(|(name, value)| format!("\"{name}\":{value:.1}"))
+        .collect();
     println!("{{{}}}", parts.join(","));
 }
 
@@ -80,7 +80,8 @@ async fn throughput(target: &DialTarget) -> Figures {
         tokio::time::sleep(Duration::from_millis(10)).await;
         pings.extend(link.stats().round_trip);
     }
-    let chunks = (count.load(Ordering::Relaxed) - before) as f64 / CHUNK as f64 / started.elapsed().as_secs_f64();
+    let chunks =
+        (count.load(Ordering::Relaxed) - before) as f64 / CHUNK as f64 / started.elapsed().as_secs_f64();
     let stats = link.stats();
     for reader in readers {
         reader.abort();
@@ -208,7 +209,9 @@ fn codec() -> Figures {
         let mut bytes = Vec::new();
         frame::put(&mut bytes, header);
         let body = bytes.split_off(frame::PREFIX);
-        time(|| drop(std::hint::black_box(Frame::decode(std::hint::black_box(&body)))))
+        time(|| {
+            let _ = std::hint::black_box(Frame::decode(std::hint::black_box(&body)));
+        })
     };
     vec![
         ("encode_data_ns", encode_data),
@@ -230,7 +233,9 @@ fn time(mut work: impl FnMut()) -> f64 {
 fn percentile(samples: &mut [Duration], at: f64) -> f64 {
     samples.sort_unstable();
     let index = (samples.len() as f64 * at) as usize;
-    samples.get(index.min(samples.len().saturating_sub(1))).map_or(f64::NAN, |sample| sample.as_nanos() as f64 / 1e3)
+    samples
+        .get(index.min(samples.len().saturating_sub(1)))
+        .map_or(f64::NAN, |sample| sample.as_nanos() as f64 / 1e3)
 }
 
 fn resident() -> f64 {
@@ -280,7 +285,10 @@ impl Door for Everyone {
 
     fn knock(&self, newcomer: Newcomer) -> BoxFuture<'static, ()> {
         Box::pin(async move {
-            newcomer.accept(WelcomeOut { generation: Generation(1), ..WelcomeOut::default() }, Arc::new(Producer));
+            newcomer.accept(
+                WelcomeOut { generation: Generation(1), ..WelcomeOut::default() },
+                Arc::new(Producer),
+            );
         })
     }
 }

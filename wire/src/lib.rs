@@ -31,8 +31,8 @@ pub use error::{Code, Error};
 pub use ids::{Attempt, EdgeId, Generation, InstanceId, KeyHash, NodeId};
 pub use io::accept::{Door, HelloIn, Newcomer, WelcomeOut, serve};
 pub use io::dial::{
-    DialError, DialStep, DialTarget, HelloOut, Intervals, NoHandler, Purpose, Rejection, Welcome, dial_attempt,
-    dial_once,
+    DialError, DialStep, DialTarget, HelloOut, Intervals, NoHandler, Purpose, Rejection, Welcome,
+    dial_attempt, dial_once,
 };
 pub use io::handle::{BoxFuture, Connection, Handler, IncomingRequest, Open, Stats, Terminal};
 pub use io::keep::{DialRole, keep_connected};

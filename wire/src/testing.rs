@@ -176,8 +176,13 @@ impl Pair {
         let terminals = Arc::new(Mutex::new(Vec::new()));
         let note = terminals.clone();
         let tell: OnTerminal = Box::new(move |terminal| note.lock().unwrap().push(terminal));
-        let open =
-            Open { method: 1, message: vec![1; 10], body: Bytes::from(pattern(0, body)), end: finished, timeout };
+        let open = Open {
+            method: 1,
+            message: vec![1; 10],
+            body: Bytes::from(pattern(0, body)),
+            end: finished,
+            timeout,
+        };
         let now = self.now;
         let end = &mut self.ends[at];
         let opened = end.session.open(now, open, tell);
@@ -246,7 +251,9 @@ impl Pair {
         for end in &mut self.ends {
             let mut cx = Context::from_waker(Waker::noop());
             for call in end.calls.iter_mut().filter(|call| !call.cancelled && call.answers == 0) {
-                let Poll::Ready(_) = end.session.poll_call(call.key, &mut cx) else { panic!("a call has no answer") };
+                let Poll::Ready(_) = end.session.poll_call(call.key, &mut cx) else {
+                    panic!("a call has no answer")
+                };
                 call.answers += 1;
             }
             for own in &end.own {

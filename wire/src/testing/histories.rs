@@ -141,7 +141,8 @@ fn run(pair: &mut Pair, Step { end: at, op }: Step) {
         }
         Op::Answer { which, count } => {
             if let Some(theirs) = pick(&mut end.theirs, which)
-                && let Poll::Ready(Ok(count)) = session.poll_push(theirs.key, &pattern(theirs.sent, count), &mut cx)
+                && let Poll::Ready(Ok(count)) =
+                    session.poll_push(theirs.key, &pattern(theirs.sent, count), &mut cx)
             {
                 theirs.sent += count;
             }
@@ -171,13 +172,16 @@ fn run(pair: &mut Pair, Step { end: at, op }: Step) {
             }
         }
         Op::Cancel(which) => {
-            if let Some(call) = pick(&mut end.calls, which).filter(|call| call.answers == 0 && !call.cancelled) {
+            if let Some(call) =
+                pick(&mut end.calls, which).filter(|call| call.answers == 0 && !call.cancelled)
+            {
                 call.cancelled = true;
                 session.cancel_call(call.key);
             }
         }
         Op::TakeAnswer(which) => {
-            if let Some(call) = pick(&mut end.calls, which).filter(|call| call.answers == 0 && !call.cancelled)
+            if let Some(call) =
+                pick(&mut end.calls, which).filter(|call| call.answers == 0 && !call.cancelled)
                 && session.poll_call(call.key, &mut cx).is_ready()
             {
                 call.answers += 1;
@@ -229,8 +233,11 @@ fn every_stream_progresses() {
     fn property(streams: Vec<(u32, u32)>, cuts: Vec<u16>) {
         let mut pair = Pair::new();
         let mut cx = Context::from_waker(Waker::noop());
-        let wanted: Vec<_> =
-            streams.iter().take(8).map(|(body, answer)| ((*body % 150_000) as usize, (*answer % 150_000) as usize)).collect();
+        let wanted: Vec<_> = streams
+            .iter()
+            .take(8)
+            .map(|(body, answer)| ((*body % 150_000) as usize, (*answer % 150_000) as usize))
+            .collect();
         for (body, _) in &wanted {
             assert!(pair.open(0, *body, true, Duration::ZERO));
         }
@@ -253,12 +260,15 @@ fn every_stream_progresses() {
                     theirs.read += bytes.len();
                 }
                 let total = wanted[((end.session.stream_id(theirs.key) - 1) / 2) as usize].1;
-                if let Poll::Ready(Ok(count)) =
-                    end.session.poll_push(theirs.key, &pattern(theirs.sent, (total - theirs.sent).min(40_000)), &mut cx)
-                {
+                if let Poll::Ready(Ok(count)) = end.session.poll_push(
+                    theirs.key,
+                    &pattern(theirs.sent, (total - theirs.sent).min(40_000)),
+                    &mut cx,
+                ) {
                     theirs.sent += count;
                 }
-                if theirs.sent == total && end.session.poll_body(theirs.key, &mut cx) == Poll::Ready(Ok(None)) {
+                if theirs.sent == total && end.session.poll_body(theirs.key, &mut cx) == Poll::Ready(Ok(None))
+                {
                     done.push(at);
                 }
             }
@@ -347,9 +357,21 @@ fn broken_rules_close() {
         ("data too large", vec![open(2), data(2, 16 * 1024 + 1)]),
         ("empty data", vec![open(2), data(2, 0)]),
         ("data after the end", vec![open(2), kind(11, 2, 1), data(2, 5)]),
-        ("response to a stream", vec![open(2), raw(Header { kind: 5, id: 2, ..Header::default() }, 20, &proto::Response::default())]),
-        ("head from the opener", vec![open(2), raw(Header { kind: 10, id: 2, ..Header::default() }, 24, &proto::Head::default())]),
-        ("end from the opener", vec![open(2), raw(Header { kind: 14, id: 2, ..Header::default() }, 25, &proto::End::default())]),
+        (
+            "response to a stream",
+            vec![
+                open(2),
+                raw(Header { kind: 5, id: 2, ..Header::default() }, 20, &proto::Response::default()),
+            ],
+        ),
+        (
+            "head from the opener",
+            vec![open(2), raw(Header { kind: 10, id: 2, ..Header::default() }, 24, &proto::Head::default())],
+        ),
+        (
+            "end from the opener",
+            vec![open(2), raw(Header { kind: 14, id: 2, ..Header::default() }, 25, &proto::End::default())],
+        ),
         ("hello again", vec![kind(1, 0, 0)]),
         ("wrong part", vec![raw(Header { kind: 9, id: 2, ..Header::default() }, 25, &proto::End::default())]),
         ("beyond the credit", std::iter::once(open(2)).chain((0..17).map(|_| data(2, 16 * 1024))).collect()),
@@ -369,10 +391,14 @@ fn broken_rules_close() {
         assert_eq!((goaway.closing, goaway.reason.as_str()), (true, "protocol"), "{what}");
     }
     let mut pair = Pair::new();
-    pair.ends[0].pipe = [kind(99, 1, 0), open(2), kind(11, 2, 1), open(8), data(4, 1), kind(15, 7, 0)].concat();
+    pair.ends[0].pipe =
+        [kind(99, 1, 0), open(2), kind(11, 2, 1), open(8), data(4, 1), kind(15, 7, 0)].concat();
     pair.deliver(0, usize::MAX);
     assert_eq!(pair.ends[0].session.closed(), None);
-    assert_eq!((pair.ends[0].session.stats().unknown_kinds, pair.ends[0].session.stats().late_frames), (1, 1));
+    assert_eq!(
+        (pair.ends[0].session.stats().unknown_kinds, pair.ends[0].session.stats().late_frames),
+        (1, 1)
+    );
 }
 
 fn terminal(pair: &Pair, at: usize) -> Option<Terminal> {

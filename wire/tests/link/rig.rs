@@ -19,11 +19,11 @@ use umbel_wire::{
     VersionRange, WelcomeOut, dial_once, serve,
 };
 
-pub const LIMIT: Duration = Duration::from_secs(20);
-pub const SERVER: &str = "site-1.umbel";
+pub(crate) const LIMIT: Duration = Duration::from_secs(20);
+pub(crate) const SERVER: &str = "site-1.umbel";
 
 /// Waits until `look` is true.
-pub async fn until(what: &str, mut look: impl FnMut() -> bool) {
+pub(crate) async fn until(what: &str, mut look: impl FnMut() -> bool) {
     let wait = async {
         while !look() {
             tokio::time::sleep(Duration::from_millis(2)).await;
@@ -33,19 +33,19 @@ pub async fn until(what: &str, mut look: impl FnMut() -> bool) {
 }
 
 /// A future that must end.
-pub async fn within<R>(what: &str, work: impl Future<Output = R>) -> R {
+pub(crate) async fn within<R>(what: &str, work: impl Future<Output = R>) -> R {
     tokio::time::timeout(LIMIT, work).await.unwrap_or_else(|_| panic!("took too long: {what}"))
 }
 
-pub struct Pki {
-    pub server: Arc<TlsServer>,
-    pub client: Arc<rustls::ClientConfig>,
-    pub client_key: KeyHash,
-    pub ca: rustls_pki_types::CertificateDer<'static>,
+pub(crate) struct Pki {
+    pub(crate) server: Arc<TlsServer>,
+    pub(crate) client: Arc<rustls::ClientConfig>,
+    pub(crate) client_key: KeyHash,
+    pub(crate) ca: rustls_pki_types::CertificateDer<'static>,
 }
 
 impl Pki {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let dir = tempfile();
         let now = Wall::now();
         let authority = Authority::create(&dir, "test", now).unwrap();
@@ -69,7 +69,7 @@ impl Pki {
         }
     }
 
-    pub fn stranger(&self) -> Arc<rustls::ClientConfig> {
+    pub(crate) fn stranger(&self) -> Arc<rustls::ClientConfig> {
         wire_client(Trust::Ca(vec![self.ca.clone()]), None).unwrap()
     }
 }
@@ -85,7 +85,7 @@ fn tempfile() -> std::path::PathBuf {
 type Knock = dyn Fn(Newcomer, u64) -> BoxFuture<'static, ()> + Send + Sync;
 
 /// A door that numbers newcomers and hands them to a closure.
-pub struct TestDoor {
+pub(crate) struct TestDoor {
     known: KeyHash,
     generation: AtomicU64,
     knock: Box<Knock>,
@@ -101,9 +101,9 @@ impl Door for TestDoor {
     }
 }
 
-pub struct Server {
-    pub address: SocketAddr,
-    pub pki: Pki,
+pub(crate) struct Server {
+    pub(crate) address: SocketAddr,
+    pub(crate) pki: Pki,
     shutdown: CancellationToken,
 }
 
@@ -114,7 +114,7 @@ impl Drop for Server {
 }
 
 impl Server {
-    pub async fn start(
+    pub(crate) async fn start(
         knock: impl Fn(Newcomer, u64) -> BoxFuture<'static, ()> + Send + Sync + 'static,
     ) -> Self {
         let pki = Pki::new();
@@ -127,7 +127,7 @@ impl Server {
     }
 
     /// Accepts everybody with one handler; connections come out of the channel.
-    pub async fn accepting(handler: Arc<dyn Handler>) -> (Self, mpsc::Receiver<Connection>) {
+    pub(crate) async fn accepting(handler: Arc<dyn Handler>) -> (Self, mpsc::Receiver<Connection>) {
         let (sender, receiver) = mpsc::channel(64);
         let server = Self::start(move |newcomer, generation| {
             let (handler, sender) = (handler.clone(), sender.clone());
@@ -141,7 +141,7 @@ impl Server {
         (server, receiver)
     }
 
-    pub async fn rejecting(rejection: Rejection) -> Self {
+    pub(crate) async fn rejecting(rejection: Rejection) -> Self {
         Self::start(move |newcomer, _| {
             let rejection = rejection.clone();
             Box::pin(async move { newcomer.reject(rejection) })
@@ -149,12 +149,12 @@ impl Server {
         .await
     }
 
-    pub fn target(&self) -> DialTarget {
+    pub(crate) fn target(&self) -> DialTarget {
         target(self.address, &self.pki)
     }
 }
 
-pub fn target(address: SocketAddr, pki: &Pki) -> DialTarget {
+pub(crate) fn target(address: SocketAddr, pki: &Pki) -> DialTarget {
     DialTarget {
         addresses: vec![address.to_string()],
         server_name: SERVER.to_owned(),
@@ -162,7 +162,7 @@ pub fn target(address: SocketAddr, pki: &Pki) -> DialTarget {
     }
 }
 
-pub fn hello() -> HelloOut {
+pub(crate) fn hello() -> HelloOut {
     HelloOut {
         purpose: Purpose::Hello,
         versions: VersionRange::ONE,
@@ -172,30 +172,31 @@ pub fn hello() -> HelloOut {
 }
 
 /// Both ends of one link: (dialer, acceptor).
-pub struct Link {
-    pub dialer: Connection,
-    pub acceptor: Connection,
-    pub server: Server,
+pub(crate) struct Link {
+    pub(crate) dialer: Connection,
+    pub(crate) acceptor: Connection,
+    /// Serves for as long as the link lives.
+    _server: Server,
 }
 
-pub async fn link(dialer: Arc<dyn Handler>, acceptor: Arc<dyn Handler>) -> Link {
+pub(crate) async fn link(dialer: Arc<dyn Handler>, acceptor: Arc<dyn Handler>) -> Link {
     let (server, mut accepted) = Server::accepting(acceptor).await;
     let (connection, _) = dial_once(server.target(), hello(), |_, _| Ok(dialer)).await.unwrap();
     let acceptor = within("accept", accepted.recv()).await.unwrap();
-    Link { dialer: connection, acceptor, server }
+    Link { dialer: connection, acceptor, _server: server }
 }
 
 /// The same through a proxy.
-pub async fn link_through(dialer: Arc<dyn Handler>, acceptor: Arc<dyn Handler>) -> (Link, Proxy) {
+pub(crate) async fn link_through(dialer: Arc<dyn Handler>, acceptor: Arc<dyn Handler>) -> (Link, Proxy) {
     let (server, mut accepted) = Server::accepting(acceptor).await;
     let proxy = Proxy::start(server.address).await;
     let (connection, _) =
         dial_once(target(proxy.address, &server.pki), hello(), |_, _| Ok(dialer)).await.unwrap();
     let acceptor = within("accept", accepted.recv()).await.unwrap();
-    (Link { dialer: connection, acceptor, server }, proxy)
+    (Link { dialer: connection, acceptor, _server: server }, proxy)
 }
 
-pub fn nobody() -> Arc<dyn Handler> {
+pub(crate) fn nobody() -> Arc<dyn Handler> {
     Arc::new(NoHandler)
 }
 
@@ -204,20 +205,20 @@ type OnStream = dyn Fn(IncomingStream) + Send + Sync;
 
 /// A handler made of closures, which notes what it hears.
 #[derive(Default)]
-pub struct Recorder {
-    pub request: Option<Box<OnRequest>>,
-    pub stream: Option<Box<OnStream>>,
-    pub events: Mutex<Vec<(u32, String, Vec<u8>)>>,
-    pub acks: Mutex<Vec<(u32, String, Result<(), Error>)>>,
-    pub closed: Mutex<Vec<CloseReason>>,
+pub(crate) struct Recorder {
+    pub(crate) request: Option<Box<OnRequest>>,
+    pub(crate) stream: Option<Box<OnStream>>,
+    pub(crate) events: Mutex<Vec<(u32, String, Vec<u8>)>>,
+    pub(crate) acks: Mutex<Vec<(u32, String, Result<(), Error>)>>,
+    pub(crate) closed: Mutex<Vec<CloseReason>>,
 }
 
 impl Recorder {
-    pub fn requests(request: impl Fn(IncomingRequest) + Send + Sync + 'static) -> Arc<Self> {
+    pub(crate) fn requests(request: impl Fn(IncomingRequest) + Send + Sync + 'static) -> Arc<Self> {
         Arc::new(Self { request: Some(Box::new(request)), ..Self::default() })
     }
 
-    pub fn streams(stream: impl Fn(IncomingStream) + Send + Sync + 'static) -> Arc<Self> {
+    pub(crate) fn streams(stream: impl Fn(IncomingStream) + Send + Sync + 'static) -> Arc<Self> {
         Arc::new(Self { stream: Some(Box::new(stream)), ..Self::default() })
     }
 }
@@ -255,13 +256,13 @@ impl Handler for Recorder {
 }
 
 /// Echoes a request's payload.
-pub fn echo(request: IncomingRequest) {
+pub(crate) fn echo(request: IncomingRequest) {
     let payload = request.payload.to_vec();
     request.respond(Ok(payload));
 }
 
 /// Answers a stream: head, the body echoed, end.
-pub fn echo_stream(stream: IncomingStream) {
+pub(crate) fn echo_stream(stream: IncomingStream) {
     tokio::spawn(async move {
         let _ = stream.send_head(b"head", b"");
         while let Ok(Some(part)) = stream.body().await {
@@ -274,7 +275,7 @@ pub fn echo_stream(stream: IncomingStream) {
 }
 
 /// All of an answer.
-pub async fn read_all(stream: &mut umbel_wire::OutgoingStream) -> Vec<u8> {
+pub(crate) async fn read_all(stream: &mut umbel_wire::OutgoingStream) -> Vec<u8> {
     let mut all = Vec::new();
     while let Some(part) = stream.data().await {
         all.extend_from_slice(&part);
@@ -282,17 +283,17 @@ pub async fn read_all(stream: &mut umbel_wire::OutgoingStream) -> Vec<u8> {
     all
 }
 
-pub fn some_bytes(count: usize) -> Bytes {
+pub(crate) fn some_bytes(count: usize) -> Bytes {
     (0..count).map(|at| (at % 251) as u8).collect::<Vec<_>>().into()
 }
 
 /// A TCP proxy that can stop forwarding, cut, or forward byte by byte.
-pub struct Proxy {
-    pub address: SocketAddr,
-    pub black_hole: Arc<AtomicBool>,
-    pub one_byte: Arc<AtomicBool>,
+pub(crate) struct Proxy {
+    pub(crate) address: SocketAddr,
+    pub(crate) black_hole: Arc<AtomicBool>,
+    pub(crate) one_byte: Arc<AtomicBool>,
     /// Towards the acceptor, so many bytes are forwarded before the connection is cut.
-    pub cut_after: Arc<AtomicUsize>,
+    pub(crate) cut_after: Arc<AtomicUsize>,
     shutdown: CancellationToken,
 }
 
@@ -303,7 +304,7 @@ impl Drop for Proxy {
 }
 
 impl Proxy {
-    pub async fn start(upstream: SocketAddr) -> Self {
+    pub(crate) async fn start(upstream: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let proxy = Self {
             address: listener.local_addr().unwrap(),

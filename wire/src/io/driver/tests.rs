@@ -43,7 +43,13 @@ fn two(room: usize) -> [Connection; 2] {
     [(near, Side::Dialer), (far, Side::Acceptor)].map(|(pipe, side)| {
         let connection = Connection::new(Settings::new(side));
         let traffic = Traffic::new();
-        start(Socket::new(pipe, traffic.clone()), traffic, Vec::new(), &connection, Arc::new(Note::default()));
+        start(
+            Socket::new(pipe, traffic.clone()),
+            traffic,
+            Vec::new(),
+            &connection,
+            Arc::new(Note::default()),
+        );
         connection
     })
 }
@@ -121,7 +127,7 @@ async fn a_pause_is_no_silence() {
     frame::put(&mut pong, Header { kind: Kind::Pong as u32, id: 77, ..Header::default() });
     far.write_all(&pong).await.unwrap();
     advance(Duration::from_secs(600)).await;
-    tokio::task::yield_now().await;
+    yield_now().await;
     sleep(Duration::from_millis(500)).await;
     assert!(!connection.is_closed());
     assert_eq!(frames(&mut far, false).await.0, [Kind::Ping as u32]);
@@ -157,7 +163,12 @@ async fn a_stalled_write_closes() {
 async fn an_end_without_a_farewell_is_truncated() {
     let mut open = Vec::new();
     let part = proto::Open { method: 1, timeout_ms: 0, message: vec![1; 30] };
-    frame::put_with(&mut open, Header { kind: Kind::Open as u32, id: 2, flags: 1, ..Header::default() }, 23, &part);
+    frame::put_with(
+        &mut open,
+        Header { kind: Kind::Open as u32, id: 2, flags: 1, ..Header::default() },
+        23,
+        &part,
+    );
     for cut in 0..=open.len() {
         let (connection, note, mut far) = one(1 << 16);
         far.write_all(&open[..cut]).await.unwrap();
@@ -219,7 +230,8 @@ async fn a_last_frame_is_read_after_a_write_error() {
         assert!(!connection.is_closed());
         if told {
             let mut last = Vec::new();
-            let part = proto::Goaway { closing: true, reason: "superseded".into(), ..proto::Goaway::default() };
+            let part =
+                proto::Goaway { closing: true, reason: "superseded".into(), ..proto::Goaway::default() };
             frame::put_with(&mut last, Header { kind: Kind::Goaway as u32, ..Header::default() }, 27, &part);
             far.write_all(&last).await.unwrap();
         }
