@@ -76,9 +76,12 @@ pub(crate) struct Running {
     pub(crate) front: Arc<Front>,
     pub(crate) nodes_address: SocketAddr,
     pub(crate) api_address: Option<SocketAddr>,
-    // The listeners and the links to control planes: they end when the drain begins.
+    // The nodes' port, the local socket and the links to control planes: they end when the drain begins.
     shutdown: CancellationToken,
     serving: JoinSet<()>,
+    // The applications' listeners: they stay until the last request has ended, so that newcomers are told why.
+    closing: CancellationToken,
+    fronts: JoinSet<()>,
     // Keepers: they end with the process.
     keeping: JoinSet<()>,
 }
@@ -138,16 +141,17 @@ impl Running {
         };
         let nodes_address = address(&nodes)?;
         let api_address = api.as_ref().map(address).transpose()?;
-        let shutdown = CancellationToken::new();
+        let (shutdown, closing) = (CancellationToken::new(), CancellationToken::new());
         let mut serving = JoinSet::new();
+        let mut fronts = JoinSet::new();
         let mut keeping = JoinSet::new();
         keeping.spawn(Arc::clone(&site.dispatch).run());
         keeping.spawn(Arc::clone(&site).keep());
         if let Some(listener) = api {
-            serving.spawn(serve(listener, Arc::clone(&front), shutdown.clone()));
+            fronts.spawn(serve(listener, Arc::clone(&front), closing.clone()));
         }
         if let (Some(listener), Some(tls)) = (https, certificates.front()) {
-            serving.spawn(serve_tls(listener, tls, Arc::clone(&front), shutdown.clone()));
+            fronts.spawn(serve_tls(listener, tls, Arc::clone(&front), closing.clone()));
         }
         if let Some(listener) = metrics {
             // Told to the last: a scrape during the drain shows how it goes.
@@ -156,8 +160,8 @@ impl Running {
         let tls: Arc<TlsServer> = Arc::clone(&certificates.nodes);
         let door = NodeDoor { site: Arc::clone(&site), authority: Arc::clone(&certificates.authority) };
         serving.spawn(umbel_wire::serve(nodes, tls, Arc::new(door), shutdown.clone()));
-        let not_after = certificates.nodes.not_after();
-        let admin = Arc::new(Admin { commands: Arc::clone(&commands), not_after });
+        let authority = certificates.authority_validity();
+        let admin = Arc::new(Admin { commands: Arc::clone(&commands), authority });
         serving.spawn(admin::serve(local, admin, shutdown.clone()));
         serving.spawn(control::keep(Arc::clone(&commands), control_planes, shutdown.clone()));
         keeping.spawn(certificates.watch(shutdown.clone()));
@@ -166,7 +170,18 @@ impl Running {
             message: format!("version {}", env!("CARGO_PKG_VERSION")),
             ..Happened::default()
         });
-        Ok(Self { site, commands, front, nodes_address, api_address, shutdown, serving, keeping })
+        Ok(Self {
+            site,
+            commands,
+            front,
+            nodes_address,
+            api_address,
+            shutdown,
+            serving,
+            closing,
+            fronts,
+            keeping,
+        })
     }
 
     /// Ends everything in order, within `time` and a little for the farewells.
@@ -191,15 +206,21 @@ impl Running {
         if tokio::time::timeout(time, finished).await.is_err() {
             tracing::warn!("the drain's time is over; what still runs is ended");
         }
-        let closing = async {
-            for connection in self.connections() {
-                connection.close(CloseReason::Shutdown);
-                connection.closed().await;
+        let nodes = self.connections();
+        for connection in &nodes {
+            connection.close(CloseReason::Shutdown);
+        }
+        // Streams that were cut get their error event before their connections close.
+        self.closing.cancel();
+        let ended = async {
+            while self.fronts.join_next().await.is_some() {}
+            for connection in &nodes {
+                connection.gone().await;
             }
             self.site.flush().await;
             self.site.store.close().await;
         };
-        if tokio::time::timeout(CLOSING, closing).await.is_err() {
+        if tokio::time::timeout(CLOSING, ended).await.is_err() {
             tracing::warn!("some connections did not end in time");
         }
         self.keeping.shutdown().await;
@@ -210,6 +231,7 @@ impl Running {
     pub(crate) async fn crash(mut self) {
         self.site.store.close().await;
         self.serving.shutdown().await;
+        self.fronts.shutdown().await;
         self.keeping.shutdown().await;
         for connection in self.connections() {
             connection.close(CloseReason::Truncated);

@@ -34,8 +34,8 @@ use crate::shell::status::{self, Question, Reading};
 /// The site behind its local socket.
 pub(crate) struct Admin {
     pub(crate) commands: Arc<Commands>,
-    /// End of the authority's server certificate, for the edge's object.
-    pub(crate) not_after: Wall,
+    /// The authority's certificate begins and ends: when the site was made, and how long it can be.
+    pub(crate) authority: (Wall, Wall),
 }
 
 /// A Unix socket that only its owner can open; its file goes when this is dropped.
@@ -158,11 +158,11 @@ impl Admin {
             credential: CredentialObject {
                 state: CredentialState::Active,
                 key_sha256: self.commands.ca_sha256.clone(),
-                not_after: timestamp(self.not_after.unix_ms()),
+                not_after: timestamp(self.authority.1.unix_ms()),
                 revoked_at: None,
                 revoked_reason: None,
             },
-            enrolled_at: timestamp(0),
+            enrolled_at: timestamp(self.authority.0.unix_ms()),
             last_summary: Some(SummaryObject::from_proto(status::summary(site).await)),
             last_summary_age_ms: Some(0),
             problems: Vec::new(),

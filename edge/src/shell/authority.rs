@@ -11,6 +11,7 @@ use std::time::{Duration, SystemTime};
 use tokio_util::sync::CancellationToken;
 use umbel_wire::ca::{Authority, SERVER_VALIDITY};
 use umbel_wire::clock::Wall;
+use umbel_wire::peer::PeerCertificate;
 use umbel_wire::tls::{TlsServer, front_server, read_pair, wire_server};
 
 use crate::{Config, StartError};
@@ -58,6 +59,12 @@ impl Certificates {
             _ => None,
         };
         Ok(Self { authority: Arc::new(authority), nodes, server_name, given })
+    }
+
+    /// From when to when the authority's own certificate holds.
+    pub(crate) fn authority_validity(&self) -> (Wall, Wall) {
+        let read = PeerCertificate::parse(self.authority.certificate_der());
+        read.map_or((Wall(0), Wall(0)), |certificate| (certificate.not_before, certificate.not_after))
     }
 
     /// The HTTPS front's certificate, if the file names one.

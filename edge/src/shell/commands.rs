@@ -29,6 +29,8 @@ pub(crate) use context::Context;
 
 /// Table of the store.
 pub(crate) const COMMANDS: &str = "commands";
+/// Control planes that follow one command.
+const FOLLOWERS: usize = 16;
 /// A command that is done within this time is answered with its outcome.
 pub(crate) const AT_ONCE: Duration = Duration::from_secs(1);
 
@@ -133,7 +135,7 @@ impl Commands {
             },
             Begin::New { forget } => (self.begin(request.clone(), forget).await?, false),
         };
-        running.follow(origin);
+        self.follow(&running, origin);
         let end = running.end(wait).await;
         Ok(Standing { phase: end.phase, error: end.error, result: end.result, replayed })
     }
@@ -156,6 +158,7 @@ impl Commands {
             until_unix_ms: None,
         };
         let running = self.run(&id, row);
+        running.follow(request.origin.clone());
         let commands = Arc::clone(self);
         let begun = tokio::spawn(async move {
             let context = Context { commands: &commands, request: &request, forget };
@@ -258,6 +261,16 @@ impl Commands {
         }
     }
 
+    /// A control plane wants to know how it goes on: it is told where it stands now, and every further step.
+    pub(crate) fn follow(&self, running: &Running, origin: Option<String>) {
+        if let Some(name) = origin.clone()
+            && running.follow(origin)
+        {
+            let event = running.step.borrow().clone();
+            self.site.events.tell_command(&name, &crate::shell::control::command_event(&event));
+        }
+    }
+
     fn tell(&self, running: &Running, change: impl FnOnce(&mut CommandEventObject)) {
         let at = timestamp(self.site.wall().unix_ms());
         running.step.send_modify(|event| {
@@ -327,13 +340,15 @@ pub(crate) fn error_object(error: &Error) -> CommandErrorObject {
 }
 
 impl Running {
-    /// This control plane is told of every further step.
-    pub(crate) fn follow(&self, origin: Option<String>) {
-        if let Some(origin) = origin {
-            let mut origins = lock(&self.origins);
-            if !origins.contains(&origin) && origins.len() < 16 {
+    // True if this control plane did not follow it before.
+    fn follow(&self, origin: Option<String>) -> bool {
+        let mut origins = lock(&self.origins);
+        match origin {
+            Some(origin) if !origins.contains(&origin) && origins.len() < FOLLOWERS => {
                 origins.push(origin);
+                true
             }
+            _ => false,
         }
     }
 

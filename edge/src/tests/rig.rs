@@ -1,7 +1,7 @@
 //! The rig: an edge with ports that the kernel chose, and nodes that speak the wire.
 
 use std::future::Future;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -14,11 +14,12 @@ use umbel_contracts::proto::node::{
 };
 use umbel_contracts::{NODE_PROTOCOL, method};
 use umbel_store::{Store, WriteSwitch};
+use umbel_wire::io::dial::dial_attempt;
 use umbel_wire::secret::Secret;
 use umbel_wire::tls::{self, ClientIdentity, KeyPair, Trust};
 use umbel_wire::{
-    Connection, DialError, DialTarget, Error, Handler, HelloOut, IncomingStream, InstanceId, NodeId, Purpose,
-    VersionRange, Welcome, dial_once, token,
+    Attempt, Connection, DialError, DialTarget, Error, Handler, HelloOut, IncomingStream, InstanceId, NodeId,
+    Purpose, VersionRange, Welcome, dial_once, token,
 };
 
 use crate::Config;
@@ -211,6 +212,8 @@ pub(super) struct FakeNode {
     pub(super) instance: InstanceId,
     pub(super) hello: NodeHelloRequest,
     pub(super) versions: VersionRange,
+    // Dials of all copies of this process.
+    pub(super) attempts: Arc<AtomicU64>,
 }
 
 pub(super) fn engine(name: &str, state: EngineState) -> DeclaredEngine {
@@ -249,6 +252,7 @@ impl FakeNode {
                 ..NodeHelloRequest::default()
             },
             versions: NODE_PROTOCOL,
+            attempts: Arc::default(),
         }
     }
 
@@ -268,7 +272,8 @@ impl FakeNode {
             instance: self.instance,
             payload: self.hello.encode_to_vec(),
         };
-        dial_once(edge.target(Some(self.identity.clone())), hello, |_, _| Ok(relay)).await
+        let attempt = Attempt(self.attempts.fetch_add(1, Ordering::SeqCst) + 1);
+        dial_attempt(edge.target(Some(self.identity.clone())), hello, attempt, |_, _| Ok(relay)).await
     }
 
     /// Says hello, names no leases, and beats once: a node that is complete.

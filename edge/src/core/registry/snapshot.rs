@@ -73,7 +73,10 @@ fn provider(node: &Node, engine: &Declared, figures: &dyn Fn(&str) -> Option<Fig
             ..base
         };
     }
-    let (state, cause) = node.engine_state(&engine.name);
+    let (state, mut cause) = node.engine_state(&engine.name);
+    if node.row.draining && cause.is_empty() {
+        cause = "its node is draining".to_owned();
+    }
     let figures = figures(&provider_id).unwrap_or_default();
     let status = match state {
         ProviderState::Failed => ProviderStatus::Failed,

@@ -98,7 +98,8 @@ async fn progress(commands: &Commands, id: &str, ids: &[NodeId]) -> Result<(), E
             last = Some(left);
             let done = total.saturating_sub(left);
             let progress = ProgressObject { done, total: total.max(left), unit: "requests".to_owned() };
-            commands.step(id, CommandPhase::Running, &format!("{left} requests still run"), Some(progress));
+            let message = format!("{left} requests are still running");
+            commands.step(id, CommandPhase::Running, &message, Some(progress));
         }
         tokio::time::sleep(PROGRESS).await;
     }

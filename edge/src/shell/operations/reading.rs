@@ -99,7 +99,7 @@ pub(super) async fn command(
     let mut shown = state(command_id, row);
     if let Some(running) = commands.running(&shown.command_id) {
         // Whoever asks about one that runs is told how it goes on.
-        running.follow(request.origin.clone());
+        commands.follow(&running, request.origin.clone());
         shown.progress = running.steps().borrow().progress.clone();
     }
     Ok(shown)
