@@ -33,18 +33,36 @@ const TOLD_MAX: usize = 1_024;
 
 /// Answers or rejects a newcomer that enrolls.
 pub(super) async fn answer(plane: Arc<Plane>, newcomer: Newcomer) {
-    match enroll(&plane, &newcomer).await {
+    let address = newcomer.address().ip();
+    let wait = plane.guesses.lock().unwrap_or_else(PoisonError::into_inner).wait(address, clock::now());
+    let answered = match wait {
+        Some(wait) => Err(too_many(wait)),
+        None => enroll(&plane, &newcomer).await,
+    };
+    match answered {
         Ok(response) => {
             plane.metrics.enrolled_total.inc();
             newcomer.answer(response.encode_to_vec());
         }
         Err(error) => {
             plane.metrics.enrollments_refused_total.inc();
+            if error.code == Code::Unauthenticated {
+                plane.guesses.lock().unwrap_or_else(PoisonError::into_inner).wrong(address, clock::now());
+            }
             tracing::warn!(address = %newcomer.address(), code = error.code.name(), reason = %error.reason, "an enrollment was refused");
             let rejection = rejection(error, &newcomer);
             newcomer.reject(rejection);
         }
     }
+}
+
+fn too_many(wait: Duration) -> Error {
+    Error::new(
+        Code::ResourceExhausted,
+        "TOO_MANY_GUESSES",
+        "Too many wrong tokens came from this address. Wait a minute and check the token.",
+    )
+    .with_retry_after(wait)
 }
 
 /// A request, taken apart and found well-formed.

@@ -24,6 +24,7 @@ use super::status::Questions;
 use crate::core::audit::{Deed, timestamp};
 use crate::core::commands::{Commands, PENDING, PendingRow};
 use crate::core::edges::{EDGES, EdgeRow, Edges};
+use crate::core::guesses::Guesses;
 use crate::core::operators::{OPERATORS, OperatorRow, Operators};
 use crate::core::views::{SWEEP, Views};
 use crate::http::metrics::Metrics;
@@ -88,6 +89,7 @@ pub(crate) struct Plane {
     fleet: Mutex<FleetState>,
     operators: Mutex<Operators>,
     commands: Mutex<Commands>,
+    pub(crate) guesses: Mutex<Guesses>,
     /// Refused enrollments that were audited lately, so that repeats do not fill the disk.
     pub(crate) told: Mutex<HashMap<String, std::time::Instant>>,
 }
@@ -131,6 +133,7 @@ impl Plane {
             fleet: Mutex::new(fleet),
             operators: Mutex::new(operators),
             commands: Mutex::new(commands),
+            guesses: Mutex::default(),
             told: Mutex::default(),
         }))
     }

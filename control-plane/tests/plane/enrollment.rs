@@ -95,6 +95,23 @@ async fn tokens_that_open_nothing_are_refused_alike() {
     assert!(plane.get("/api/v1/edges").await["items"].as_array().unwrap().is_empty());
 }
 
+/// Fault row 37: guessing from one address is slowed, and what is connected does not feel it.
+#[tokio::test]
+async fn wrong_tokens_from_one_address_are_slowed() {
+    let plane = plane().await;
+    let (_site, connection) = connected(&plane, "ber1").await;
+    let key = KeyPair::generate().unwrap();
+    let mut codes = Vec::new();
+    for _ in 0..12 {
+        let request = enroll_request(&new_id(), &Secret::generate(), "ham1", &key);
+        codes.push(enroll(&plane, request).await.unwrap_err().code);
+    }
+    assert_eq!(codes.iter().filter(|code| **code == Code::Unauthenticated).count(), 10);
+    assert_eq!(codes.iter().filter(|code| **code == Code::ResourceExhausted).count(), 2);
+    assert!(!connection.is_closed());
+    assert_eq!(plane.freshness("ber1").await, "fresh");
+}
+
 #[tokio::test]
 async fn an_enrolled_name_is_taken() {
     let plane = plane().await;
