@@ -115,8 +115,7 @@ where
             return Err(Failure::too_slow());
         };
         let data = match frame {
-            // A broken body is a client that is gone; what is answered reaches nobody.
-            Some(Err(_)) => return Err(Failure::too_slow()),
+            Some(Err(_)) => return Err(Failure::broken_body()),
             Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
             None if more.is_empty() => return Ok(first),
             None => return Ok(more.freeze()),

@@ -173,6 +173,14 @@ impl Failure {
         failure
     }
 
+    /// The body ended early or is not framed as HTTP wants. Often nobody is left to read this.
+    pub(super) fn broken_body() -> Self {
+        let message = "The request body broke off or is malformed; nothing was started.";
+        let mut failure = Self::new(StatusCode::BAD_REQUEST, "incomplete_body", message);
+        failure.close = true;
+        failure
+    }
+
     /// The edge holds as many request bytes as it may.
     pub(super) fn held(limit: u64, of_key: bool) -> Self {
         let whose = if of_key { "this key's requests" } else { "all requests" };

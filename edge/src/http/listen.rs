@@ -46,7 +46,12 @@ pub(crate) async fn serve_tls(
         let acceptor = TlsAcceptor::from(tls.config());
         let front = Arc::clone(&front);
         async move {
-            if let Ok(Ok(socket)) = tokio::time::timeout(HANDSHAKE, acceptor.accept(socket)).await {
+            let handshake = tokio::time::timeout(HANDSHAKE, acceptor.accept(socket));
+            let secured = tokio::select! {
+                secured = handshake => secured,
+                () = shutdown.cancelled() => return,
+            };
+            if let Ok(Ok(socket)) = secured {
                 applications(socket, address, front, shutdown).await;
             }
         }

@@ -79,8 +79,8 @@ pub(crate) struct Dispatch {
     metrics: Arc<Metrics>,
     /// A deadline earlier than the armed one came up.
     earlier: Notify,
-    /// A lease ended while someone watches.
-    ended: Notify,
+    /// Something changed while someone watches.
+    changed: Notify,
     watchers: AtomicUsize,
 }
 
@@ -115,7 +115,7 @@ impl Dispatch {
             }),
             metrics: Arc::clone(&metrics),
             earlier: Notify::new(),
-            ended: Notify::new(),
+            changed: Notify::new(),
             watchers: AtomicUsize::new(0),
         });
         let gauges = Gauges { dispatch: Arc::downgrade(&dispatch) };
@@ -133,6 +133,7 @@ impl Dispatch {
                 state.armed = state.admission.next_deadline();
                 state.armed
             };
+            self.tell_watchers();
             match next {
                 Some(at) => {
                     tokio::select! {
@@ -167,6 +168,7 @@ impl Dispatch {
         if rearm {
             self.earlier.notify_one();
         }
+        self.tell_watchers();
         result
     }
 
@@ -244,7 +246,6 @@ impl Dispatch {
             state.admission.node_lost(now, node_id, generation);
             state.links.retain(|_, link| link.generation != generation || link.node_id != node_id);
         });
-        self.lease_ended();
     }
 
     /// The leases that a returning node says it still carries, before it is ready. Returns those that it must
@@ -252,7 +253,6 @@ impl Dispatch {
     pub(crate) fn carried(&self, node_id: NodeId, generation: Generation, leases: &[u64]) -> Vec<u64> {
         let named: Vec<LeaseId> = leases.iter().map(|lease| LeaseId(*lease)).collect();
         let cancel = self.change(|state, now| state.admission.carried(now, node_id, generation, &named));
-        self.lease_ended();
         cancel.into_iter().map(|lease| lease.0).collect()
     }
 
@@ -273,17 +273,17 @@ impl Dispatch {
     async fn watch(&self, done: impl Fn(&Admission) -> bool) {
         let _watching = Watching::new(&self.watchers);
         loop {
-            let ended = self.ended.notified();
+            let changed = self.changed.notified();
             if done(&self.lock().admission) {
                 return;
             }
-            ended.await;
+            changed.await;
         }
     }
 
-    fn lease_ended(&self) {
+    fn tell_watchers(&self) {
         if self.watchers.load(Ordering::Acquire) > 0 {
-            self.ended.notify_waiters();
+            self.changed.notify_waiters();
         }
     }
 
@@ -314,7 +314,6 @@ impl Dispatch {
     /// An operator's word that the request of an unconfirmed lease is gone. False for any other lease.
     pub(crate) fn release_unconfirmed(&self, lease: LeaseId) -> bool {
         let released = self.change(|state, now| state.admission.release_unconfirmed(now, lease));
-        self.lease_ended();
         released
     }
 
@@ -381,7 +380,6 @@ impl Dispatch {
 
     fn end(&self, lease: LeaseId) {
         self.change(|state, now| state.admission.end(now, lease));
-        self.lease_ended();
     }
 }
 

@@ -3,6 +3,9 @@
 //! Owns creating, listing and revoking them. Leaves the check to [`crate::core::keys`]. Invariant: what is in
 //! memory was committed, except a revocation that could not be written: it is in force all the same.
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;

@@ -52,6 +52,20 @@ async fn row_49_a_body_that_trickles_is_408_and_takes_no_slot() {
 }
 
 #[tokio::test]
+async fn a_body_that_breaks_off_starts_nothing() {
+    let (rig, mut node) = Rig::with_node(1).await;
+    let mut client = Client::connect(rig.http).await;
+    client.send("POST /v1/chat/completions HTTP/1.1\r\nhost: e\r\ntransfer-encoding: chunked\r\n\r\n5\r\n{\"mod\r\nnonsense\r\n").await;
+    let reply = client.reply().await;
+    assert_eq!((reply.head.status, reply.error_code().as_str()), (400, "incomplete_body"));
+    let mut client = Client::connect(rig.http).await;
+    client.send("POST /v1/chat/completions HTTP/1.1\r\nhost: e\r\ncontent-length: 50\r\n\r\n{").await;
+    drop(client);
+    until("nothing is held", || nothing_is_held(&rig)).await;
+    assert!(node.is_untouched());
+}
+
+#[tokio::test]
 async fn expect_100_continue_works_for_both_answers() {
     let (rig, mut node) = Rig::with_node(1).await;
     let head = |length: usize| {

@@ -209,3 +209,15 @@ async fn row_68_a_provider_on_its_way_back_is_waited_for() {
     node.call().await.json("{}").await;
     assert_eq!(client.reply().await.head.status, 200);
 }
+
+#[tokio::test]
+async fn the_site_is_idle_once_the_last_one_that_waits_is_refused() {
+    let mut rig = Rig::with(short_waits()).await;
+    let node = rig.node("m", &[], 1).await;
+    rig.dispatch.node_lost(node.id, node.generation);
+    let mut client = Client::connect(rig.http).await;
+    client.send(chat(true)).await;
+    until("it waits", || rig.counts().waiting == 1).await;
+    rig.idle().await;
+    assert_eq!(client.reply().await.head.status, 503);
+}
