@@ -3,6 +3,7 @@
 //! Each rule says why it is there. An exception stands in a list with its reason, never in a silent pattern.
 
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// Crates with sources of our own.
@@ -101,7 +102,11 @@ fn files_are_short() {
         if lines > LINES_MOST && !allowed {
             found.push(format!("{}: {lines} lines", file.path));
         } else if lines > LINES_WANTED && !allowed {
-            eprintln!("tidy: {} has {lines} lines, {LINES_WANTED} are wanted", file.path);
+            let _ = writeln!(
+                std::io::stderr(),
+                "tidy: {} has {lines} lines, {LINES_WANTED} are wanted",
+                file.path
+            );
         }
     }
     none(&format!("no file is longer than {LINES_MOST} lines without a stated reason"), &found);
