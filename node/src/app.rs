@@ -108,10 +108,16 @@ async fn agent(config: Config) -> Result<(), StartError> {
         () = signals.next() => true,
     };
     relay.cancel_all();
-    let _ = tokio::time::timeout(STRAGGLERS, relay.idle()).await;
+    tokio::select! {
+        _ = tokio::time::timeout(STRAGGLERS, relay.idle()) => {}
+        () = signals.next() => {}
+    }
     stop_engines(&engines, &mut signals, hurried).await;
     end.cancel();
-    let _ = tokio::time::timeout(FAREWELL, dialing).await;
+    tokio::select! {
+        _ = tokio::time::timeout(FAREWELL, dialing) => {}
+        () = signals.next() => {}
+    }
     // A path that is left behind does no harm: the next start sees that nobody listens.
     let _ = std::fs::remove_file(&config.socket);
     tracing::info!("node agent ended");

@@ -8,7 +8,7 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use umbel_node::{Config, Enrolled, StartError};
 
-use crate::until;
+use crate::{LIMIT, until};
 
 const CONFIG: &str = "UMBEL_TEST_NODE_CONFIG";
 
@@ -70,7 +70,7 @@ impl Folder {
 
     /// Starts an agent; its log goes to `agent.log` of the folder.
     pub(crate) fn start(&self) -> Agent {
-        self.start_with(Command::new(std::env::current_exe().unwrap()))
+        self.start_with(Command::new(std::env::current_exe().unwrap()), false)
     }
 
     /// The same as process 1 of a PID namespace of its own; needs root.
@@ -79,10 +79,10 @@ impl Folder {
         command
             .args(["--pid", "--fork", "--mount-proc", "--kill-child"])
             .arg(std::env::current_exe().unwrap());
-        self.start_with(command)
+        self.start_with(command, true)
     }
 
-    fn start_with(&self, mut command: Command) -> Agent {
+    fn start_with(&self, mut command: Command, is_first: bool) -> Agent {
         let log = std::fs::OpenOptions::new().create(true).append(true).open(self.path("agent.log")).unwrap();
         let child = command
             .args(["--exact", "agent::agent_process", "--ignored", "--nocapture"])
@@ -92,7 +92,7 @@ impl Folder {
             .stderr(log)
             .spawn()
             .unwrap();
-        Agent { child }
+        Agent { child, is_first }
     }
 
     pub(crate) fn log(&self) -> String {
@@ -100,9 +100,10 @@ impl Folder {
     }
 }
 
-/// A running agent; killed when dropped.
+/// A running agent. When dropped it is asked to end, so that its engines do not outlive the test, and then killed.
 pub(crate) struct Agent {
     child: Child,
+    is_first: bool,
 }
 
 impl Agent {
@@ -122,6 +123,13 @@ impl Agent {
 
 impl Drop for Agent {
     fn drop(&mut self) {
+        let asked = std::time::Instant::now();
+        // The process in front of a namespace takes no signal; with its end the namespace ends, and all in it.
+        while !self.is_first && matches!(self.child.try_wait(), Ok(None)) && asked.elapsed() < LIMIT {
+            // The second one ends it at once.
+            self.signal(Signal::TERM);
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -98,8 +98,12 @@ fn heartbeat(edge: &Arc<Edge>, connection: &Connection) {
     let connection = connection.clone();
     tokio::spawn(async move {
         let answered = connection.request(method::NODE_HEARTBEAT, message, TIMEOUT).await;
-        if let Err(error) = answered.and_then(|answer| bounds::decode::<NodeHeartbeatAck>(&answer)) {
-            tracing::debug!(code = error.code.name(), reason = %error.reason, "NodeHeartbeat");
+        match answered.and_then(|answer| bounds::decode::<NodeHeartbeatAck>(&answer)) {
+            Ok(ack) if ack.reconnect_spread_ms > 0 => {
+                connection.set_reconnect_spread(Duration::from_millis(u64::from(ack.reconnect_spread_ms)));
+            }
+            Ok(_) => {}
+            Err(error) => tracing::debug!(code = error.code.name(), reason = %error.reason, "NodeHeartbeat"),
         }
     });
 }

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use tokio::{
     sync::{mpsc, watch},
     task::spawn_blocking,
-    time::{Instant, sleep, sleep_until, timeout},
+    time::{Instant, MissedTickBehavior, interval, sleep_until, timeout},
 };
 use umbel_wire::{clock::Wall, secret};
 
@@ -76,6 +76,8 @@ pub(super) async fn drive(
     let (supervisor, outputs) = Supervisor::new(traits);
     let mut driver = Driver { engine, host, changed, supervisor, run: None, route: None, start: 0, results };
     driver.carry_out(outputs).await;
+    let mut looks = interval(process::LOOK);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while !driver.supervisor.is_over() {
         let deadline = driver.supervisor.next_deadline().map(Instant::from_std);
         let draining = driver.supervisor.state() == State::Draining;
@@ -88,7 +90,8 @@ pub(super) async fn drive(
             }
             Some(grace) = stops.recv() => Input::Stop { drain: Duration::ZERO, grace },
             exit = exited(driver.run.as_ref()) => driver.note_exit(exit),
-            () = sleep(process::LOOK), if driver.run.as_ref().is_some_and(|run| run.ending) => {
+            // Not a sleep made anew each time: other inputs, however many, shall not put the look off.
+            _ = looks.tick(), if driver.run.as_ref().is_some_and(|run| run.ending) => {
                 match driver.look_for_the_end().await {
                     Some(input) => input,
                     None => continue,
