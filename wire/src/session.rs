@@ -7,6 +7,7 @@
 pub(crate) mod answerer;
 pub(crate) mod budget;
 pub(crate) mod credit;
+pub(crate) mod deadlines;
 pub(crate) mod events;
 pub(crate) mod handshake;
 pub(crate) mod incoming;
@@ -28,12 +29,12 @@ use crate::error::{Code, Error};
 use crate::limits;
 use crate::session::budget::Budget;
 use crate::session::events::Events;
-use crate::session::keepalive::{Check, Keepalive};
+use crate::session::keepalive::Keepalive;
 use crate::session::outbox::Outbox;
 use crate::session::requests::{CallIn, CallOut};
 use crate::session::stream::{Inflow, OnTerminal, Outflow, Reset, Role, Stream, Terminal};
 use crate::session::table::{Ids, Key, Table};
-use crate::session::timers::{Timer, Timers};
+use crate::session::timers::Timers;
 
 /// Who opened the connection: decides whose ids are odd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -271,104 +272,6 @@ impl Session {
         }
     }
 
-    /// Bytes arrived at `at`, as the socket saw it.
-    pub(crate) fn heard(&mut self, at: Instant) {
-        self.keepalive.heard(at);
-    }
-
-    /// The socket accepted bytes at `at`.
-    pub(crate) fn accepted(&mut self, at: Instant) {
-        self.keepalive.accepted(at);
-    }
-
-    /// The socket took the whole batch.
-    pub(crate) fn written(&mut self) {
-        self.keepalive.written();
-    }
-
-    /// The socket took no more. What the peer may have said last is still read until `until`.
-    pub(crate) fn failing(&mut self, until: Instant, what: String) {
-        if self.ending.closed.is_none() && self.failing.is_none() {
-            self.failing = Some((until, what));
-            self.effects.wakes.extend(self.reader.take());
-        }
-    }
-
-    /// The input ended; `what` if the transport says why.
-    pub(crate) fn input_ended(&mut self, what: Option<String>) {
-        let reason = match (self.failing.take(), what) {
-            (Some((_, what)), _) | (None, Some(what)) => CloseReason::Transport(what),
-            (None, None) => CloseReason::Truncated,
-        };
-        self.close(reason);
-    }
-
-    /// When `tick` has something to do.
-    pub(crate) fn next_deadline(&self) -> Instant {
-        let mut next = self.keepalive.deadline();
-        if let Some(timer) = self.timers.next() {
-            next = next.min(timer);
-        }
-        if let Some((until, _)) = self.failing {
-            next = next.min(until);
-        }
-        next
-    }
-
-    /// Carries out what is due. Only to be called after a read found nothing.
-    pub(crate) fn tick(&mut self, now: Instant) {
-        if self.ending.closed.is_some() {
-            return;
-        }
-        if let Some((_, what)) = self.failing.take_if(|(until, _)| *until <= now) {
-            return self.close(CloseReason::Transport(what));
-        }
-        match self.keepalive.check(now) {
-            Check::Fine => {}
-            Check::Ping => self.ping(),
-            Check::Silent => return self.close(CloseReason::Silent),
-            Check::Stalled => return self.close(CloseReason::Stalled),
-        }
-        while let Some(timer) = self.timers.pop_due(now) {
-            match timer {
-                Timer::CallOut(key) => self.call_timed_out(key),
-                Timer::CallIn(key) => self.answer_timed_out(key),
-                Timer::Stream(key) => self.stream_timed_out(key),
-                Timer::Slow(key) => self.check_slow(key, now),
-            }
-        }
-    }
-
-    fn stream_timed_out(&mut self, key: Key) {
-        let Some(stream) = self.streams.get_mut(key) else { return };
-        stream.deadline = None;
-        match &mut stream.role {
-            Role::Opener(_) => self.abandon(key, Error::deadline()),
-            Role::Answerer(_) => self.reset_in(key, Error::deadline()),
-        }
-    }
-
-    fn check_slow(&mut self, key: Key, now: Instant) {
-        let Some(stream) = self.streams.get_mut(key) else { return };
-        stream.slow_at = None;
-        let Some(since) = stream.waiting_since else { return };
-        let due = since + limits::SLOW_READER;
-        if due > now {
-            stream.slow_at = Some(due);
-            self.timers.add(due, Timer::Slow(key));
-            return;
-        }
-        let text = "nothing was read from the stream for 60 s";
-        let slow = Error::new(Code::DeadlineExceeded, "SLOW_READER", text);
-        match &stream.role {
-            Role::Opener(_) => self.abandon(key, slow),
-            Role::Answerer(_) => {
-                self.refuse_body(key, slow.clone());
-                self.reset_in(key, slow);
-            }
-        }
-    }
-
     /// What waits on a stream, and the limit given: for the invariants of tests.
     #[cfg(test)]
     pub(crate) fn receiving(&self, key: Key) -> Option<(usize, u64)> {
@@ -451,14 +354,6 @@ impl Session {
     fn wake_writer(&mut self) {
         if self.effects.writer.is_none() {
             self.effects.writer = self.writer.take();
-        }
-    }
-
-    fn enter_timer(&mut self, at: Instant, timer: Timer) {
-        self.timers.add(at, timer);
-        if self.armed.is_some_and(|armed| at < armed) {
-            self.armed = None;
-            self.effects.wakes.extend(self.reader.take());
         }
     }
 

@@ -3,16 +3,20 @@
 //! Invariant: whatever happens, one END is written for each OPEN that was read, unless the connection ends first.
 
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
 use crate::error::{Code, Error};
+use crate::frame::{END, Frame};
 use crate::limits;
 use crate::proto;
 use crate::session::Session;
-use crate::session::stream::{Inflow, Outflow, Reset, Role};
-use crate::session::table::Key;
+use crate::session::credit::{Receiving, Sending};
+use crate::session::incoming::{Output, Violation};
+use crate::session::stream::{Answerer, Inflow, Outflow, Reset, Role, Stream};
+use crate::session::table::{Key, Named};
+use crate::session::timers::Timer;
 
 /// A stream of the peer, as the handler gets it.
 pub(crate) struct StreamIn {
@@ -129,6 +133,69 @@ impl Session {
         part.end = Some((end, payload));
         stream.outflow = Outflow::Ending;
         self.make_ready(key);
+    }
+
+    /// Takes an OPEN, or refuses it as not processed.
+    pub(super) fn on_open(
+        &mut self,
+        now: Instant,
+        frame: &Frame<'_>,
+        outputs: &mut Vec<Output>,
+    ) -> Result<(), Violation> {
+        if frame.payload.len() > limits::INLINE_MAX {
+            return Err(Violation("an inline body larger than allowed"));
+        }
+        let part: proto::Open = frame.part(23)?;
+        let end = frame.flags & END != 0;
+        let refusal = if self.ending.draining {
+            Some(Error::new(Code::Unavailable, "DRAINING", "this side is draining and takes no new streams"))
+        } else if self.streams_in >= self.settings.max_streams as usize {
+            Some(Error::new(
+                Code::Unavailable,
+                "TOO_MANY_STREAMS",
+                "too many streams are open on this connection",
+            ))
+        } else {
+            None
+        };
+        let reservation = if end { None } else { self.settings.budget.reserve(limits::REQUEST_WINDOW) };
+        let refusal = refusal.or_else(|| {
+            let text = "this process has no receive buffer left";
+            (!end && reservation.is_none()).then(|| Error::new(Code::Unavailable, "RECEIVE_BUDGET", text))
+        });
+        if let Some(error) = refusal {
+            if self.outbox.refusals.len() >= limits::REFUSALS_MAX {
+                return Err(Violation("openings without end, and the answers are not read"));
+            }
+            self.outbox.refusals.push_back((frame.id, error));
+            self.wake_writer();
+            return Ok(());
+        }
+        let timeout = Duration::from_millis(u64::from(part.timeout_ms));
+        let deadline = (part.timeout_ms > 0).then(|| now + timeout);
+        let key = self.streams.insert(Stream {
+            id: frame.id,
+            held: false,
+            deadline,
+            reservation,
+            ..Stream::new(
+                Sending::new(limits::RESPONSE_WINDOW, Bytes::new()),
+                Receiving::new(limits::REQUEST_WINDOW),
+                Role::Answerer(Answerer::default()),
+            )
+        });
+        self.streams_in += 1;
+        self.ids.insert(frame.id, Named::Stream(key));
+        if let Some(at) = deadline {
+            self.enter_timer(at, Timer::Stream(key));
+        }
+        self.accept_data(now, key, frame.payload)?;
+        if end {
+            self.body_ended(key)?;
+        }
+        let (id, method, message) = (frame.id, part.method, part.message);
+        outputs.push(Output::Stream(StreamIn { key, id, method, message, timeout }));
+        Ok(())
     }
 
     /// The opener (or its deadline, or this side's) ends the stream: what waits is thrown away, the work shall stop.

@@ -4,19 +4,18 @@
 //! than was granted; what breaks the rules closes the session with a reason.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 
 use crate::close::{CloseReason, Goaway};
-use crate::error::{Code, Error};
+use crate::error::Error;
 use crate::frame::{self, CRITICAL, END, Frame, FrameError};
 use crate::limits;
 use crate::proto::{self, Kind};
 use crate::session::answerer::StreamIn;
-use crate::session::credit::{Receiving, Sending};
 use crate::session::requests::RequestIn;
-use crate::session::stream::{Answerer, Inflow, Outflow, Role, Stream, Terminal};
+use crate::session::stream::{Inflow, Outflow, Role, Terminal};
 use crate::session::table::{Key, Named};
 use crate::session::timers::Timer;
 use crate::session::{Session, Side};
@@ -202,7 +201,7 @@ impl Session {
     }
 
     /// Bytes of the peer's direction, from DATA or inline.
-    fn accept_data(&mut self, now: Instant, key: Key, bytes: &[u8]) -> Result<(), Violation> {
+    pub(super) fn accept_data(&mut self, now: Instant, key: Key, bytes: &[u8]) -> Result<(), Violation> {
         let Some(stream) = self.streams.get_mut(key) else { return Ok(()) };
         if stream.inflow == Inflow::Ended {
             return Err(Violation("data after the end"));
@@ -229,7 +228,7 @@ impl Session {
     }
 
     /// The flag END: only an opener's direction ends by it.
-    fn body_ended(&mut self, key: Key) -> Result<(), Violation> {
+    pub(super) fn body_ended(&mut self, key: Key) -> Result<(), Violation> {
         let Some(stream) = self.streams.get_mut(key) else { return Ok(()) };
         if stream.answerer().is_none() {
             return Err(Violation("the answering side ends a stream with END only"));
@@ -245,81 +244,6 @@ impl Session {
             stream.sending.credit(frame.limit);
             self.make_ready(key);
         }
-        Ok(())
-    }
-
-    fn on_open(
-        &mut self,
-        now: Instant,
-        frame: &Frame<'_>,
-        outputs: &mut Vec<Output>,
-    ) -> Result<(), Violation> {
-        if frame.payload.len() > limits::INLINE_MAX {
-            return Err(Violation("an inline body larger than allowed"));
-        }
-        let part: proto::Open = frame.part(23)?;
-        let end = frame.flags & END != 0;
-        let refusal = if self.ending.draining {
-            Some(Error::new(Code::Unavailable, "DRAINING", "this side is draining and takes no new streams"))
-        } else if self.streams_in >= self.settings.max_streams as usize {
-            Some(Error::new(
-                Code::Unavailable,
-                "TOO_MANY_STREAMS",
-                "too many streams are open on this connection",
-            ))
-        } else {
-            None
-        };
-        let reservation = if end { None } else { self.settings.budget.reserve(limits::REQUEST_WINDOW) };
-        let refusal = refusal.or_else(|| {
-            let text = "this process has no receive buffer left";
-            (!end && reservation.is_none()).then(|| Error::new(Code::Unavailable, "RECEIVE_BUDGET", text))
-        });
-        if let Some(error) = refusal {
-            if self.outbox.refusals.len() >= limits::REFUSALS_MAX {
-                return Err(Violation("openings without end, and the answers are not read"));
-            }
-            self.outbox.refusals.push_back((frame.id, error));
-            self.wake_writer();
-            return Ok(());
-        }
-        let timeout = Duration::from_millis(u64::from(part.timeout_ms));
-        let deadline = (part.timeout_ms > 0).then(|| now + timeout);
-        let key = self.streams.insert(Stream {
-            id: frame.id,
-            sending: Sending::new(limits::RESPONSE_WINDOW, Bytes::new()),
-            outflow: Outflow::Open,
-            held: false,
-            ready: false,
-            send_waker: None,
-            receiving: Receiving::new(limits::REQUEST_WINDOW),
-            inflow: Inflow::Open,
-            recv_waker: None,
-            crediting: false,
-            reset_out: None,
-            waiting_since: None,
-            slow_at: None,
-            deadline,
-            role: Role::Answerer(Answerer {
-                head: None,
-                head_given: false,
-                end: None,
-                reset: None,
-                reset_waker: None,
-            }),
-            _reservation: reservation,
-        });
-        self.streams_in += 1;
-        self.ids.insert(frame.id, Named::Stream(key));
-        if let Some(at) = deadline {
-            self.enter_timer(at, Timer::Stream(key));
-        }
-        self.accept_data(now, key, frame.payload)?;
-        if end {
-            self.body_ended(key)?;
-        }
-        let (id, method, message) = (frame.id, part.method, part.message);
-        outputs.push(Output::Stream(StreamIn { key, id, method, message, timeout }));
         Ok(())
     }
 

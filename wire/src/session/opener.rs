@@ -68,30 +68,23 @@ impl Session {
         let timeout_ms = if open.timeout.is_zero() { 0 } else { millis(open.timeout) };
         let deadline = (timeout_ms > 0).then(|| now + Duration::from_millis(u64::from(timeout_ms)));
         let key = self.streams.insert(Stream {
-            id: 0,
-            sending: Sending::new(limits::REQUEST_WINDOW, open.body),
             outflow: if open.end { Outflow::Ending } else { Outflow::Open },
             held: true,
-            ready: false,
-            send_waker: None,
-            receiving: Receiving::new(limits::RESPONSE_WINDOW),
-            inflow: Inflow::Open,
-            recv_waker: None,
-            crediting: false,
-            reset_out: None,
-            waiting_since: None,
-            slow_at: None,
             deadline,
-            role: Role::Opener(Opener {
-                opening: Some(proto::Open { method: open.method, timeout_ms, message: open.message }),
-                head: None,
-                head_seen: false,
-                abandoned: None,
-                terminal: None,
-                on_terminal: Some(on_terminal),
-                held: true,
-            }),
-            _reservation: Some(reservation),
+            reservation: Some(reservation),
+            ..Stream::new(
+                Sending::new(limits::REQUEST_WINDOW, open.body),
+                Receiving::new(limits::RESPONSE_WINDOW),
+                Role::Opener(Opener {
+                    opening: Some(proto::Open { method: open.method, timeout_ms, message: open.message }),
+                    head: None,
+                    head_seen: false,
+                    abandoned: None,
+                    terminal: None,
+                    on_terminal: Some(on_terminal),
+                    held: true,
+                }),
+            )
         });
         if let Some(at) = deadline {
             self.enter_timer(at, Timer::Stream(key));

@@ -89,7 +89,8 @@ pub(crate) struct Stream {
     pub(crate) deadline: Option<Instant>,
     pub(crate) role: Role,
     /// Given back when the stream leaves the table.
-    pub(crate) _reservation: Option<Reservation>,
+    #[expect(dead_code, reason = "held for its drop")]
+    pub(crate) reservation: Option<Reservation>,
 }
 
 /// What only one side has.
@@ -113,6 +114,7 @@ pub(crate) struct Opener {
 }
 
 /// The answering side's part.
+#[derive(Default)]
 pub(crate) struct Answerer {
     /// Message and inline part, until they are written.
     pub(crate) head: Option<(Vec<u8>, Vec<u8>)>,
@@ -124,6 +126,28 @@ pub(crate) struct Answerer {
 }
 
 impl Stream {
+    /// A stream in which nothing has happened.
+    pub(crate) fn new(sending: Sending, receiving: Receiving, role: Role) -> Self {
+        Self {
+            id: 0,
+            sending,
+            outflow: Outflow::Open,
+            held: false,
+            ready: false,
+            send_waker: None,
+            receiving,
+            inflow: Inflow::Open,
+            recv_waker: None,
+            crediting: false,
+            reset_out: None,
+            waiting_since: None,
+            slow_at: None,
+            deadline: None,
+            role,
+            reservation: None,
+        }
+    }
+
     /// Whether the outbox has something to write for it (data, or its end).
     pub(crate) fn writable(&self) -> bool {
         if self.held || self.outflow == Outflow::Done {

@@ -203,13 +203,16 @@ pub(crate) fn nobody() -> Arc<dyn Handler> {
 type OnRequest = dyn Fn(IncomingRequest) + Send + Sync;
 type OnStream = dyn Fn(IncomingStream) + Send + Sync;
 
+/// Number and key of an event, and what the other side said.
+type Acked = (u32, String, Result<(), Error>);
+
 /// A handler made of closures, which notes what it hears.
 #[derive(Default)]
 pub(crate) struct Recorder {
     pub(crate) request: Option<Box<OnRequest>>,
     pub(crate) stream: Option<Box<OnStream>>,
     pub(crate) events: Mutex<Vec<(u32, String, Vec<u8>)>>,
-    pub(crate) acks: Mutex<Vec<(u32, String, Result<(), Error>)>>,
+    pub(crate) acks: Mutex<Vec<Acked>>,
     pub(crate) closed: Mutex<Vec<CloseReason>>,
 }
 
