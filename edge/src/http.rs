@@ -43,6 +43,8 @@ pub(crate) struct FrontOptions {
     pub(crate) first_byte_timeout: Duration,
     /// Between two bytes of an answer.
     pub(crate) idle_timeout: Duration,
+    /// The node ends what an engine's silence has outlasted; this much later the edge does, whatever the node does.
+    pub(crate) grace: Duration,
     /// Until a request's head is whole, and between two parts of its body.
     pub(crate) header_timeout: Duration,
     /// Until a small request's body is whole; larger ones get a second more for each 32 KiB.
@@ -64,6 +66,7 @@ impl Default for FrontOptions {
             // The official clients' own read time-out.
             first_byte_timeout: Duration::from_secs(600),
             idle_timeout: Duration::from_secs(300),
+            grace: Duration::from_secs(15),
             header_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(30),
             // Above the 60 s that load balancers keep idle connections, so that they close first.

@@ -285,6 +285,11 @@ impl ModelMetrics {
         }
     }
 
+    /// The model.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Counts an answered request and how long its answer took.
     pub(crate) fn answered(&self, route: Route, code: u16, stream: bool, seconds: f64) {
         match self.route(route) {

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use http::Response;
+use http::{HeaderValue, Response};
 use umbel_contracts::bounds::decode;
 use umbel_contracts::proto::node::{InferenceEnd, InferenceOutcome};
 use umbel_wire::{Code, Terminal};
@@ -97,6 +97,8 @@ pub(super) struct Exchange {
     front: Arc<Front>,
     pub(super) metrics: Arc<ModelMetrics>,
     route: Route,
+    /// The correlation id: what an operator searches for.
+    request_id: HeaderValue,
     /// The client asked for an event stream.
     pub(super) stream: bool,
     started: Instant,
@@ -112,21 +114,13 @@ impl Exchange {
         front: Arc<Front>,
         metrics: Arc<ModelMetrics>,
         route: Route,
+        request_id: HeaderValue,
         stream: bool,
         started: Instant,
     ) -> Self {
         let phase = Phase::Queued;
-        Self {
-            front,
-            metrics,
-            route,
-            stream,
-            started,
-            phase,
-            provider: None,
-            first_bytes: false,
-            settled: false,
-        }
+        let (provider, first_bytes, settled) = (None, false, false);
+        Self { front, metrics, route, request_id, stream, started, phase, provider, first_bytes, settled }
     }
 
     /// The edge is going down.
@@ -143,8 +137,16 @@ impl Exchange {
 
     /// Counts a failure between this edge and the engine.
     pub(super) fn missed(&self, miss: Miss) {
-        let node = self.provider.as_deref().and_then(|provider| provider.split_once('/'));
-        self.metrics.upstream_error(node.map_or("", |(node, _)| node), miss.kind());
+        let provider = self.provider.as_deref().unwrap_or_default();
+        let node = provider.split_once('/').map_or("", |(node, _)| node);
+        self.metrics.upstream_error(node, miss.kind());
+        let (request_id, kind) = (self.request_id(), miss.kind());
+        tracing::info!(request_id, model = self.metrics.name(), provider, kind, "an engine failed a request");
+    }
+
+    fn request_id(&self) -> &str {
+        // Ids are ASCII.
+        self.request_id.to_str().unwrap_or_default()
     }
 
     pub(super) fn options(&self) -> &FrontOptions {
@@ -177,7 +179,17 @@ impl Exchange {
     pub(super) fn answered(&mut self, status: u16) {
         if !self.settled {
             self.settled = true;
-            self.metrics.answered(self.route, status, self.stream, self.started.elapsed().as_secs_f64());
+            let seconds = self.started.elapsed().as_secs_f64();
+            self.metrics.answered(self.route, status, self.stream, seconds);
+            let (request_id, stream) = (self.request_id(), self.stream);
+            tracing::debug!(
+                request_id,
+                model = self.metrics.name(),
+                status,
+                stream,
+                seconds,
+                "a request is over"
+            );
         }
     }
 

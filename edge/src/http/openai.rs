@@ -37,8 +37,6 @@ const CLIENT_RETRIES: HeaderName = HeaderName::from_static("x-stainless-retry-co
 const TRIES_ELSEWHERE: u32 = 2;
 /// Tries elsewhere after an engine was lost with the request.
 const TRIES_AFTER_LOSS: u32 = 1;
-/// The node tells that an engine is silent; this much later the edge decides so by itself.
-const HEAD_GRACE: Duration = Duration::from_secs(10);
 /// Above this a body is parsed on another thread: it would hold up every stream of this one.
 const PARSE_HERE_MAX: usize = 256 * 1024;
 
@@ -160,8 +158,9 @@ impl Inference<'_> {
         if self.parts.headers.get(CLIENT_RETRIES).is_some_and(|count| count != "0") {
             known.metrics.client_retried();
         }
-        let metrics = Arc::clone(&known.metrics);
-        let exchange = Exchange::new(Arc::clone(self.front), metrics, self.route, asked.stream, self.started);
+        let (front, metrics) = (Arc::clone(self.front), Arc::clone(&known.metrics));
+        let request_id = self.request_id.clone();
+        let exchange = Exchange::new(front, metrics, self.route, request_id, asked.stream, self.started);
         self.exchange(&asked, &known, &body, held, exchange).await
     }
 
@@ -262,7 +261,7 @@ impl Inference<'_> {
             timeout: Duration::ZERO,
         };
         let mut stream = slot.open(open).map_err(|_| Miss::NotProcessed)?;
-        let limit = options.first_byte_timeout.saturating_add(HEAD_GRACE);
+        let limit = options.first_byte_timeout.saturating_add(options.grace);
         match tokio::time::timeout(limit, stream.head()).await {
             Ok(Ok(head)) => Ok((head, stream)),
             Ok(Err(terminal)) => {

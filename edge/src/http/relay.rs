@@ -21,8 +21,8 @@ use crate::shell::dispatch::Slot;
 
 /// One newline: a comment with a blank line behind it breaks official clients.
 const KEEPALIVE: Bytes = Bytes::from_static(b": keepalive\n");
-/// The node ends a silent engine's stream by itself; this much later the edge does, whatever the node does.
-const GRACE: Duration = Duration::from_secs(15);
+/// How often a silent answer is looked at where comments are off.
+const LOOK: Duration = Duration::from_secs(15);
 
 /// The connection must break here: an end would look like success.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
@@ -111,8 +111,8 @@ impl Relay {
     fn poll_quiet(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Broken>>> {
         let options = self.exchange.options();
         let comments = !options.keepalive.is_zero();
-        let keepalive = if comments { options.keepalive } else { GRACE };
-        let idle = options.idle_timeout.saturating_add(GRACE);
+        let keepalive = if comments { options.keepalive } else { LOOK };
+        let idle = options.idle_timeout.saturating_add(options.grace);
         let started_at = *self.quiet.since.get_or_insert_with(Instant::now);
         let timer = self.quiet.timer.get_or_insert_with(|| Box::pin(sleep_until(started_at + keepalive)));
         while timer.as_mut().poll(cx).is_ready() {

@@ -313,8 +313,7 @@ impl Dispatch {
     #[allow(dead_code, reason = "the operation on leases comes with the key limits")]
     /// An operator's word that the request of an unconfirmed lease is gone. False for any other lease.
     pub(crate) fn release_unconfirmed(&self, lease: LeaseId) -> bool {
-        let released = self.change(|state, now| state.admission.release_unconfirmed(now, lease));
-        released
+        self.change(|state, now| state.admission.release_unconfirmed(now, lease))
     }
 
     /// Names that callers may use, each with its canonical name.

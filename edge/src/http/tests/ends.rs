@@ -202,6 +202,8 @@ async fn an_engine_that_falls_silent_is_ended_by_the_edge_when_its_node_does_not
     let options = FrontOptions {
         keepalive: Duration::from_millis(10),
         first_byte_timeout: Duration::ZERO,
+        idle_timeout: Duration::ZERO,
+        grace: Duration::from_millis(1_500),
         ..FrontOptions::default()
     };
     let mut rig = Rig::with(Setup { options, ..Setup::default() }).await;
@@ -212,6 +214,14 @@ async fn an_engine_that_falls_silent_is_ended_by_the_edge_when_its_node_does_not
     let reply = client.reply().await;
     assert_eq!((reply.head.status, reply.error_code().as_str()), (504, "engine_timeout"));
     assert_eq!(reply.head.get("x-should-retry"), Some("false"));
+    call.cancelled().await;
+    // And after the head.
+    let (mut client, call) = streaming(&rig, &mut node).await;
+    call.token("a").await;
+    let (body, ended) = client.rest().await;
+    let text = String::from_utf8(body).unwrap();
+    assert_eq!(error_event(&text)["code"], "engine_timeout");
+    assert_eq!(ended, Ended::Clean);
     call.cancelled().await;
     rig.idle().await;
 }
