@@ -10,6 +10,7 @@
     reason = "a test stops at the first surprise"
 )]
 
+mod admin;
 mod commands;
 mod control;
 mod enrollment;

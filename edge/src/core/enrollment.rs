@@ -108,10 +108,16 @@ impl Tokens {
     }
 }
 
-/// Counts wrong guesses by address.
+/// Refused attempts that are audited one by one within [`GUESS_WINDOW`]; the rest is folded into a number.
+pub(crate) const AUDITED: u32 = 60;
+
+/// Counts wrong guesses by address, and keeps them from filling the audit.
 #[derive(Debug, Default)]
 pub(crate) struct Guesses {
     seen: HashMap<IpAddr, (u32, Instant)>,
+    audited: u32,
+    folded: u64,
+    window_ends: Option<Instant>,
 }
 
 impl Guesses {
@@ -125,6 +131,20 @@ impl Guesses {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Whether a refusal gets an audit entry of its own, and how many were folded before it.
+    pub(crate) fn audit(&mut self, now: Instant) -> Option<u64> {
+        if self.window_ends.is_none_or(|end| end <= now) {
+            self.window_ends = Some(now + GUESS_WINDOW);
+            self.audited = 0;
+        }
+        if self.audited >= AUDITED {
+            self.folded += 1;
+            return None;
+        }
+        self.audited += 1;
+        Some(std::mem::take(&mut self.folded))
     }
 
     /// A wrong guess.
@@ -162,6 +182,16 @@ mod tests {
         assert!(guesses.allowed(address, now).is_err());
         assert!(guesses.allowed(IpAddr::from([192, 0, 2, 2]), now).is_ok());
         assert!(guesses.allowed(address, now + GUESS_WINDOW).is_ok());
+    }
+
+    #[test]
+    fn a_flood_of_refusals_is_folded() {
+        let mut guesses = Guesses::default();
+        let now = Instant::now();
+        let told = (0..1_000).filter(|_| guesses.audit(now).is_some()).count();
+        assert_eq!(told, AUDITED as usize);
+        assert_eq!(guesses.audit(now + GUESS_WINDOW), Some(1_000 - u64::from(AUDITED)));
+        assert_eq!(guesses.audit(now + GUESS_WINDOW), Some(0));
     }
 
     #[test]

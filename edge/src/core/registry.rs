@@ -186,6 +186,17 @@ impl<H: Clone> Registry<H> {
         ids.into_iter().filter_map(|id| self.nodes.get(&id).map(|node| (id, node.report.clone()))).collect()
     }
 
+    /// Whether a report waits to be written.
+    pub(crate) fn has_unsaved(&self) -> bool {
+        !self.unsaved.is_empty()
+    }
+
+    /// From time to time what heartbeats moved is written too: when each connected node was last seen.
+    pub(crate) fn save_connected(&mut self) {
+        let connected = self.nodes.values().filter(|node| node.session.is_some()).map(|node| node.id);
+        self.unsaved.extend(connected);
+    }
+
     /// A report that could not be written.
     pub(crate) fn keep_unsaved(&mut self, ids: impl IntoIterator<Item = NodeId>) {
         self.unsaved.extend(ids.into_iter().filter(|id| self.nodes.contains_key(id)));

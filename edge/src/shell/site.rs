@@ -35,8 +35,11 @@ const GENERATIONS: u64 = 65_536;
 const REVISIONS: u64 = 1_048_576;
 /// Reports written in one commit.
 const REPORTS_A_COMMIT: usize = 500;
-/// How often what nodes reported is written; a crash loses no more than this of it, and a node says it again.
-pub(crate) const FLUSH_EVERY: Duration = Duration::from_secs(60);
+/// How often it is written when connected nodes were last seen. What a hello or an inventory changes is written
+/// with the next sweep; a crash in between loses what the node says again.
+const SEEN_EVERY: Duration = Duration::from_secs(300);
+/// How often the wall clock is written.
+const WALL_EVERY: Duration = Duration::from_secs(60);
 
 /// What every part of the running edge shares.
 pub(crate) struct Site {
@@ -262,13 +265,19 @@ impl Site {
 
     /// Judges liveness for ever, and writes now and then what nodes reported.
     pub(crate) async fn keep(self: Arc<Self>) {
-        let mut flushed = clock::now();
+        let started = clock::now();
+        let (mut seen, mut flushed) = (started, started);
         loop {
             let deadline = self.read(Registry::next_deadline);
             tokio::time::sleep_until(deadline.into()).await;
             let now = clock::now();
             self.change(|registry| registry.sweep(now));
-            if now.saturating_duration_since(flushed) >= FLUSH_EVERY {
+            if now.saturating_duration_since(seen) >= SEEN_EVERY {
+                seen = now;
+                self.read_mut(Registry::save_connected);
+            }
+            let due = now.saturating_duration_since(flushed) >= WALL_EVERY;
+            if due || self.read(Registry::has_unsaved) {
                 flushed = now;
                 self.flush().await;
             }

@@ -191,7 +191,7 @@ fn late_closes_change_nothing() {
     });
 }
 
-/// Row 4: an older connection that still beats is told and closed, never taken and never seen.
+/// Row 4: an older connection that still beats is told so, never taken and never seen, and ends with its streams.
 #[test]
 fn an_older_connection_is_told_so() {
     run(async {

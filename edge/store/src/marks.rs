@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::CommitError;
-use crate::writer::Store;
+use crate::handle::Store;
 
 /// A source of growing numbers, reserved on disk in blocks. Cheap to clone; clones share the numbers.
 #[derive(Clone)]

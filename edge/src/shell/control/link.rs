@@ -126,7 +126,8 @@ async fn heartbeats(commands: Arc<Commands>, connection: Connection, interval: D
         if let Ok(answer) = answer
             && let Ok(ack) = bounds::decode::<EdgeHeartbeatAck>(&answer)
         {
-            tracing::trace!(received_at = ack.received_at_unix_ms, "heartbeat answered");
+            // What the next redial after a loss spreads over follows the fleet's size.
+            connection.set_reconnect_spread(Duration::from_millis(ack.reconnect_spread_ms.into()));
         }
         // Not an interval: after a pause there is one heartbeat, not a burst (row 16).
         tokio::select! {

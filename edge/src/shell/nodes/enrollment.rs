@@ -72,21 +72,28 @@ async fn answer(
             _ => break,
         }
     }
-    let record = AuditRecord::new("token.refused", request.token_id, "refused").by("edge");
-    site.audit_soon(vec![record.because("used by another key")]);
+    audit_refusal(site, &request.token_id, "used by another key");
     Err(Claim::Conflict.error().unwrap_or_else(malformed))
 }
 
 fn refused(site: &Site, newcomer: &Newcomer, token_id: &str, refusal: Refusal, known: bool) {
-    let guess = matches!(refusal, Refusal::Unknown | Refusal::WrongSecret);
-    if guess {
+    if matches!(refusal, Refusal::Unknown | Refusal::WrongSecret) {
         let address = newcomer.address().ip();
         site.guesses.lock().unwrap_or_else(PoisonError::into_inner).wrong(address, clock::now());
     }
     // An id that nobody minted is whatever a stranger wrote: it is not repeated.
-    let subject = if known { token_id } else { "unknown" };
+    audit_refusal(site, if known { token_id } else { "unknown" }, refusal.name());
+}
+
+fn audit_refusal(site: &Site, subject: &str, why: &str) {
+    let folded = site.guesses.lock().unwrap_or_else(PoisonError::into_inner).audit(clock::now());
+    let why = match folded {
+        None => return,
+        Some(0) => why.to_owned(),
+        Some(more) => format!("{why}; {more} refusals before it have no entry of their own"),
+    };
     let record = AuditRecord::new("token.refused", subject, "refused").by("edge");
-    site.audit_soon(vec![record.because(refusal.name())]);
+    site.audit_soon(vec![record.because(why)]);
 }
 
 /// The one conditional write. `None`: somebody else was faster.

@@ -93,11 +93,14 @@ impl NodeSession {
         Ok(ack.encode_to_vec())
     }
 
-    // A heartbeat taken from a connection that owns nothing would keep a node visible nowhere (row 4).
+    // A heartbeat taken from a connection that owns nothing would keep a node visible nowhere (row 4). One that was
+    // replaced may still finish its streams; where nobody owns the node it has to dial anew.
     fn stale(&self, connection: &Connection) -> Error {
-        let id = self.id;
-        tracing::info!(node = %id, generation = %self.generation, "an older connection spoke; it is closed");
-        connection.close(CloseReason::Superseded);
+        let replaced = self.site.read(|registry| registry.slots.owner(&self.id).is_some());
+        tracing::info!(node = %self.id, generation = %self.generation, replaced, "an older connection spoke");
+        if !replaced {
+            connection.close(CloseReason::Superseded);
+        }
         reports::stale_error()
     }
 }
