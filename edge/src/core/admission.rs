@@ -235,7 +235,7 @@ impl Admission {
         // Whoever waits and fits already has its slot, so a free one belongs to the newcomer.
         if model.open > 0
             && let Some(provider) = choice::choose(&model.providers, &self.providers, ask.avoid)
-            && let Some(grant) = self.grant(provider, ask.key, Duration::ZERO)
+            && let Some(grant) = self.grant(provider, Duration::ZERO)
         {
             return Decision::Granted(grant);
         }
@@ -243,7 +243,7 @@ impl Admission {
     }
 
     /// Makes a lease of a provider that [`choice::choose`] named.
-    fn grant(&mut self, index: ProviderIndex, key: KeyNumber, waited: Duration) -> Option<Grant> {
+    fn grant(&mut self, index: ProviderIndex, waited: Duration) -> Option<Grant> {
         let provider = self.providers.get_mut(index.0 as usize)?;
         let generation = provider.generation?;
         let model = self.models.get_mut(provider.model.0 as usize)?;
@@ -259,7 +259,6 @@ impl Admission {
             model: provider.model,
             node: provider.spec.node_id,
             generation,
-            key,
             phase: LeasePhase::Granted,
         };
         self.leases.insert(lease, held);
@@ -331,13 +330,6 @@ impl Admission {
         self.leases.get(&lease).map(|held| held.phase)
     }
 
-    #[allow(dead_code, reason = "the operation on leases comes with the key limits")]
-    /// An operator's word that an unconfirmed lease's request is gone. False for any other lease.
-    pub(crate) fn release_unconfirmed(&mut self, now: Instant, lease: LeaseId) -> bool {
-        self.phase(lease) == Some(LeasePhase::Unconfirmed) && self.end(now, lease)
-    }
-
-    #[allow(dead_code, reason = "the operation on leases comes with the key limits")]
     /// Leases whose end is not confirmed, with their providers.
     pub(crate) fn unconfirmed(&self) -> Vec<(LeaseId, Arc<str>)> {
         let unconfirmed = self.leases.iter().filter(|(_, held)| held.phase == LeasePhase::Unconfirmed);

@@ -125,6 +125,7 @@ impl Dispatch {
 
     /// Applies deadlines as time passes. Runs for ever; drop it with the runtime.
     pub(crate) async fn run(self: Arc<Self>) {
+        let mut unconfirmed = 0;
         loop {
             let next = {
                 let mut state = self.lock();
@@ -134,6 +135,13 @@ impl Dispatch {
                 state.armed
             };
             self.tell_watchers();
+            let before = std::mem::replace(&mut unconfirmed, self.totals().unconfirmed);
+            if unconfirmed > before {
+                for (lease, provider_id) in self.unconfirmed() {
+                    let lease = lease.0;
+                    tracing::warn!(lease, %provider_id, "its node has not confirmed the end of a reset request");
+                }
+            }
             match next {
                 Some(at) => {
                     tokio::select! {
@@ -304,16 +312,9 @@ impl Dispatch {
         self.lock().admission.lease_counts()
     }
 
-    #[allow(dead_code, reason = "the operation on leases comes with the key limits")]
     /// Leases whose end their node has not confirmed in time, with the provider of each.
     pub(crate) fn unconfirmed(&self) -> Vec<(LeaseId, Arc<str>)> {
         self.lock().admission.unconfirmed()
-    }
-
-    #[allow(dead_code, reason = "the operation on leases comes with the key limits")]
-    /// An operator's word that the request of an unconfirmed lease is gone. False for any other lease.
-    pub(crate) fn release_unconfirmed(&self, lease: LeaseId) -> bool {
-        self.change(|state, now| state.admission.release_unconfirmed(now, lease))
     }
 
     /// Names that callers may use, each with its canonical name.

@@ -13,7 +13,6 @@ use std::time::Instant;
 
 use umbel_wire::ids::{Generation, NodeId};
 
-use super::queue::KeyNumber;
 use super::{ModelIndex, ProviderIndex};
 
 /// Names a lease at the edge and at the node. Not reused while the node can still carry an older one.
@@ -40,8 +39,5 @@ pub(super) struct Lease {
     pub(super) model: ModelIndex,
     pub(super) node: NodeId,
     pub(super) generation: Generation,
-    /// Whom its tokens will be charged to once they are counted.
-    #[allow(dead_code, reason = "usage is charged to the key once tokens are counted")]
-    pub(super) key: KeyNumber,
     pub(super) phase: LeasePhase,
 }

@@ -324,9 +324,8 @@ fn row_63_a_reset_without_its_end_is_marked_and_keeps_its_slot() {
     assert_eq!((figures.in_flight, figures.unconfirmed), (1, 1));
     let ask = site.ask();
     let waits = site.waiting(ask);
-    assert!(site.admission.release_unconfirmed(site.now, grant.lease));
+    assert!(site.admission.end(site.now, grant.lease), "the late terminal frame still ends it");
     assert_eq!(site.served(), [waits]);
-    assert!(!site.admission.end(site.now, grant.lease), "the late terminal frame changes nothing");
     assert_eq!(site.admission.figures(&site.id(0)).unwrap().unconfirmed, 0);
 }
 

@@ -79,7 +79,7 @@ impl Admission {
         while let Some((ticket, provider)) = self.best_waiter(index) {
             let Some(waiter) = self.unqueue(ticket, true) else { return };
             let waited = now.saturating_duration_since(waiter.arrived);
-            match self.grant(provider, waiter.ask.key, waited) {
+            match self.grant(provider, waited) {
                 Some(grant) => self.outputs.push_back(Output::Granted(ticket, grant)),
                 None => return,
             }
