@@ -5,9 +5,10 @@
 //! an asker gets what is known at its deadline, whatever the edges do.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use dashmap::DashMap;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared, join_all};
 use prost::Message;
@@ -60,7 +61,8 @@ struct Key {
 
 /// The questions on their way.
 pub(crate) struct Questions {
-    flights: Mutex<HashMap<Key, Flight>>,
+    /// Guards of this map are locks: they stay inside one statement.
+    flights: DashMap<Key, Flight>,
     quick: Arc<Semaphore>,
     slow: Arc<Semaphore>,
     reading: Arc<Semaphore>,
@@ -69,18 +71,12 @@ pub(crate) struct Questions {
 impl Default for Questions {
     fn default() -> Self {
         Self {
-            flights: Mutex::default(),
+            flights: DashMap::new(),
             quick: Arc::new(Semaphore::new(QUICK)),
             slow: Arc::new(Semaphore::new(SLOW)),
             // Counted in KiB, since a semaphore counts in u32 at a time.
             reading: Arc::new(Semaphore::new(READING_MAX / 1024)),
         }
-    }
-}
-
-impl Questions {
-    fn flights(&self) -> std::sync::MutexGuard<'_, HashMap<Key, Flight>> {
-        self.flights.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -108,16 +104,14 @@ fn join(plane: &Arc<Plane>, link: Link, question: &StatusQuestion, deadline: Dur
         nodes: question.nodes.clone(),
         sections: question.sections.clone(),
     };
-    let mut flights = plane.questions.flights();
-    if let Some(flight) = flights.get(&key) {
-        return flight.clone();
-    }
-    // Later askers may join with a longer deadline: never shorter than the default.
-    let time = deadline.max(plane.settings.status_deadline);
-    let task = tokio::spawn(fly(Arc::clone(plane), link, key.clone(), time));
-    let flight = async move { task.await.unwrap_or_else(|_| Err(malformed())) }.boxed().shared();
-    flights.insert(key, flight.clone());
-    flight
+    let flights = &plane.questions.flights;
+    let start = || {
+        // Later askers may join with a longer deadline: never shorter than the default.
+        let time = deadline.max(plane.settings.status_deadline);
+        let task = tokio::spawn(fly(Arc::clone(plane), link, key.clone(), time));
+        async move { task.await.unwrap_or_else(|_| Err(malformed())) }.boxed().shared()
+    };
+    flights.entry(key.clone()).or_insert_with(start).clone()
 }
 
 async fn fly(plane: Arc<Plane>, link: Link, key: Key, time: Duration) -> Asked {
@@ -143,7 +137,7 @@ async fn fly(plane: Arc<Plane>, link: Link, key: Key, time: Duration) -> Asked {
         Err(_) => {}
     }
     drop(fleet);
-    plane.questions.flights().remove(&key);
+    plane.questions.flights.remove(&key);
     asked.map(Arc::new)
 }
 
