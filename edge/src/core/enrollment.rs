@@ -88,6 +88,16 @@ impl Tokens {
         rows
     }
 
+    /// Tokens whose time ended after `since` and until `now` without anybody using or revoking them.
+    pub(crate) fn expired(&self, since: Wall, now: Wall) -> Vec<String> {
+        let ended = |row: &EnrollmentRow| Wall(row.token.expires_at_unix_ms);
+        self.rows
+            .values()
+            .filter(|(row, _)| ended(row) > since && ended(row) <= now && row.state(now) == "expired")
+            .map(|(row, _)| row.token.token_id.clone())
+            .collect()
+    }
+
     /// What has to go so that one more fits: the oldest that nobody can use any more.
     pub(crate) fn room(&self, now: Wall) -> Result<Option<String>, Error> {
         if self.rows.len() < TOKENS_MAX {

@@ -33,6 +33,8 @@ const WALL: &str = "wall";
 const GENERATIONS: u64 = 65_536;
 /// Revisions reserved at a time.
 const REVISIONS: u64 = 1_048_576;
+/// Ends of tokens told in one commit; more at once than operators mint.
+const EXPIRED_A_COMMIT: usize = 400;
 /// Reports written in one commit.
 const REPORTS_A_COMMIT: usize = 500;
 /// How often it is written when connected nodes were last seen. What a hello or an inventory changes is written
@@ -57,6 +59,8 @@ pub(crate) struct Site {
     generations: HighWater,
     revisions: HighWater,
     wall_floor: Mutex<Wall>,
+    // The wall clock as it stands on disk.
+    wall_stored: Mutex<Wall>,
 }
 
 /// What a site is opened with.
@@ -120,6 +124,7 @@ impl Site {
             generations,
             revisions,
             wall_floor: Mutex::new(Wall(floor)),
+            wall_stored: Mutex::new(Wall(floor)),
         });
         site.change(|_| ());
         Ok(site)
@@ -289,8 +294,14 @@ impl Site {
 
     /// Writes what nodes reported since the last time, and the wall clock.
     pub(crate) async fn flush(&self) {
-        let wall = self.wall().unix_ms();
-        let mut commit = Commit::new().put_json(SELF, WALL, &wall);
+        let now = self.wall();
+        let since = *self.wall_stored.lock().unwrap_or_else(PoisonError::into_inner);
+        // With the clock on disk, so that each end is told once, also across a restart.
+        let expired = self.tokens.lock().unwrap_or_else(PoisonError::into_inner).expired(since, now);
+        let mut commit = Commit::new().put_json(SELF, WALL, &now.unix_ms());
+        for id in expired.into_iter().take(EXPIRED_A_COMMIT) {
+            commit = commit.audit(AuditRecord::new("token.expired", id, "observed").by("edge"));
+        }
         loop {
             let unsaved = {
                 let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
@@ -305,6 +316,7 @@ impl Site {
                 self.read_mut(|registry| registry.keep_unsaved(unsaved.into_iter().map(|(id, _)| id)));
                 return;
             }
+            *self.wall_stored.lock().unwrap_or_else(PoisonError::into_inner) = now;
             if count < REPORTS_A_COMMIT {
                 return;
             }

@@ -87,6 +87,13 @@ fn refused_tokens_look_alike() {
         let told: Vec<_> = entries.iter().map(|entry| entry.record.detail.as_str()).collect();
         assert_eq!(told, ["unknown", "wrong_secret", "revoked", "expired"]);
         assert!(edge.running.site.nodes().1.is_empty());
+        // Its end is told once, also across a restart.
+        edge.running.site.flush().await;
+        let edge = edge.restart().await;
+        edge.running.site.flush().await;
+        let ends: Vec<_> =
+            edge.audit("token.expired").await.into_iter().map(|one| one.record.subject).collect();
+        assert_eq!(ends, [expired]);
     });
 }
 

@@ -199,6 +199,12 @@ fn a_small_volume_that_fills_up() {
                 }
             }
             assert!(refused && matches!(store.health(), Health::ReadOnly(_)));
+            // What is there can still be read.
+            let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+            while store.get("t", "first").await.is_err() {
+                assert!(std::time::Instant::now() < deadline, "not readable on a full disk");
+                tokio::task::yield_now().await;
+            }
             std::fs::remove_file(&ballast).unwrap();
             let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
             while store.check().await != Health::Ok {
