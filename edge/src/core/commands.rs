@@ -57,7 +57,7 @@ pub(crate) struct CommandRow {
     pub(crate) until_unix_ms: Option<i64>,
 }
 
-/// What is asked, as it arrived; validated by [`Request::check`].
+/// What is asked, as it arrived; validated before anything is done with it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Request {
     pub(crate) command_id: String,
