@@ -89,7 +89,7 @@ async fn throughput(target: &DialTarget) -> Figures {
     link.drained().await;
     vec![
         ("chunks_per_s", chunks),
-        ("frames_in_per_chunk", stats.frames_in as f64 * CHUNK as f64 / stats.bytes_in as f64),
+        ("chunks_per_frame", stats.bytes_in as f64 / CHUNK as f64 / stats.frames_in as f64),
         ("ping_saturated_p50_us", percentile(&mut pings, 0.5)),
         ("ping_saturated_p99_us", percentile(&mut pings, 0.99)),
     ]

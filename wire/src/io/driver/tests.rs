@@ -10,6 +10,7 @@ use std::sync::Mutex;
 
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt, DuplexStream, duplex};
+use tokio::task::yield_now;
 use tokio::time::{Instant, advance, sleep};
 
 use super::*;
