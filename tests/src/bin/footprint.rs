@@ -24,7 +24,7 @@ enum Command {
     /// Start, idle memory, memory a connected node.
     Figures {
         /// Nodes connected for the memory of each.
-        #[arg(long, default_value_t = 100)]
+        #[arg(long, default_value_t = 200)]
         nodes: usize,
         /// Writes the figures to this file.
         #[arg(long)]
