@@ -70,5 +70,10 @@ pub fn provider() -> Arc<CryptoProvider> {
     PROVIDER.get_or_init(|| Arc::new(rustls::crypto::ring::default_provider())).clone()
 }
 
+/// What either verifier says to a TLS 1.2 signature; no configuration of the wire lets it come to that.
+fn not_spoken() -> rustls::Error {
+    rustls::Error::General("TLS 1.2 is not spoken here".to_owned())
+}
+
 #[cfg(test)]
 mod tests;

@@ -11,7 +11,7 @@ use rustls::crypto::WebPkiSupportedAlgorithms;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
-use super::{ALPN, TlsError, provider};
+use super::{ALPN, TlsError, not_spoken, provider};
 use crate::ca::certificate_digest;
 
 /// Whom a dialer trusts.
@@ -137,7 +137,7 @@ impl ServerCertVerifier for DigestVerifier {
         _certificate: &CertificateDer<'_>,
         _signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Err(rustls::Error::General("TLS 1.2 is not spoken here".to_owned()))
+        Err(not_spoken())
     }
 
     fn verify_tls13_signature(

@@ -12,7 +12,7 @@ use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{NoServerSessionStorage, ParsedCertificate, ServerSessionMemoryCache};
 use rustls::{CertificateError, DigitallySignedStruct, DistinguishedName, ServerConfig, SignatureScheme};
 
-use super::{ALPN, TlsError, provider};
+use super::{ALPN, TlsError, not_spoken, provider};
 use crate::clock::Wall;
 use crate::peer::{LARGEST_CERTIFICATE, PeerCertificate};
 
@@ -201,7 +201,7 @@ impl ClientCertVerifier for PossessionVerifier {
         _certificate: &CertificateDer<'_>,
         _signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Err(rustls::Error::General("TLS 1.2 is not spoken here".to_owned()))
+        Err(not_spoken())
     }
 
     fn verify_tls13_signature(
