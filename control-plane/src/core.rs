@@ -5,6 +5,5 @@ pub(crate) mod audit;
 pub(crate) mod commands;
 pub(crate) mod edges;
 pub(crate) mod enrollments;
-pub(crate) mod guesses;
 pub(crate) mod operators;
 pub(crate) mod views;

@@ -1,7 +1,8 @@
 //! Who may claim an enrollment token: the rules as one pure function.
 //!
 //! Owns: the decision (contracts/edge-node.md and contracts/control-edge.md, "Enrollment"). Leaves to others: the
-//! conditional write that makes a claim happen once, signing, and limiting guesses.
+//! conditional write that makes a claim happen once, signing, and limiting guesses
+//! (`guesses`).
 //! Invariant: a token gives at most one credential; the same key gets the same bytes again for a bounded time; to the
 //! outside unknown, wrong, expired and revoked look and cost the same.
 

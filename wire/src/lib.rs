@@ -11,6 +11,7 @@ pub mod enroll;
 pub mod error;
 pub mod files;
 pub mod frame;
+pub mod guesses;
 pub mod ids;
 pub mod io;
 pub mod limits;

@@ -69,6 +69,12 @@ pub const NEWCOMERS_PER_ADDRESS: usize = 16;
 pub const NEWCOMERS_WAITING: usize = 1024;
 /// A newcomer silent for longer gives its place to a later one from the same address.
 pub const NEWCOMER_GRACE: Duration = Duration::from_secs(1);
+/// Wrong enrollment tokens from one address within [`GUESS_WINDOW`]: a person who mistypes needs fewer.
+pub const GUESSES: u32 = 10;
+/// The time in which they are counted.
+pub const GUESS_WINDOW: Duration = Duration::from_secs(60);
+/// Addresses that are watched; beyond it the one whose window ends first is forgotten.
+pub const GUESSERS_MAX: usize = 4_096;
 /// TCP connect, TLS handshake and hello, each.
 pub const STEP_TIMEOUT: Duration = Duration::from_secs(5);
 /// A PING goes out when nothing else did for so long.

@@ -1,27 +1,20 @@
-//! The site's enrollment tokens, and how often an address may guess.
+//! The site's enrollment tokens, and which refusals the audit shows one by one.
 //!
-//! Owns the stored row and its states. Leaves the claim's rules to `umbel_wire::enroll` and the one conditional
-//! write to the shell. Invariant: a row is applied here only after it was committed.
+//! Owns the stored row and its states. Leaves the claim's rules to `umbel_wire::enroll`, guessing to
+//! `umbel_wire::guesses` and the one conditional write to the shell. Invariant: a row is applied here only after it was committed.
 
-use std::collections::{BTreeMap, HashMap};
-use std::net::IpAddr;
-use std::time::{Duration, Instant};
+use std::collections::BTreeMap;
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use umbel_store::Position;
 use umbel_wire::clock::Wall;
 use umbel_wire::enroll::TokenRow;
+use umbel_wire::limits::GUESS_WINDOW;
 use umbel_wire::{Code, Error};
 
 /// Tokens kept, used and expired ones included: a site's largest roll-out and a year of single hosts.
 pub(crate) const TOKENS_MAX: usize = 10_000;
-/// Wrong guesses from one address within [`GUESS_WINDOW`].
-pub(crate) const GUESSES: u32 = 10;
-/// The time in which they are counted.
-pub(crate) const GUESS_WINDOW: Duration = Duration::from_secs(60);
-/// Addresses that are watched; beyond it the one whose window ends first is forgotten.
-pub(crate) const GUESSERS_MAX: usize = 4_096;
-
 /// A stored token: table `enrollments`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct EnrollmentRow {
@@ -121,28 +114,15 @@ impl Tokens {
 /// Refused attempts that are audited one by one within [`GUESS_WINDOW`]; the rest is folded into a number.
 pub(crate) const AUDITED: u32 = 60;
 
-/// Counts wrong guesses by address, and keeps them from filling the audit.
+/// Keeps refused attempts from filling the audit.
 #[derive(Debug, Default)]
-pub(crate) struct Guesses {
-    seen: HashMap<IpAddr, (u32, Instant)>,
+pub(crate) struct Refusals {
     audited: u32,
     folded: u64,
     window_ends: Option<Instant>,
 }
 
-impl Guesses {
-    /// Whether this address may try now; else how long it has to wait.
-    pub(crate) fn allowed(&mut self, address: IpAddr, now: Instant) -> Result<(), Duration> {
-        match self.seen.get(&address) {
-            Some((count, until)) if *count >= GUESSES && *until > now => Err(*until - now),
-            Some((_, until)) if *until <= now => {
-                self.seen.remove(&address);
-                Ok(())
-            }
-            _ => Ok(()),
-        }
-    }
-
+impl Refusals {
     /// Whether a refusal gets an audit entry of its own, and how many were folded before it.
     pub(crate) fn audit(&mut self, now: Instant) -> Option<u64> {
         if self.window_ends.is_none_or(|end| end <= now) {
@@ -156,24 +136,6 @@ impl Guesses {
         self.audited += 1;
         Some(std::mem::take(&mut self.folded))
     }
-
-    /// A wrong guess.
-    pub(crate) fn wrong(&mut self, address: IpAddr, now: Instant) {
-        if self.seen.len() >= GUESSERS_MAX && !self.seen.contains_key(&address) {
-            self.seen.retain(|_, (_, until)| *until > now);
-            if self.seen.len() >= GUESSERS_MAX
-                && let Some(first) =
-                    self.seen.iter().min_by_key(|(_, (_, until))| *until).map(|(one, _)| *one)
-            {
-                self.seen.remove(&first);
-            }
-        }
-        let entry = self.seen.entry(address).or_insert((0, now + GUESS_WINDOW));
-        if entry.1 <= now {
-            *entry = (0, now + GUESS_WINDOW);
-        }
-        entry.0 += 1;
-    }
 }
 
 #[cfg(test)]
@@ -181,36 +143,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn guessing_is_slow_and_forgotten() {
-        let mut guesses = Guesses::default();
-        let now = Instant::now();
-        let address = IpAddr::from([192, 0, 2, 1]);
-        for _ in 0..GUESSES {
-            assert!(guesses.allowed(address, now).is_ok());
-            guesses.wrong(address, now);
-        }
-        assert!(guesses.allowed(address, now).is_err());
-        assert!(guesses.allowed(IpAddr::from([192, 0, 2, 2]), now).is_ok());
-        assert!(guesses.allowed(address, now + GUESS_WINDOW).is_ok());
-    }
-
-    #[test]
     fn a_flood_of_refusals_is_folded() {
-        let mut guesses = Guesses::default();
+        let mut refusals = Refusals::default();
         let now = Instant::now();
-        let told = (0..1_000).filter(|_| guesses.audit(now).is_some()).count();
+        let told = (0..1_000).filter(|_| refusals.audit(now).is_some()).count();
         assert_eq!(told, AUDITED as usize);
-        assert_eq!(guesses.audit(now + GUESS_WINDOW), Some(1_000 - u64::from(AUDITED)));
-        assert_eq!(guesses.audit(now + GUESS_WINDOW), Some(0));
-    }
-
-    #[test]
-    fn a_flood_of_addresses_is_bounded() {
-        let mut guesses = Guesses::default();
-        let now = Instant::now();
-        for n in 0..2 * GUESSERS_MAX as u32 {
-            guesses.wrong(IpAddr::from(n.to_be_bytes()), now + Duration::from_millis(u64::from(n)));
-        }
-        assert!(guesses.seen.len() <= GUESSERS_MAX);
+        assert_eq!(refusals.audit(now + GUESS_WINDOW), Some(1_000 - u64::from(AUDITED)));
+        assert_eq!(refusals.audit(now + GUESS_WINDOW), Some(0));
     }
 }

@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 
 use umbel_store::{AuditRecord, Commit, CommitError, Health, HighWater, Store};
 use umbel_wire::clock::{self, Wall};
+use umbel_wire::guesses::Guesses;
 use umbel_wire::liveness::Times;
 use umbel_wire::{Code, Connection, EdgeId, Error, Generation, NodeId};
 
 use crate::core::admission;
-use crate::core::enrollment::{EnrollmentRow, Guesses, Tokens};
+use crate::core::enrollment::{EnrollmentRow, Refusals, Tokens};
 use crate::core::registry::node::{Declared, Node, NodeRow, ProviderState, ReportRow};
 use crate::core::registry::{Call, Notice, Registry};
 use crate::shell::dispatch::{Category, Dispatch, ProviderSpec, ProviderUp};
@@ -56,6 +57,7 @@ pub(crate) struct Site {
     registry: Mutex<Registry<Connection>>,
     pub(crate) tokens: Mutex<Tokens>,
     pub(crate) guesses: Mutex<Guesses>,
+    pub(crate) refusals: Mutex<Refusals>,
     generations: HighWater,
     revisions: HighWater,
     wall_floor: Mutex<Wall>,
@@ -121,6 +123,7 @@ impl Site {
             registry: Mutex::new(registry),
             tokens: Mutex::new(tokens),
             guesses: Mutex::default(),
+            refusals: Mutex::default(),
             generations,
             revisions,
             wall_floor: Mutex::new(Wall(floor)),

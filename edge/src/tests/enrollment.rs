@@ -103,7 +103,7 @@ fn guessing_is_slowed_down() {
         let edge = Edge::start().await;
         let key = KeyPair::generate().unwrap();
         let (id, secret) = edge.token("n").await;
-        for _ in 0..crate::core::enrollment::GUESSES {
+        for _ in 0..umbel_wire::limits::GUESSES {
             let answer = refusal(edge.enroll(&id, &Secret::generate(), &key).await);
             assert_eq!(answer.0, Code::Unauthenticated);
         }

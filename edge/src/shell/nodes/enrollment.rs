@@ -40,8 +40,8 @@ async fn answer(
     newcomer: &Newcomer,
 ) -> Result<NodeEnrollResponse, Error> {
     let address = newcomer.address().ip();
-    let allowed = site.guesses.lock().unwrap_or_else(PoisonError::into_inner).allowed(address, clock::now());
-    if let Err(wait) = allowed {
+    let wait = site.guesses.lock().unwrap_or_else(PoisonError::into_inner).wait(address, clock::now());
+    if let Some(wait) = wait {
         let message = "too many wrong tokens from this address; wait a minute and check the token";
         return Err(Error::new(Code::ResourceExhausted, "TOO_MANY_GUESSES", message).with_retry_after(wait));
     }
@@ -86,7 +86,7 @@ fn refused(site: &Site, newcomer: &Newcomer, token_id: &str, refusal: Refusal, k
 }
 
 fn audit_refusal(site: &Site, subject: &str, why: &str) {
-    let folded = site.guesses.lock().unwrap_or_else(PoisonError::into_inner).audit(clock::now());
+    let folded = site.refusals.lock().unwrap_or_else(PoisonError::into_inner).audit(clock::now());
     let why = match folded {
         None => return,
         Some(0) => why.to_owned(),

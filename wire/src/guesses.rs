@@ -1,42 +1,41 @@
-//! How often an address may try tokens that open nothing. Guessing 256 bits is hopeless; this keeps the attempts
-//! from costing signatures and log lines. The edge has the same rule for its nodes.
+//! How often an address may try tokens that open nothing.
+//!
+//! Guessing 256 bits is hopeless; this keeps the attempts from costing signatures and log lines. Owns the counts;
+//! leaves to others what counts as wrong and what the peer is told. Invariant: at most [`GUESSERS_MAX`] addresses are
+//! remembered, whatever arrives.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-/// Wrong tokens from one address within [`WINDOW`].
-const GUESSES: u32 = 10;
-/// The time in which they are counted.
-const WINDOW: Duration = Duration::from_secs(60);
-/// Addresses that are watched; beyond it the one whose time ends first is forgotten.
-const WATCHED: usize = 4_096;
+use crate::limits::{GUESS_WINDOW, GUESSERS_MAX, GUESSES};
 
 /// Wrong tokens by address.
 #[derive(Debug, Default)]
-pub(crate) struct Guesses {
+pub struct Guesses {
     seen: HashMap<IpAddr, (u32, Instant)>,
 }
 
 impl Guesses {
     /// How long this address has to wait; nothing if it may try now.
-    pub(crate) fn wait(&self, address: IpAddr, now: Instant) -> Option<Duration> {
+    #[must_use]
+    pub fn wait(&self, address: IpAddr, now: Instant) -> Option<Duration> {
         let (count, until) = self.seen.get(&address)?;
         (*count >= GUESSES && *until > now).then(|| until.saturating_duration_since(now))
     }
 
     /// A wrong one.
-    pub(crate) fn wrong(&mut self, address: IpAddr, now: Instant) {
-        if self.seen.len() >= WATCHED && !self.seen.contains_key(&address) {
+    pub fn wrong(&mut self, address: IpAddr, now: Instant) {
+        if self.seen.len() >= GUESSERS_MAX && !self.seen.contains_key(&address) {
             self.seen.retain(|_, (_, until)| *until > now);
             let first = self.seen.iter().min_by_key(|(_, (_, until))| *until).map(|(address, _)| *address);
-            if let Some(first) = first.filter(|_| self.seen.len() >= WATCHED) {
+            if let Some(first) = first.filter(|_| self.seen.len() >= GUESSERS_MAX) {
                 self.seen.remove(&first);
             }
         }
-        let (count, until) = self.seen.entry(address).or_insert((0, now + WINDOW));
+        let (count, until) = self.seen.entry(address).or_insert((0, now + GUESS_WINDOW));
         if *until <= now {
-            (*count, *until) = (0, now + WINDOW);
+            (*count, *until) = (0, now + GUESS_WINDOW);
         }
         *count = count.saturating_add(1);
     }
@@ -55,20 +54,20 @@ mod tests {
             assert_eq!(guesses.wait(one, now), None);
             guesses.wrong(one, now);
         }
-        assert_eq!(guesses.wait(one, now), Some(WINDOW));
+        assert_eq!(guesses.wait(one, now), Some(GUESS_WINDOW));
         assert_eq!(guesses.wait(other, now), None);
-        assert_eq!(guesses.wait(one, now + WINDOW), None);
-        guesses.wrong(one, now + WINDOW);
-        assert_eq!(guesses.wait(one, now + WINDOW), None, "the count starts anew");
+        assert_eq!(guesses.wait(one, now + GUESS_WINDOW), None);
+        guesses.wrong(one, now + GUESS_WINDOW);
+        assert_eq!(guesses.wait(one, now + GUESS_WINDOW), None, "the count starts anew");
     }
 
     #[test]
     fn a_flood_of_addresses_is_bounded() {
         let mut guesses = Guesses::default();
         let now = Instant::now();
-        for number in 0..2 * WATCHED as u32 {
+        for number in 0..2 * GUESSERS_MAX as u32 {
             guesses.wrong(IpAddr::from(number.to_be_bytes()), now + Duration::from_millis(u64::from(number)));
         }
-        assert!(guesses.seen.len() <= WATCHED);
+        assert!(guesses.seen.len() <= GUESSERS_MAX);
     }
 }
