@@ -11,18 +11,19 @@ use std::{
 };
 
 use rustix::process::{Signal, getpid, kill_process};
+use umbel_contracts::daemon::StartError;
 
 use crate::{
     args::{
         ControlPlaneArgs, ControlPlaneVerb, DaemonFlags, EdgeArgs, EdgeDaemonVerb, NodeArgs, NodeDaemonVerb,
     },
     exit::{Exit, Failure, Outcome},
-    logging::{self, LogFormat},
+    logging,
     output::{put, say},
     secrets,
 };
 
-use report::{Check, checks, plain, print_object};
+use report::{checks, plain, print_object};
 
 /// The file of a tier when no other is named.
 pub(crate) fn default_file(tier: &str) -> PathBuf {
@@ -34,36 +35,28 @@ fn file_of(flags: &DaemonFlags, tier: &str) -> PathBuf {
 }
 
 /// A tier's error as an ending.
-macro_rules! ending {
-    ($error:expr) => {{
-        let error = $error;
-        let exit = match error.exit_code() {
-            78 => Exit::BadConfig,
-            3 => Exit::Condition,
-            _ => Exit::Failed,
-        };
-        Failure::new(exit, error.to_string())
-    }};
+fn ending(error: StartError) -> Failure {
+    let exit = match error.exit_code() {
+        78 => Exit::BadConfig,
+        3 => Exit::Condition,
+        _ => Exit::Failed,
+    };
+    Failure::new(exit, error.to_string())
 }
 
 /// `umbel control-plane ...`
 pub(crate) fn control_plane(args: ControlPlaneArgs) -> Outcome {
     use umbel_control_plane as tier;
     let file = file_of(&args.flags, "control-plane");
-    let config = tier::Config::load(&file).map_err(|error| ending!(error))?;
+    let config = tier::Config::load(&file).map_err(ending)?;
     match args.verb {
         None => {
-            let format = match config.log_format {
-                tier::LogFormat::Auto => LogFormat::Auto,
-                tier::LogFormat::Text => LogFormat::Text,
-                tier::LogFormat::Json => LogFormat::Json,
-            };
-            logging::start(&config.log_level, format)?;
+            logging::start(&config.log_level, config.log_format)?;
             watch_parent(&args.flags)?;
-            tier::run(config).map_err(|error| ending!(error))
+            tier::run(config).map_err(ending)
         }
         Some(ControlPlaneVerb::Init(flags)) => {
-            let made = tier::init(&config).map_err(|error| ending!(error))?;
+            let made = tier::init(&config).map_err(ending)?;
             if flags.output.is_json() {
                 let object = serde_json::json!({
                     "ca_file": made.ca_file,
@@ -84,15 +77,7 @@ pub(crate) fn control_plane(args: ControlPlaneArgs) -> Outcome {
             ));
             Ok(())
         }
-        Some(ControlPlaneVerb::Doctor(flags)) => checks(
-            &flags,
-            tier::doctor(&config).iter().map(|check| Check {
-                name: &check.name,
-                passed: check.passed,
-                message: &check.message,
-                next_step: &check.next_step,
-            }),
-        ),
+        Some(ControlPlaneVerb::Doctor(flags)) => checks(&flags, &tier::doctor(&config)),
     }
 }
 
@@ -107,17 +92,12 @@ pub(crate) fn edge(args: EdgeArgs) -> Outcome {
     if let Some(EdgeDaemonVerb::Init { site: Some(site) }) = &args.verb {
         write_first_file(&file, site)?;
     }
-    let config = tier::Config::load(&file).map_err(|error| ending!(error))?;
+    let config = tier::Config::load(&file).map_err(ending)?;
     match args.verb {
         None => {
-            let format = match config.log.format {
-                tier::LogFormat::Auto => LogFormat::Auto,
-                tier::LogFormat::Text => LogFormat::Text,
-                tier::LogFormat::Json => LogFormat::Json,
-            };
-            logging::start(&config.log.level, format)?;
+            logging::start(&config.log.level, config.log.format)?;
             watch_parent(&args.flags)?;
-            tier::run(config).map_err(|error| ending!(error))
+            tier::run(config).map_err(ending)
         }
         Some(EdgeDaemonVerb::Init { site }) => {
             let named = site.as_deref().unwrap_or(config.site.as_str());
@@ -129,7 +109,7 @@ pub(crate) fn edge(args: EdgeArgs) -> Outcome {
                 ))
                 .remedy("make them the same; a site's name stands in every certificate"));
             }
-            let made = tier::init(&config).map_err(|error| ending!(error))?;
+            let made = tier::init(&config).map_err(ending)?;
             say(&format!(
                 "The site {} is set up.\n  CA      {}\n          sha256:{}\n\
                  Next: umbel edge --config {}\n      umbel ctl --socket {} token create NODE\n\
@@ -145,7 +125,7 @@ pub(crate) fn edge(args: EdgeArgs) -> Outcome {
         }
         Some(EdgeDaemonVerb::Enroll(source)) => {
             let token = secrets::read_enrollment_token(&source)?;
-            let enrolled = tier::enroll(&config, &token).map_err(|error| ending!(error))?;
+            let enrolled = tier::enroll(&config, &token).map_err(ending)?;
             if source.output.is_json() {
                 let object = serde_json::json!({
                     "control_plane_id": enrolled.control_plane_id,
@@ -161,15 +141,7 @@ pub(crate) fn edge(args: EdgeArgs) -> Outcome {
             ));
             Ok(())
         }
-        Some(EdgeDaemonVerb::Doctor(flags)) => checks(
-            &flags,
-            tier::doctor(&config).iter().map(|check| Check {
-                name: &check.name,
-                passed: check.passed,
-                message: &check.message,
-                next_step: &check.next_step,
-            }),
-        ),
+        Some(EdgeDaemonVerb::Doctor(flags)) => checks(&flags, &tier::doctor(&config)),
     }
 }
 
@@ -197,28 +169,23 @@ pub(crate) fn node(args: NodeArgs) -> Outcome {
         secrets::refuse_in_argv(source.in_argv())?;
     }
     let file = file_of(&args.flags, "node");
-    let config = tier::Config::load(&file).map_err(|error| ending!(error))?;
+    let config = tier::Config::load(&file).map_err(ending)?;
     match args.verb {
         None if args.preflight => {
-            let found = tier::preflight(&config).map_err(|error| ending!(error))?;
+            let found = tier::preflight(&config).map_err(ending)?;
             let gpus = if found.gpus.is_empty() { "none".to_owned() } else { found.gpus.join(", ") };
             let driver = found.driver_version.as_deref().unwrap_or("none");
             put(&format!("accelerator  {}\ngpus         {gpus}\ndriver       {driver}\n", found.accelerator));
             Ok(())
         }
         None => {
-            let format = match config.log_format {
-                tier::LogFormat::Auto => LogFormat::Auto,
-                tier::LogFormat::Text => LogFormat::Text,
-                tier::LogFormat::Json => LogFormat::Json,
-            };
-            logging::start(&config.log_level, format)?;
+            logging::start(&config.log_level, config.log_format)?;
             watch_parent(&args.flags)?;
-            tier::run(config).map_err(|error| ending!(error))
+            tier::run(config).map_err(ending)
         }
         Some(NodeDaemonVerb::Enroll(source)) => {
             let token = secrets::read_enrollment_token(&source)?;
-            let enrolled = tier::enroll(&config, &token).map_err(|error| ending!(error))?;
+            let enrolled = tier::enroll(&config, &token).map_err(ending)?;
             if source.output.is_json() {
                 return print_object(&enrolled, source.output);
             }
@@ -231,19 +198,11 @@ pub(crate) fn node(args: NodeArgs) -> Outcome {
             ));
             Ok(())
         }
-        Some(NodeDaemonVerb::Doctor(flags)) => checks(
-            &flags,
-            tier::doctor(&config).iter().map(|check| Check {
-                name: &check.name,
-                passed: check.passed,
-                message: &check.message,
-                next_step: &check.next_step,
-            }),
-        ),
+        Some(NodeDaemonVerb::Doctor(flags)) => checks(&flags, &tier::doctor(&config)),
         Some(NodeDaemonVerb::Status(flags)) => {
             let status = tier::status(&config.socket).map_err(|error| {
-                let unreachable = matches!(error, tier::StartError::Unreachable(_));
-                if unreachable { Failure::new(Exit::Unreachable, error.to_string()) } else { ending!(error) }
+                let unreachable = matches!(error, StartError::Unreachable(_));
+                if unreachable { Failure::new(Exit::Unreachable, error.to_string()) } else { ending(error) }
             })?;
             if flags.output.is_json() {
                 return print_object(&status, flags.output);

@@ -6,19 +6,9 @@
 use std::io::IsTerminal as _;
 
 use tracing_subscriber::EnvFilter;
+use umbel_contracts::config::LogFormat;
 
 use crate::exit::{Exit, Failure, Outcome};
-
-/// How log lines are written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LogFormat {
-    /// Text on a terminal, JSON otherwise.
-    Auto,
-    /// Lines for people.
-    Text,
-    /// One JSON object a line.
-    Json,
-}
 
 /// Starts logging to standard error. `level` is a `tracing` filter: `info`, `info,umbel_edge=debug`.
 pub(crate) fn start(level: &str, format: LogFormat) -> Outcome {

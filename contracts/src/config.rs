@@ -13,8 +13,10 @@ use serde::de::DeserializeOwned;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+mod log_format;
 mod units;
 
+pub use log_format::LogFormat;
 pub use units::{ByteSize, HumanDuration, InvalidUnit};
 
 /// A configuration file above this is refused: none is near it, and a wrong path should not fill memory.

@@ -4,6 +4,8 @@
 
 pub mod bounds;
 pub mod config;
+#[cfg(feature = "daemon")]
+pub mod daemon;
 pub mod numbers;
 pub mod objects;
 pub mod operations;

@@ -9,19 +9,18 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
-use umbel_contracts::serve::{Door, router};
+use umbel_contracts::daemon::{LocalListener, Signals, bind, bind_if_on};
+use umbel_contracts::serve::{Door, router, serve_local, serve_plain, serve_tls};
 use umbel_store::{HighWater, Store};
 use umbel_wire::ids::Generation;
 use umbel_wire::{CloseReason, Connection, GoawayReason, files};
 
 use crate::http::api::Api;
-use crate::http::listen::{self, LocalListener};
 use crate::http::metrics;
 use crate::init::{STORE_FILE, STORE_OWNER};
 use crate::shell::authority::{Keys, ca_dir};
 use crate::shell::edges::EdgeDoor;
 use crate::shell::plane::{Plane, Settings};
-use crate::shell::signals::Signals;
 use crate::{Config, StartError};
 
 /// Generations set aside for one process: more connections than it will ever accept.
@@ -41,17 +40,11 @@ pub fn run(config: Config) -> Result<(), StartError> {
         .build()
         .map_err(|error| StartError::Failed(format!("cannot start a runtime: {error}")))?;
     runtime.block_on(async {
-        let mut signals =
-            Signals::take().map_err(|error| StartError::Failed(format!("cannot take signals: {error}")))?;
+        let signals = Signals::take()?;
         let running = Running::build(&config).await?;
         let api = running.api_address.map_or_else(|| "off".to_owned(), |address| address.to_string());
         tracing::info!(name = %config.name, edges = %running.edges_address, %api, "serving");
-        let signal = signals.next().await;
-        tracing::info!("{signal}: draining for up to {:?}; a second signal ends at once", config.drain);
-        tokio::select! {
-            () = running.drain(config.drain) => {}
-            signal = signals.next() => tracing::warn!("{signal}: ending at once"),
-        }
+        signals.drained(config.drain, running.drain(config.drain)).await;
         Ok(())
     })
 }
@@ -136,11 +129,11 @@ impl Running {
         let fleet = Arc::new(Api(Arc::clone(&plane)));
         if let Some(listener) = api {
             let router = router(Arc::clone(&fleet), Door::Network);
-            serving.spawn(listen::tls(listener, Arc::clone(&plane.keys.api), router, drain.clone()));
+            serving.spawn(serve_tls(listener, Arc::clone(&plane.keys.api), router, drain.clone()));
         }
-        serving.spawn(listen::local(local, router(fleet, Door::Local), drain.clone()));
+        serving.spawn(serve_local(local, router(fleet, Door::Local), drain.clone()));
         if let Some(listener) = metrics {
-            serving.spawn(listen::plain(listener, metrics::router(Arc::clone(&plane)), drain.clone()));
+            serving.spawn(serve_plain(listener, metrics::router(Arc::clone(&plane)), drain.clone()));
         }
         let door = Arc::new(EdgeDoor(Arc::clone(&plane)));
         serving.spawn(umbel_wire::serve(edges, Arc::clone(&plane.keys.edges), door, drain.clone()));
@@ -187,35 +180,9 @@ impl Running {
 
 impl Listeners {
     async fn bind(config: &Config) -> Result<Self, StartError> {
-        let api = match config.api {
-            Some(address) => Some(bind("listen.api", address).await?),
-            None => None,
-        };
-        let metrics = match config.metrics {
-            Some(address) => Some(bind("listen.metrics", address).await?),
-            None => None,
-        };
+        let api = bind_if_on("listen.api", config.api).await?;
+        let metrics = bind_if_on("listen.metrics", config.metrics).await?;
         let edges = bind("listen.edges", config.edges).await?;
-        let local = LocalListener::bind(&config.socket).map_err(|error| {
-            StartError::Failed(format!(
-                "cannot make the socket {} (listen.socket): {error}. End the process that uses it, or give this one \
-                 another path of at most 100 characters.",
-                config.socket.display()
-            ))
-        })?;
-        Ok(Self { edges, api, metrics, local })
+        Ok(Self { edges, api, metrics, local: LocalListener::bind(&config.socket)? })
     }
-}
-
-/// Binds a port, and says which key of the file to change if that cannot be.
-async fn bind(key: &str, address: SocketAddr) -> Result<TcpListener, StartError> {
-    TcpListener::bind(address).await.map_err(|error| {
-        let remedy = match error.kind() {
-            std::io::ErrorKind::AddrInUse => "Another process listens there: end it, or choose another port",
-            std::io::ErrorKind::PermissionDenied => "This user may not: choose a port above 1023",
-            std::io::ErrorKind::AddrNotAvailable => "This host has no such address: correct it",
-            _ => "Correct it",
-        };
-        StartError::Failed(format!("cannot listen on {address}: {error}. {remedy} in {key}."))
-    })
 }

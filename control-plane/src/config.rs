@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use umbel_contracts::config::{ConfigError, ConfigFile};
+use umbel_contracts::config::{ConfigError, ConfigFile, LogFormat};
 use umbel_wire::ids::EdgeId;
 use umbel_wire::liveness::Times;
 use umbel_wire::token::is_address;
@@ -17,19 +17,6 @@ use crate::StartError;
 mod file;
 
 use file::File;
-
-/// How log lines are written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LogFormat {
-    /// Text on a terminal, JSON otherwise.
-    #[default]
-    Auto,
-    /// Lines for people.
-    Text,
-    /// One JSON object a line.
-    Json,
-}
 
 /// A valid file of the control plane.
 #[derive(Debug, Clone, PartialEq, Eq)]

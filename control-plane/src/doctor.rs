@@ -3,36 +3,15 @@
 
 use std::net::SocketAddr;
 
+use umbel_contracts::daemon::{Check, answers};
 use umbel_store::{OpenError, Store};
 use umbel_wire::clock::Wall;
 use umbel_wire::files;
 
 use crate::Config;
 use crate::core::operators::{OPERATORS, OperatorRow, Operators};
-use crate::http::listen;
 use crate::init::{STORE_FILE, STORE_OWNER};
 use crate::shell::authority::{Keys, ca_dir};
-
-/// One step of the doctor.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-pub struct Check {
-    /// `state`, `authority`, `running`, `store`, `operators`, `ports`.
-    pub name: String,
-    /// It is as it should be.
-    pub passed: bool,
-    /// What was found.
-    pub message: String,
-    /// What to do; empty when it passed.
-    pub next_step: String,
-}
-
-fn passed(name: &str, message: impl Into<String>) -> Check {
-    Check { name: name.into(), passed: true, message: message.into(), next_step: String::new() }
-}
-
-fn failed(name: &str, message: impl Into<String>, next_step: impl Into<String>) -> Check {
-    Check { name: name.into(), passed: false, message: message.into(), next_step: next_step.into() }
-}
 
 /// Checks what can be checked on this host, whether or not the control plane runs. Blocks for a few seconds at
 /// most and changes nothing.
@@ -40,7 +19,7 @@ fn failed(name: &str, message: impl Into<String>, next_step: impl Into<String>) 
 pub fn doctor(config: &Config) -> Vec<Check> {
     let mut checks = vec![state(config)];
     if !ca_dir(config).exists() {
-        checks.push(failed(
+        checks.push(Check::failed(
             "authority",
             "there is none",
             "run `umbel control-plane init` with the same --config",
@@ -50,9 +29,11 @@ pub fn doctor(config: &Config) -> Vec<Check> {
     checks.push(authority(config));
     match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime.block_on(async { checks.extend(live(config).await) }),
-        Err(error) => {
-            checks.push(failed("running", format!("no runtime: {error}"), "look at this host's limits"))
-        }
+        Err(error) => checks.push(Check::failed(
+            "running",
+            format!("no runtime: {error}"),
+            "look at this host's limits",
+        )),
     }
     checks
 }
@@ -60,17 +41,19 @@ pub fn doctor(config: &Config) -> Vec<Check> {
 fn state(config: &Config) -> Check {
     let state = config.state_dir.as_path();
     if !state.exists() {
-        return failed(
+        return Check::failed(
             "state",
             format!("{} does not exist", state.display()),
             "run `umbel control-plane init`",
         );
     }
     match files::private_dir(state) {
-        Ok(()) => passed("state", format!("{} is private", state.display())),
-        Err(error) => {
-            failed("state", format!("{}: {error}", state.display()), "correct its owner and mode (0700)")
-        }
+        Ok(()) => Check::passed("state", format!("{} is private", state.display())),
+        Err(error) => Check::failed(
+            "state",
+            format!("{}: {error}", state.display()),
+            "correct its owner and mode (0700)",
+        ),
     }
 }
 
@@ -78,19 +61,19 @@ fn authority(config: &Config) -> Check {
     match Keys::open(config, Wall::now()) {
         Ok(keys) => {
             let digest = data_encoding::HEXLOWER.encode(&keys.authority.digest());
-            passed("authority", format!("CA {digest}; certificates can be made"))
+            Check::passed("authority", format!("CA {digest}; certificates can be made"))
         }
-        Err(error) => failed("authority", error.to_string(), "do as the message says"),
+        Err(error) => Check::failed("authority", error.to_string(), "do as the message says"),
     }
 }
 
 async fn live(config: &Config) -> Vec<Check> {
-    if listen::answers(&config.socket).await {
+    if answers(&config.socket) {
         let message = format!("a control plane answers at {}", config.socket.display());
         let hint = "its store and ports are in use by it and were not looked at";
-        return vec![passed("running", format!("{message}; {hint}"))];
+        return vec![Check::passed("running", format!("{message}; {hint}"))];
     }
-    let mut checks = vec![passed("running", "no control plane runs with this state directory")];
+    let mut checks = vec![Check::passed("running", "no control plane runs with this state directory")];
     checks.extend(store(config).await);
     checks.extend(ports(config).await);
     checks
@@ -99,7 +82,7 @@ async fn live(config: &Config) -> Vec<Check> {
 async fn store(config: &Config) -> Vec<Check> {
     let path = config.state_dir.join(STORE_FILE);
     if !path.exists() {
-        return vec![failed(
+        return vec![Check::failed(
             "store",
             format!("{} does not exist", path.display()),
             "restore the last backup",
@@ -108,12 +91,12 @@ async fn store(config: &Config) -> Vec<Check> {
     let store = match Store::open(&path, STORE_OWNER) {
         Ok(store) => store,
         Err(error @ OpenError::InUse { .. }) => {
-            return vec![failed("store", error.to_string(), "end the process that holds it")];
+            return vec![Check::failed("store", error.to_string(), "end the process that holds it")];
         }
-        Err(error) => return vec![failed("store", error.to_string(), "do as the message says")],
+        Err(error) => return vec![Check::failed("store", error.to_string(), "do as the message says")],
     };
     let rows = store.load(OPERATORS).await;
-    let mut checks = vec![passed("store", format!("{} can be read", path.display()))];
+    let mut checks = vec![Check::passed("store", format!("{} can be read", path.display()))];
     let mut operators = Operators::default();
     for row in rows.unwrap_or_default() {
         if let Ok(operator) = row.json::<OperatorRow>() {
@@ -122,11 +105,11 @@ async fn store(config: &Config) -> Vec<Check> {
     }
     let active = operators.active();
     checks.push(if active > 0 {
-        passed("operators", format!("{active} operator tokens open the API"))
+        Check::passed("operators", format!("{active} operator tokens open the API"))
     } else {
         let step =
             format!("start it and run `umbel ctl --socket {} operator create`", config.socket.display());
-        failed("operators", "no operator token is configured: the API refuses everybody", step)
+        Check::failed("operators", "no operator token is configured: the API refuses everybody", step)
     });
     store.close().await;
     checks
@@ -149,8 +132,8 @@ async fn ports(config: &Config) -> Vec<Check> {
 
 async fn port(key: &str, address: SocketAddr) -> Check {
     match tokio::net::TcpListener::bind(address).await {
-        Ok(_) => passed("ports", format!("{key} {address} is free")),
-        Err(error) => failed(
+        Ok(_) => Check::passed("ports", format!("{key} {address} is free")),
+        Err(error) => Check::failed(
             "ports",
             format!("{key} {address}: {error}"),
             format!("end what listens there, or change {key}"),

@@ -3,7 +3,6 @@
 pub(crate) mod api;
 mod edges;
 mod identities;
-pub(crate) mod listen;
 pub(crate) mod metrics;
 
 #[cfg(test)]

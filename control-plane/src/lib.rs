@@ -10,13 +10,12 @@ mod app;
 mod config;
 mod core;
 mod doctor;
-mod error;
 mod http;
 mod init;
 mod shell;
 
 pub use app::{Running, run};
-pub use config::{Config, LogFormat};
-pub use doctor::{Check, doctor};
-pub use error::StartError;
+pub use config::Config;
+pub use doctor::doctor;
 pub use init::{Initialised, init};
+pub use umbel_contracts::daemon::{Check, StartError};

@@ -1,4 +1,4 @@
-//! What the control plane does: sockets, tasks, the store, certificates and signals around the decisions of `core`.
+//! What the control plane does: sockets, tasks, the store and certificates around the decisions of `core`.
 
 pub(crate) mod authority;
 pub(crate) mod clock;
@@ -8,5 +8,4 @@ pub(crate) mod enrollment;
 pub(crate) mod plane;
 pub(crate) mod relay;
 pub(crate) mod settle;
-pub(crate) mod signals;
 pub(crate) mod status;

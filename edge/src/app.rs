@@ -5,13 +5,14 @@
 //! connections close, the store is closed. Invariant: nothing is served before the stored site is whole in memory.
 
 use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use umbel_contracts::daemon::{LocalListener, Signals, bind, bind_if_on};
+use umbel_contracts::serve::{Door, router, serve_local};
 use umbel_store::{OpenError, Store};
 use umbel_wire::clock::Wall;
 use umbel_wire::liveness::Times;
@@ -19,7 +20,7 @@ use umbel_wire::{CloseReason, Connection, GoawayReason, files, tls::TlsServer};
 
 use crate::http::{Front, FrontOptions, serve, serve_metrics, serve_tls};
 use crate::metrics::Metrics;
-use crate::shell::admin::{self, Admin, LocalListener};
+use crate::shell::admin::Admin;
 use crate::shell::authority::{Certificates, ca_dir};
 use crate::shell::commands::Commands;
 use crate::shell::control;
@@ -27,7 +28,6 @@ use crate::shell::dispatch::{Dispatch, Limits};
 use crate::shell::events::Happened;
 use crate::shell::keys::Keys;
 use crate::shell::nodes::NodeDoor;
-use crate::shell::signals::Signals;
 use crate::shell::site::{Opening, Site};
 use crate::{Config, StartError};
 
@@ -53,17 +53,11 @@ pub fn run(config: Config) -> Result<(), StartError> {
         .build()
         .map_err(|error| StartError::Failed(format!("cannot start a runtime: {error}")))?;
     runtime.block_on(async {
-        let mut signals =
-            Signals::take().map_err(|error| StartError::Failed(format!("cannot take signals: {error}")))?;
+        let signals = Signals::take()?;
         let running = Running::build(&config).await?;
         let api = running.api_address.map_or_else(|| "off".to_owned(), |address| address.to_string());
         tracing::info!(site = %config.site, nodes = %running.nodes_address, %api, "serving");
-        let signal = signals.next().await;
-        tracing::info!("{signal}: draining for up to {:?}; a second signal ends at once", config.drain);
-        tokio::select! {
-            () = running.drain(config.drain) => {}
-            signal = signals.next() => tracing::warn!("{signal}: ending at once"),
-        }
+        signals.drained(config.drain, running.drain(config.drain)).await;
         Ok(())
     })
 }
@@ -162,7 +156,7 @@ impl Running {
         serving.spawn(umbel_wire::serve(nodes, tls, Arc::new(door), shutdown.clone()));
         let authority = certificates.authority_validity();
         let admin = Arc::new(Admin { commands: Arc::clone(&commands), authority });
-        serving.spawn(admin::serve(local, admin, shutdown.clone()));
+        serving.spawn(serve_local(local, router(admin, Door::Local), shutdown.clone()));
         serving.spawn(control::keep(Arc::clone(&commands), control_planes, shutdown.clone()));
         keeping.spawn(certificates.watch(shutdown.clone()));
         site.events.tell(Happened {
@@ -290,40 +284,10 @@ impl Listeners {
         let listen = &config.listen;
         Ok(Self {
             nodes: bind("listen.nodes", listen.nodes).await?,
-            api: optional("listen.api", listen.api).await?,
-            https: optional("listen.api_https", listen.api_https).await?,
-            metrics: optional("listen.metrics", listen.metrics).await?,
-            local: local(&listen.socket)?,
+            api: bind_if_on("listen.api", listen.api).await?,
+            https: bind_if_on("listen.api_https", listen.api_https).await?,
+            metrics: bind_if_on("listen.metrics", listen.metrics).await?,
+            local: LocalListener::bind(&listen.socket)?,
         })
     }
-}
-
-fn local(path: &Path) -> Result<LocalListener, StartError> {
-    LocalListener::bind(path).map_err(|error| {
-        StartError::Failed(format!(
-            "cannot make the socket {} (listen.socket): {error}. End the process that uses it, or give this one another \
-             path of at most 100 characters.",
-            path.display()
-        ))
-    })
-}
-
-async fn optional(key: &str, address: Option<SocketAddr>) -> Result<Option<TcpListener>, StartError> {
-    match address {
-        Some(address) => bind(key, address).await.map(Some),
-        None => Ok(None),
-    }
-}
-
-/// Binds a port, and says which key of the file to change if that cannot be.
-async fn bind(key: &str, address: SocketAddr) -> Result<TcpListener, StartError> {
-    TcpListener::bind(address).await.map_err(|error| {
-        let remedy = match error.kind() {
-            std::io::ErrorKind::AddrInUse => "Another process listens there: end it, or choose another port",
-            std::io::ErrorKind::PermissionDenied => "This user may not: choose a port above 1023",
-            std::io::ErrorKind::AddrNotAvailable => "This host has no such address: correct it",
-            _ => "Correct it",
-        };
-        StartError::Failed(format!("cannot listen on {address}: {error}. {remedy} in {key}."))
-    })
 }

@@ -9,22 +9,10 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use umbel_contracts::config::ConfigFile;
+use umbel_contracts::config::{ConfigFile, LogFormat};
 use umbel_wire::EdgeId;
 
 use crate::StartError;
-
-/// How log lines are written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum LogFormat {
-    /// Text on a terminal, JSON otherwise.
-    #[default]
-    Auto,
-    /// Lines for people.
-    Text,
-    /// One JSON object a line.
-    Json,
-}
 
 /// Where the edge listens.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -9,6 +9,5 @@ pub(crate) mod events;
 pub(crate) mod keys;
 pub(crate) mod nodes;
 pub(crate) mod operations;
-pub(crate) mod signals;
 pub(crate) mod site;
 pub(crate) mod status;

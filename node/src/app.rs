@@ -7,6 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
+use umbel_contracts::daemon::{LocalListener, Signals};
 use umbel_wire::keep_connected;
 
 use crate::{
@@ -57,7 +58,7 @@ pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, StartError> {
 
 async fn agent(config: Config) -> Result<(), StartError> {
     // From here on a signal ends the agent in order, not at once.
-    let mut signals = Signals::new()?;
+    let mut signals = Signals::take()?;
     let state = Arc::new(State::open(&config.state_dir)?);
     let identity = state.identity()?.map(Arc::new).ok_or_else(|| {
         StartError::Refused(format!(
@@ -67,13 +68,15 @@ async fn agent(config: Config) -> Result<(), StartError> {
     })?;
     let gpus = Gpus::start(config.accelerator);
     let found = preflight::check(config.accelerator, &gpus).await?;
-    let socket = admin::listen(&config.socket)?;
+    let socket = LocalListener::bind(&config.socket)?;
 
     engines::end_leftovers(&state).await;
     let engines = Arc::new(Engines::start(&config, &state));
     if engines.are_supervised() || std::process::id() == 1 {
         process::become_subreaper();
-        tokio::spawn(reap(signal_of(SignalKind::child())?));
+        let children = signal(SignalKind::child())
+            .map_err(|error| StartError::Failed(format!("cannot take signals: {error}")))?;
+        tokio::spawn(reap(children));
     }
     let relay = Arc::new(Relay::new(Arc::clone(&identity), Arc::clone(&engines)));
     let reports =
@@ -94,7 +97,7 @@ async fn agent(config: Config) -> Result<(), StartError> {
         reports,
     };
     tracing::info!(node_id = %parts.identity.node_id, edge = %parts.identity.edge_id, "node agent started");
-    tokio::spawn(admin::serve(socket, Arc::new(parts)));
+    let answering = tokio::spawn(admin::serve(socket, Arc::new(parts)));
     let end = CancellationToken::new();
     let dialing =
         tokio::spawn(keep_connected(Arc::clone(&edge) as Arc<dyn umbel_wire::DialRole>, end.clone()));
@@ -105,21 +108,22 @@ async fn agent(config: Config) -> Result<(), StartError> {
     let hurried = tokio::select! {
         () = relay.idle() => false,
         () = tokio::time::sleep(config.drain) => false,
-        () = signals.next() => true,
+        _ = signals.next() => true,
     };
     relay.cancel_all();
     tokio::select! {
         _ = tokio::time::timeout(STRAGGLERS, relay.idle()) => {}
-        () = signals.next() => {}
+        _ = signals.next() => {}
     }
     stop_engines(&engines, &mut signals, hurried).await;
     end.cancel();
     tokio::select! {
         _ = tokio::time::timeout(FAREWELL, dialing) => {}
-        () = signals.next() => {}
+        _ = signals.next() => {}
     }
-    // A path that is left behind does no harm: the next start sees that nobody listens.
-    let _ = std::fs::remove_file(&config.socket);
+    // The socket's file goes with the task that listens on it.
+    answering.abort();
+    let _ = answering.await;
     tracing::info!("node agent ended");
     Ok(())
 }
@@ -131,35 +135,9 @@ async fn stop_engines(engines: &Engines, signals: &mut Signals, hurried: bool) {
     loop {
         tokio::select! {
             () = &mut stopped => return,
-            () = signals.next() => engines.stop(Duration::ZERO),
+            _ = signals.next() => engines.stop(Duration::ZERO),
         }
     }
-}
-
-/// The signals that ask the agent to end.
-struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl Signals {
-    fn new() -> Result<Self, StartError> {
-        Ok(Self {
-            terminate: signal_of(SignalKind::terminate())?,
-            interrupt: signal_of(SignalKind::interrupt())?,
-        })
-    }
-
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
-    }
-}
-
-fn signal_of(kind: SignalKind) -> Result<Signal, StartError> {
-    signal(kind).map_err(|error| StartError::Failed(format!("signals cannot be taken: {error}")))
 }
 
 /// Reaps orphans of engines for ever.

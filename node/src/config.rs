@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use umbel_contracts::config::ConfigFile;
+use umbel_contracts::config::{ConfigFile, LogFormat};
 
 use crate::StartError;
 
@@ -25,17 +25,6 @@ pub enum Accelerator {
     Nvidia,
     /// No GPU is looked for.
     Cpu,
-}
-
-/// How log lines are written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LogFormat {
-    /// Text on a terminal, JSON otherwise.
-    Auto,
-    /// Lines for people.
-    Text,
-    /// One JSON object a line.
-    Json,
 }
 
 /// A valid node file.

@@ -5,6 +5,7 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
+use umbel_contracts::daemon::Check;
 use umbel_wire::{
     CloseReason, Connection, DialError, DialStep, HelloOut, NoHandler, Purpose, VersionRange, Welcome,
     dial_once,
@@ -29,29 +30,6 @@ use crate::{
 const LIMIT: Duration = Duration::from_secs(25);
 /// Names that stand in examples and lead nowhere (RFC 2606).
 const PLACEHOLDERS: [&str; 5] = [".example", "example.com", "example.org", "example.net", ".invalid"];
-
-/// One step of the doctor.
-#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-pub struct Check {
-    /// `state`, `preflight`, `engine NAME`, `identity`, `addresses`, `lookup`, `connect`, `tls`, `hello`.
-    pub name: String,
-    /// It is as it should be.
-    pub passed: bool,
-    /// What was found.
-    pub message: String,
-    /// What to do; empty when it passed.
-    pub next_step: String,
-}
-
-impl Check {
-    fn passed(name: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { name: name.into(), passed: true, message: message.into(), next_step: String::new() }
-    }
-
-    fn failed(name: impl Into<String>, message: impl Into<String>, next_step: impl Into<String>) -> Self {
-        Self { name: name.into(), passed: false, message: message.into(), next_step: next_step.into() }
-    }
-}
 
 /// Checks state directory, accelerators, engines and the way to the edge; steps after a failed one that need it
 /// are left out. Builds its own runtime; blocks for at most about a minute.

@@ -12,15 +12,14 @@ mod core;
 mod doctor;
 mod engines;
 mod enroll;
-mod error;
 mod preflight;
 mod shell;
 mod status;
 
 pub use app::run;
-pub use config::{Accelerator, Config, EngineConfig, EngineSource, LogFormat};
-pub use doctor::{Check, doctor};
+pub use config::{Accelerator, Config, EngineConfig, EngineSource};
+pub use doctor::doctor;
 pub use enroll::{Enrolled, enroll};
-pub use error::StartError;
 pub use preflight::{Preflight, preflight};
 pub use status::status;
+pub use umbel_contracts::daemon::{Check, StartError};

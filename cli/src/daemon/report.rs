@@ -4,6 +4,7 @@
 
 use serde::Serialize;
 use serde_json::Value;
+use umbel_contracts::daemon::Check;
 
 use crate::{
     args::DoctorFlags,
@@ -11,37 +12,27 @@ use crate::{
     output::{ColorChoice, Column, Format, Style, Table, Tone, details, indent, line, put, width},
 };
 
-/// One step of a doctor, whatever tier it is of.
-#[derive(Debug, Serialize)]
-pub(super) struct Check<'a> {
-    pub(super) name: &'a str,
-    pub(super) passed: bool,
-    pub(super) message: &'a str,
-    pub(super) next_step: &'a str,
-}
-
 /// Prints the steps of a doctor; a failed one is exit code 3.
-pub(super) fn checks<'a>(flags: &DoctorFlags, checks: impl Iterator<Item = Check<'a>>) -> Outcome {
-    let checks: Vec<Check<'a>> = checks.collect();
+pub(super) fn checks(flags: &DoctorFlags, checks: &[Check]) -> Outcome {
     if flags.output.is_json() {
-        print_object(&checks, flags.output)?;
+        print_object(checks, flags.output)?;
     } else {
         let style = Style::stdout(ColorChoice::Auto);
         let width = checks.iter().map(|check| check.name.chars().count()).max().unwrap_or(0);
         let mut text = String::new();
-        for check in &checks {
+        for check in checks {
             let mark =
                 if check.passed { style.paint(Tone::Good, "ok  ") } else { style.paint(Tone::Bad, "fail") };
             text.push_str(&format!(
                 "{mark}  {:<width$}  {}\n",
                 check.name,
-                crate::output::printable(check.message)
+                crate::output::printable(&check.message)
             ));
             if !check.passed && !check.next_step.is_empty() {
                 text.push_str(&format!(
                     "      {:<width$}  try: {}\n",
                     "",
-                    crate::output::printable(check.next_step)
+                    crate::output::printable(&check.next_step)
                 ));
             }
         }
@@ -54,7 +45,7 @@ pub(super) fn checks<'a>(flags: &DoctorFlags, checks: impl Iterator<Item = Check
     Err(Failure::new(Exit::Condition, format!("{failed} of {} checks failed", checks.len())))
 }
 
-pub(super) fn print_object<T: Serialize>(object: &T, format: Format) -> Outcome {
+pub(super) fn print_object<T: Serialize + ?Sized>(object: &T, format: Format) -> Outcome {
     let raw = serde_json::to_string(object).map_err(|error| Failure::failed(error.to_string()))?;
     put(&if format == Format::Jsonl { line(&raw) } else { indent(&raw) });
     Ok(())

@@ -1,14 +1,15 @@
 //! The operator HTTP API under `/api/v1`, for whoever serves it: the control plane for its fleet, an edge's local
 //! socket for a fleet of one. [`Fleet`] is what a server answers with, [`router`] is the routes, roles, bounds,
-//! problem documents and event streams around it.
+//! problem documents and event streams around it, and [`serve_tls`] and [`serve_local`] are the listeners.
 //!
-//! It leaves listening, TLS and the meaning of every answer to the server. Invariant: no route is reached without
+//! It leaves certificates and the meaning of every answer to the server. Invariant: no route is reached without
 //! a caller, and without a configured token the network door has no callers.
 
 mod api;
 mod call;
 mod fleet;
 mod input;
+mod listen;
 mod problem;
 mod ring;
 mod stream;
@@ -16,6 +17,7 @@ mod stream;
 pub use api::router;
 pub use call::{Caller, Door};
 pub use fleet::{AuditQuestion, CommandCall, Fleet, Follow, StatusQuestion};
+pub use listen::{serve_local, serve_plain, serve_tls};
 pub use problem::Failure;
 pub use ring::{EventRing, Feed, Told};
 

@@ -3,9 +3,7 @@
 use std::path::PathBuf;
 
 use serde::Deserialize;
-use umbel_contracts::config::HumanDuration;
-
-use super::LogFormat;
+use umbel_contracts::config::{HumanDuration, LogFormat};
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]

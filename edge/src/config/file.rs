@@ -7,12 +7,12 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use serde::Deserialize;
-use umbel_contracts::config::{ByteSize, ConfigError, ConfigFile, HumanDuration};
+use umbel_contracts::config::{ByteSize, ConfigError, ConfigFile, HumanDuration, LogFormat};
 use umbel_wire::EdgeId;
 use umbel_wire::liveness::Times;
 use umbel_wire::token::is_address;
 
-use super::{Api, Config, Listen, Liveness, Log, LogFormat, Queue, Upstream};
+use super::{Api, Config, Listen, Liveness, Log, Queue, Upstream};
 
 /// Most addresses that an edge advertises.
 const ADVERTISED: usize = 8;

@@ -1,18 +1,13 @@
 //! The local socket: the operator API for a fleet of one, for whoever may open the file.
 //!
-//! Owns the socket's file and the answers. Leaves routes and objects to `umbel_contracts::serve` and operations to
-//! the same code that control planes reach. Invariant: the socket is 0600 from its first moment on; it works with
-//! every control plane gone.
+//! Owns the answers. Leaves the socket's file to `umbel_contracts::daemon`, routes and objects to
+//! `umbel_contracts::serve` and operations to the same code that control planes reach. Invariant: it works with every
+//! control plane gone.
 
-use std::io;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream;
-use tokio::net::UnixListener;
-use tokio_util::sync::CancellationToken;
 use umbel_contracts::objects::{
     AuditObject, CommandEventObject, CommandObject, CredentialObject, CredentialState, EdgeConnection,
     EdgeObject, FleetNodes, FleetStatus, Freshness, NodeObject, OperationObject, Page, QueueObject, SiteNode,
@@ -20,9 +15,7 @@ use umbel_contracts::objects::{
 };
 use umbel_contracts::operations::{self, Class};
 use umbel_contracts::proto::control::EdgeStatusRequest;
-use umbel_contracts::serve::{
-    AuditQuestion, Caller, CommandCall, Door, Feed, Fleet, Follow, StatusQuestion, Told, router,
-};
+use umbel_contracts::serve::{AuditQuestion, Caller, CommandCall, Feed, Fleet, Follow, StatusQuestion, Told};
 use umbel_wire::clock::Wall;
 use umbel_wire::{Code, Error};
 
@@ -36,58 +29,6 @@ pub(crate) struct Admin {
     pub(crate) commands: Arc<Commands>,
     /// The authority's certificate begins and ends: when the site was made, and how long it can be.
     pub(crate) authority: (Wall, Wall),
-}
-
-/// A Unix socket that only its owner can open; its file goes when this is dropped.
-pub(crate) struct LocalListener {
-    listener: Option<UnixListener>,
-    path: PathBuf,
-}
-
-impl LocalListener {
-    /// Binds the socket, with mode 0600 from its first moment on. A file that a former process left is replaced.
-    pub(crate) fn bind(path: &Path) -> io::Result<Self> {
-        if let Ok(found) = std::fs::symlink_metadata(path) {
-            if !found.file_type().is_socket() {
-                return Err(io::Error::new(
-                    io::ErrorKind::AlreadyExists,
-                    "there is a file that is no socket",
-                ));
-            }
-            if std::os::unix::net::UnixStream::connect(path).is_ok() {
-                return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process answers there"));
-            }
-        }
-        // Bound under another name, so that nobody can connect before the mode is set.
-        let mut draft = path.as_os_str().to_owned();
-        draft.push(".new");
-        let draft = PathBuf::from(draft);
-        match std::fs::remove_file(&draft) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let listener = UnixListener::bind(&draft)?;
-        std::fs::set_permissions(&draft, std::fs::Permissions::from_mode(0o600))?;
-        std::fs::rename(&draft, path)?;
-        Ok(Self { listener: Some(listener), path: path.to_owned() })
-    }
-}
-
-impl Drop for LocalListener {
-    fn drop(&mut self) {
-        // One that is gone already is as good.
-        let _ = std::fs::remove_file(&self.path);
-    }
-}
-
-/// Serves the local socket until it is cancelled and its answers are out.
-pub(crate) async fn serve(mut listener: LocalListener, admin: Arc<Admin>, shutdown: CancellationToken) {
-    let Some(socket) = listener.listener.take() else { return };
-    let router = router(admin, Door::Local);
-    let served = axum::serve(socket, router).with_graceful_shutdown(shutdown.cancelled_owned()).await;
-    if let Err(error) = served {
-        tracing::error!("the local socket ended: {error}");
-    }
 }
 
 impl Admin {

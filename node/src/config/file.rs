@@ -10,10 +10,10 @@ use std::{
 };
 
 use serde::Deserialize;
-use umbel_contracts::config::{ConfigError, ConfigFile, HumanDuration};
+use umbel_contracts::config::{ConfigError, ConfigFile, HumanDuration, LogFormat};
 
 use super::{
-    Accelerator, Config, EngineConfig, LogFormat,
+    Accelerator, Config, EngineConfig,
     engine::{Checker, Engine},
 };
 
@@ -89,16 +89,7 @@ struct Programs {
 struct Log {
     level: Option<String>,
     #[serde(default)]
-    format: FormatWord,
-}
-
-#[derive(Deserialize, Default, Clone, Copy)]
-#[serde(rename_all = "lowercase")]
-enum FormatWord {
-    #[default]
-    Auto,
-    Text,
-    Json,
+    format: LogFormat,
 }
 
 #[derive(Deserialize, Default)]
@@ -164,11 +155,7 @@ pub(super) fn check(source: &ConfigFile) -> Result<Config, ConfigError> {
         socket,
         llama_server: file.programs.llama_server.as_deref().map(path),
         log_level: file.log.level.unwrap_or_else(|| "info".into()),
-        log_format: match file.log.format {
-            FormatWord::Auto => LogFormat::Auto,
-            FormatWord::Text => LogFormat::Text,
-            FormatWord::Json => LogFormat::Json,
-        },
+        log_format: file.log.format,
         drain: file.shutdown.drain.map_or(Duration::from_secs(30), Into::into),
         engines,
     })

@@ -1,29 +1,19 @@
 //! The local socket: what `umbel node status` shows, also while the edge cannot be reached.
 //!
-//! Owns the socket and the one document behind it; leaves formatting to the CLI. Invariant: only this user can open
-//! it (0600), and it holds no secret.
+//! Owns the one document behind it; leaves the socket's file and mode to `umbel_contracts::daemon`, formatting to the
+//! CLI. Invariant: it holds no secret, and a caller that asks nothing costs a place for a few seconds.
 
-use std::{
-    fs::{self, Permissions},
-    io,
-    os::unix::{
-        fs::{FileTypeExt, PermissionsExt},
-        net::UnixStream as StdUnixStream,
-    },
-    path::Path,
-    sync::Arc,
-    time::Duration,
-};
+use std::{io, sync::Arc, time::Duration};
 
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{UnixListener, UnixStream},
+    net::UnixStream,
     sync::Semaphore,
 };
+use umbel_contracts::daemon::LocalListener;
 
 use crate::{
-    StartError,
     core::identity::Identity,
     shell::{edge::Edge, engines::Engines, relay::Relay, reports::Reports},
 };
@@ -43,37 +33,14 @@ pub(crate) struct Admin {
     pub(crate) reports: Arc<Reports>,
 }
 
-/// Makes the socket, in place of one that nobody listens on any more.
-///
-/// # Errors
-/// If another process listens there, or the path cannot be used.
-pub(crate) fn listen(path: &Path) -> Result<UnixListener, StartError> {
-    let failed = |error: io::Error| StartError::Failed(format!("listen.socket {}: {error}", path.display()));
-    match fs::symlink_metadata(path) {
-        Ok(facts) if !facts.file_type().is_socket() => {
-            return Err(failed(io::Error::other(
-                "there is a file that is no socket; remove it or set another path",
-            )));
-        }
-        Ok(_) if StdUnixStream::connect(path).is_ok() => {
-            return Err(failed(io::Error::other("another process listens there; set another path")));
-        }
-        Ok(_) => fs::remove_file(path).map_err(failed)?,
-        Err(_) => {}
-    }
-    let listener = UnixListener::bind(path).map_err(failed)?;
-    fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(failed)?;
-    Ok(listener)
-}
-
 /// Answers callers for ever.
-pub(crate) async fn serve(listener: UnixListener, admin: Arc<Admin>) {
+pub(crate) async fn serve(listener: LocalListener, admin: Arc<Admin>) {
     let places = Arc::new(Semaphore::new(CALLERS));
     loop {
         // It is never closed.
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         match listener.accept().await {
-            Ok((stream, _)) => {
+            Ok(stream) => {
                 let admin = Arc::clone(&admin);
                 tokio::spawn(async move {
                     // A caller that went away needs no answer.

@@ -1,11 +1,10 @@
-//! The HTTP listeners: TLS, Unix socket and plain, each with bounds on what a silent client can hold.
+//! The HTTP listeners of operators and of metrics: TLS, the local socket and plain, each with bounds on what a silent
+//! client can hold. Leaves routes to the router it is given, applications' requests to the edge's own front.
 //!
 //! Invariant: a handshake or a slow client is waited for in its own task and never in the accept loop (fault row 36);
 //! on the drain each connection ends after its current answer.
 
 use std::io;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,11 +13,13 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use umbel_wire::tls::TlsServer;
+
+use crate::daemon::LocalListener;
 
 /// Connections of one listener at once; beyond it newcomers wait in the kernel's queue.
 const CONNECTIONS: usize = 512;
@@ -69,7 +70,7 @@ impl Serving {
 }
 
 /// Serves over TLS until the drain and the end of all connections.
-pub(crate) async fn tls(
+pub async fn serve_tls(
     listener: TcpListener,
     server: Arc<TlsServer>,
     router: Router,
@@ -97,15 +98,15 @@ pub(crate) async fn tls(
 }
 
 /// Serves plain HTTP until the drain and the end of all connections.
-pub(crate) async fn plain(listener: TcpListener, router: Router, drain: CancellationToken) {
+pub async fn serve_plain(listener: TcpListener, router: Router, drain: CancellationToken) {
     let serving = Serving::new(router, drain.clone());
     accept(&serving, || listener.accept(), |serving, (stream, _)| serving.connection(stream)).await;
 }
 
 /// Serves the local socket until the drain and the end of all connections, then removes it.
-pub(crate) async fn local(listener: LocalListener, router: Router, drain: CancellationToken) {
+pub async fn serve_local(listener: LocalListener, router: Router, drain: CancellationToken) {
     let serving = Serving::new(router, drain.clone());
-    accept(&serving, || listener.listener.accept(), |serving, (stream, _)| serving.connection(stream)).await;
+    accept(&serving, || listener.accept(), |serving, stream| serving.connection(stream)).await;
 }
 
 async fn accept<A, S, T>(serving: &Serving, accept: impl Fn() -> A, serve: impl Fn(Serving, S) -> T)
@@ -135,51 +136,4 @@ where
     };
     serving.drain.run_until_cancelled(accepting).await;
     serving.drained().await;
-}
-
-/// A Unix socket that only its owner can open; its file goes when it is dropped.
-pub(crate) struct LocalListener {
-    listener: UnixListener,
-    path: PathBuf,
-}
-
-impl LocalListener {
-    /// Binds the socket, with mode 0600 from its first moment on. A file that a former process left is replaced.
-    pub(crate) fn bind(path: &Path) -> io::Result<Self> {
-        if let Ok(found) = std::fs::symlink_metadata(path) {
-            if !found.file_type().is_socket() {
-                return Err(io::Error::new(
-                    io::ErrorKind::AlreadyExists,
-                    "there is a file that is no socket",
-                ));
-            }
-            if std::os::unix::net::UnixStream::connect(path).is_ok() {
-                return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process answers there"));
-            }
-        }
-        // Bound under another name, so that nobody can connect before the mode is set.
-        let mut draft = path.as_os_str().to_owned();
-        draft.push(".new");
-        let draft = PathBuf::from(draft);
-        match std::fs::remove_file(&draft) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let listener = UnixListener::bind(&draft)?;
-        std::fs::set_permissions(&draft, std::fs::Permissions::from_mode(0o600))?;
-        std::fs::rename(&draft, path)?;
-        Ok(Self { listener, path: path.to_owned() })
-    }
-}
-
-impl Drop for LocalListener {
-    fn drop(&mut self) {
-        // One that is gone already is as good.
-        let _ = std::fs::remove_file(&self.path);
-    }
-}
-
-/// Whether somebody answers at a local socket.
-pub(crate) async fn answers(path: &Path) -> bool {
-    UnixStream::connect(path).await.is_ok()
 }

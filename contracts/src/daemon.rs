@@ -1,0 +1,17 @@
+//! What every daemon promises to whoever runs it: exit codes, the steps of its doctor, signals, and a local socket
+//! that only its owner can open.
+//!
+//! It leaves what is checked, started and served to each tier. Invariant: a new daemon behaves as the others do
+//! without writing any of this again.
+
+mod check;
+mod ports;
+mod signals;
+mod socket;
+mod start_error;
+
+pub use check::Check;
+pub use ports::{bind, bind_if_on};
+pub use signals::Signals;
+pub use socket::{LocalListener, answers};
+pub use start_error::StartError;
