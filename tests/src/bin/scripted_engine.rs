@@ -11,6 +11,9 @@ fn main() -> std::io::Result<()> {
         let at = words.iter().position(|w| w == name)?;
         words.get(at + 1).cloned()
     };
+    if words.iter().any(|w| w == "--help" || w == "-h") {
+        return writeln!(std::io::stdout(), "usage: scripted-engine [--host H] [--port P] [--alias MODEL]");
+    }
     let alias = option("--alias").unwrap_or_else(|| "scripted".to_owned());
     let mut out = std::io::stdout();
     if alias == "ends-at-once" {
