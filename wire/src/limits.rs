@@ -87,6 +87,8 @@ pub const WRITE_STALL: Duration = Duration::from_secs(15);
 pub const USER_TIMEOUT: Duration = Duration::from_secs(20);
 /// Unsent bytes the kernel takes: priorities mean nothing behind a deep socket buffer.
 pub const NOT_SENT_LOW_WATER: u32 = 128 * 1024;
+/// Received bytes the kernel holds for a reader: a PING waits behind them. Still 10 MB/s over a path of 50 ms.
+pub const RECEIVE_CLAMP: u32 = 512 * 1024;
 /// Nothing consumed by the application for so long resets the stream: a dead laptop must not hold a GPU slot.
 pub const SLOW_READER: Duration = Duration::from_secs(60);
 /// After a last frame: time for the peer to read it before the socket closes.

@@ -1,7 +1,7 @@
 //! Options of a TCP socket.
 //!
-//! Invariant: a socket of this crate never waits for more bytes (Nagle) and never holds a deep queue of unsent
-//! ones, or priorities would mean nothing.
+//! Invariant: a socket of this crate never waits for more bytes (Nagle), and neither end's kernel holds a deep queue,
+//! or priorities would mean nothing.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -19,20 +19,21 @@ pub(crate) fn prepare(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let socket = socket2::SockRef::from(stream);
     let _ = socket.set_tcp_user_timeout(Some(limits::USER_TIMEOUT));
-    let _ = not_sent_low_water(stream, limits::NOT_SENT_LOW_WATER);
+    let _ = set(stream, libc::TCP_NOTSENT_LOWAT, limits::NOT_SENT_LOW_WATER);
+    let _ = set(stream, libc::TCP_WINDOW_CLAMP, limits::RECEIVE_CLAMP);
     Ok(())
 }
 
-#[allow(unsafe_code, reason = "neither socket2 nor rustix has a setter for TCP_NOTSENT_LOWAT")]
-fn not_sent_low_water(stream: &TcpStream, bytes: u32) -> io::Result<()> {
+#[allow(unsafe_code, reason = "neither socket2 nor rustix has a setter for these two options")]
+fn set(stream: &TcpStream, option: libc::c_int, value: u32) -> io::Result<()> {
     let fd = stream.as_fd().as_raw_fd();
-    // SAFETY: the descriptor is open while `stream` is borrowed; the pointer and length are those of `bytes`.
+    // SAFETY: the descriptor is open while `stream` is borrowed; the pointer and length are those of `value`.
     let result = unsafe {
         libc::setsockopt(
             fd,
             libc::IPPROTO_TCP,
-            libc::TCP_NOTSENT_LOWAT,
-            (&raw const bytes).cast(),
+            option,
+            (&raw const value).cast(),
             size_of::<u32>() as libc::socklen_t,
         )
     };
