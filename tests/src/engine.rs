@@ -72,7 +72,6 @@ pub(crate) struct State {
     connects: AtomicU64,
     open: AtomicU64,
     running: AtomicU64,
-    running_max: AtomicU64,
 }
 
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -98,8 +97,7 @@ impl State {
         let mut records = locked(&self.records);
         let id = records.len();
         records.push(record(id));
-        let running = self.running.fetch_add(1, Ordering::SeqCst) + 1;
-        self.running_max.fetch_max(running, Ordering::SeqCst);
+        self.running.fetch_add(1, Ordering::SeqCst);
         id
     }
 
@@ -144,7 +142,6 @@ impl Engine {
             connects: AtomicU64::new(0),
             open: AtomicU64::new(0),
             running: AtomicU64::new(0),
-            running_max: AtomicU64::new(0),
         });
         let accepting = Arc::clone(&state);
         std::thread::spawn(move || serve::accept(&listener, &accepting));
@@ -185,12 +182,6 @@ impl Engine {
     #[must_use]
     pub fn running(&self) -> u64 {
         self.state.running.load(Ordering::SeqCst)
-    }
-
-    /// The most requests that ever ran at once.
-    #[must_use]
-    pub fn running_max(&self) -> u64 {
-        self.state.running_max.load(Ordering::SeqCst)
     }
 
     /// Opens a gate for good.
