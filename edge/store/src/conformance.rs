@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use quickcheck::{Arbitrary, Gen, quickcheck};
 
 use crate::{
-    AuditRecord, Commit, CommitError, Health, HighWater, Position, Store, WriteSwitch, limits, verify,
+    AuditRecord, Commit, CommitError, Health, HighWater, Owed, Position, Store, WriteSwitch, limits, verify,
 };
 
 fn runtime() -> tokio::runtime::Runtime {
@@ -177,6 +177,76 @@ fn a_full_disk_makes_it_read_only_until_there_is_room() {
         assert_eq!((row.value.as_slice(), row.position), (b"1".as_slice(), before));
         assert_eq!(store.audit_head().await.unwrap().sequence, 0);
         store.commit(put("a", "3").require_at("t", "a", before)).await.unwrap();
+    });
+}
+
+/// What took force on a full disk is written first of all when there is room, in its order, with its audit.
+#[test]
+fn what_is_owed_is_written_before_anything_else() {
+    both(async |store, switch| {
+        store.commit(put("a", "1").put("t", "b", b"1".to_vec())).await.unwrap();
+        switch.full(true);
+        assert!(store.commit(put("a", "2")).await.is_err());
+        let add = |text: &'static str| move |old: &[u8]| Some([old, text.as_bytes()].concat());
+        let entry = |what| {
+            Commit::new().require_present("t", "nobody").audit(AuditRecord::new(what, "a", "succeeded"))
+        };
+        let first = store.owe(Owed::new().amend("t", "a", add("x")).with(entry("first"))).unwrap();
+        let second =
+            Owed::new().amend("t", "a", add("y")).amend("t", "gone", add("z")).amend("t", "b", |_| None);
+        let second = store.owe(second.with(entry("second").put("t", "c", b"1".to_vec()))).unwrap();
+        assert!(store.commit(put("a", "3")).await.is_err());
+        assert_eq!((store.owed(), store.get("t", "c").await.ok().flatten()), (2, None));
+        switch.full(false);
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        let after = loop {
+            // The first commit that succeeds finds it written.
+            match store
+                .commit(Commit::new().require_present("t", "c").audit(AuditRecord::new(
+                    "after",
+                    "a",
+                    "succeeded",
+                )))
+                .await
+            {
+                Ok(position) => break position,
+                Err(error) => assert!(matches!(error, CommitError::ReadOnly(_)), "{error}"),
+            }
+            assert!(std::time::Instant::now() < deadline, "not writable again");
+            tokio::task::yield_now().await;
+        };
+        assert_eq!((store.owed(), store.health()), (0, Health::Ok));
+        let (first, second) = (first.await.unwrap(), second.await.unwrap());
+        assert_eq!(first[0].row.as_ref().unwrap().value, b"1x");
+        let told: Vec<_> =
+            second.iter().map(|change| (change.key.as_str(), change.row.clone().unwrap())).collect();
+        assert_eq!(told.len(), 2);
+        assert_eq!((told[0].0, told[0].1.value.as_slice()), ("a", b"1xy".as_slice()));
+        assert_eq!((told[1].0, told[1].1.value.as_slice()), ("b", b"1".as_slice()));
+        assert!(first[0].position < second[0].position && second[0].position < after);
+        let entries = store.audit_after(0, 9).await.unwrap();
+        verify(&entries).unwrap();
+        let actions: Vec<_> = entries.iter().map(|entry| entry.record.action.as_str()).collect();
+        assert_eq!(actions, ["first", "second", "after"]);
+        assert!(entries[0].record.at_unix_ms <= entries[2].record.at_unix_ms);
+    });
+}
+
+/// An end in order writes it too; its number is bounded.
+#[test]
+fn what_is_owed_is_bounded_and_written_at_the_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store.redb");
+    runtime().block_on(async {
+        let store = Store::open(&path, "edge").unwrap();
+        for n in 0..limits::OWED_OPERATIONS {
+            store.owe(Owed::new().with(put(&n.to_string(), "v"))).unwrap();
+        }
+        assert!(matches!(store.owe(Owed::new()), Err(CommitError::TooLarge(_))));
+        store.close().await;
+        let store = Store::open(&path, "edge").unwrap();
+        assert_eq!(store.load("t").await.unwrap().len(), limits::OWED_OPERATIONS);
+        store.close().await;
     });
 }
 

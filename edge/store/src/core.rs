@@ -9,6 +9,7 @@ use crate::backend::{Backend, Failure, Space, Transaction, View};
 use crate::commit::{Change, Commit, Effect, Expected, Position, Row};
 use crate::error::Gone;
 use crate::limits;
+use crate::owed::Owed;
 
 /// Newest schema that this program reads and writes.
 pub(crate) const SCHEMA: u32 = 1;
@@ -104,6 +105,32 @@ pub(crate) fn apply(
     append_audit(tx, commit, now_unix_ms)?;
     tx.put(Space::Meta, POSITION_KEY, &next.0.to_be_bytes())?;
     Ok(Ok(next))
+}
+
+/// Writes what is in force already, and tells the rows as they stand after it.
+pub(crate) fn settle(
+    tx: &mut dyn Transaction,
+    owed: &Owed,
+    now_unix_ms: i64,
+) -> Result<Vec<Change>, Failure> {
+    let mut commit = Commit::new();
+    let mut touched = Vec::with_capacity(owed.amends.len());
+    for (table, key, amend) in &owed.amends {
+        let Some(row) = row(tx, table, key)? else { continue };
+        if let Some(value) = amend(&row.value) {
+            commit = commit.put(table, key.clone(), value);
+        }
+        touched.push((*table, key));
+    }
+    let commit = commit.and(owed.rest.clone());
+    // It has no preconditions, so that none can fail.
+    let Ok(position) = apply(tx, &commit, now_unix_ms)? else { return Ok(Vec::new()) };
+    let mut changes = Vec::with_capacity(touched.len());
+    for (table, key) in touched {
+        let row = row(tx, table, key)?;
+        changes.push(Change { position, table: table.to_owned(), key: key.clone(), row });
+    }
+    Ok(changes)
 }
 
 fn append_audit(tx: &mut dyn Transaction, commit: &Commit, now_unix_ms: i64) -> Result<(), Failure> {

@@ -15,6 +15,7 @@ use crate::core;
 use crate::error::{CommitError, Gone, OpenError, ReadError};
 use crate::limits;
 use crate::memory::{Memory, WriteSwitch};
+use crate::owed::{Debts, Owed, Settled};
 use crate::redb_file::RedbFile;
 use crate::writer::{Job, Look, Reserved, Writer, now_unix_ms};
 
@@ -23,7 +24,7 @@ use crate::writer::{Job, Look, Reserved, Writer, now_unix_ms};
 pub enum Health {
     /// Yes.
     Ok,
-    /// No, and why. Commits are refused, reads may work; the next commit tries again.
+    /// No, and why. Commits are refused, reads may work; the next commit tries again, and writes first what is owed.
     ReadOnly(String),
 }
 
@@ -33,6 +34,7 @@ pub struct Store {
     queue: mpsc::Sender<Job>,
     incarnation: Arc<str>,
     health: watch::Receiver<Health>,
+    debts: Debts,
 }
 
 impl Store {
@@ -82,6 +84,7 @@ impl Store {
                 queue: mpsc::channel(1).0,
                 incarnation: incarnation.into(),
                 health: watch::channel(Health::Ok).1,
+                debts: Debts::default(),
             },
         }
     }
@@ -89,9 +92,10 @@ impl Store {
     fn start(backend: Box<dyn Backend>, incarnation: String) -> std::io::Result<Self> {
         let (queue, jobs) = mpsc::channel(limits::QUEUED_OPERATIONS);
         let (told, health) = watch::channel(Health::Ok);
-        let writer = Writer::new(backend, jobs, told);
+        let debts = Debts::default();
+        let writer = Writer::new(backend, jobs, told, debts.clone());
         std::thread::Builder::new().name("store".to_owned()).spawn(move || writer.run())?;
-        Ok(Self { queue, incarnation: incarnation.into(), health })
+        Ok(Self { queue, incarnation: incarnation.into(), health, debts })
     }
 
     /// Commits all of it or nothing, durably. Waits for its turn when many are queued.
@@ -100,6 +104,21 @@ impl Store {
         let (answer, answered) = oneshot::channel();
         self.queue.send(Job::Commit(commit, answer)).await.map_err(|_| CommitError::Closed)?;
         answered.await.unwrap_or(Err(CommitError::Closed))
+    }
+
+    /// Remembers what a commit that was answered `ReadOnly` asked for and what took force all the same: it is written
+    /// by the first transaction that succeeds, before everything else in it, and in the order of these calls.
+    /// Does not wait and queues nothing: [`Store::check`], or any commit, tries to write it.
+    ///
+    /// # Errors
+    /// [`CommitError::TooLarge`] when it, or what waits already, is above a bound: then it is not remembered.
+    pub fn owe(&self, owed: Owed) -> Result<Settled, CommitError> {
+        self.debts.push(owed, now_unix_ms())
+    }
+
+    /// How many changes are in force and not written yet.
+    pub fn owed(&self) -> usize {
+        self.debts.len()
     }
 
     /// All rows of a table in the order of their keys.

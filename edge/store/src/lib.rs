@@ -26,6 +26,7 @@ mod handle;
 pub mod limits;
 mod marks;
 mod memory;
+mod owed;
 mod redb_file;
 mod writer;
 
@@ -40,3 +41,4 @@ pub use error::{CommitError, Gone, OpenError, ReadError};
 pub use handle::{Health, Store};
 pub use marks::HighWater;
 pub use memory::WriteSwitch;
+pub use owed::{Amend, Owed, Settled};

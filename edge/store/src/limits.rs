@@ -8,6 +8,10 @@ use std::time::Duration;
 /// enrollments that follows a site's power cut fits at once.
 pub const QUEUED_OPERATIONS: usize = 2_048;
 
+/// Changes that are in force and wait for a store that can be written: above what people revoke and drain by hand
+/// during an outage, and some megabytes.
+pub const OWED_OPERATIONS: usize = 8_192;
+
 /// Operations that share one transaction. One sync costs about as much as a thousand small rows, so a
 /// larger batch would only delay the first answer.
 pub const BATCH_OPERATIONS: usize = 1_024;

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 use crate::backend::{Backend, Space};
 use crate::redb_file::RedbFile;
-use crate::{AuditRecord, Commit, Health, OpenError, Store, WriteSwitch, verify};
+use crate::{AuditRecord, Commit, Health, OpenError, Owed, Store, WriteSwitch, verify};
 
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
@@ -205,16 +205,22 @@ fn a_small_volume_that_fills_up() {
                 assert!(std::time::Instant::now() < deadline, "not readable on a full disk");
                 tokio::task::yield_now().await;
             }
+            let entry = AuditRecord::new("revoke", "first", "succeeded");
+            let owed = Owed::new().amend("t", "first", |_| Some(b"revoked".to_vec()));
+            let settled = store.owe(owed.with(Commit::new().audit(entry))).unwrap();
+            assert!(matches!(store.check().await, Health::ReadOnly(_)));
             std::fs::remove_file(&ballast).unwrap();
             let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
             while store.check().await != Health::Ok {
                 assert!(std::time::Instant::now() < deadline, "not writable again");
                 tokio::task::yield_now().await;
             }
-            assert_eq!(store.get("t", "first").await.unwrap().unwrap().value, b"kept");
+            // Writable means: what was in force is written too. A kill from here on does not bring it back.
+            assert_eq!(settled.await.unwrap()[0].row.as_ref().unwrap().value, b"revoked");
             store.close().await;
             let store = Store::open(&path, "edge").unwrap();
-            assert_eq!(store.get("t", "first").await.unwrap().unwrap().value, b"kept");
+            assert_eq!(store.get("t", "first").await.unwrap().unwrap().value, b"revoked");
+            assert_eq!(store.audit_tail(1).await.unwrap()[0].record.action, "revoke");
             store.close().await;
         });
     });

@@ -1,19 +1,21 @@
 //! The writer thread.
 //!
 //! Owns the engine, group commit (everything queued goes into one transaction; the sync in progress is the
-//! batching window) and the read-only state. Leaves the queue before it to [`crate::handle`]. Invariant: an answer
+//! batching window), what is owed, and the read-only state. Leaves the queue before it to [`crate::handle`]. Invariant: an answer
 //! leaves the thread only after the transaction that holds it is durable.
 
+use std::collections::VecDeque;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::backend::{Backend, Failure, View};
-use crate::commit::{Commit, Position};
+use crate::commit::{Change, Commit, Position};
 use crate::core;
 use crate::error::CommitError;
 use crate::handle::Health;
 use crate::limits;
+use crate::owed::{Debts, Waiting};
 
 pub(crate) type Reserved = Box<dyn FnOnce(Result<u64, CommitError>) + Send>;
 pub(crate) type Look = Box<dyn FnOnce(Result<&dyn View, Failure>) + Send>;
@@ -33,6 +35,8 @@ pub(crate) struct Writer {
     broken: Option<String>,
     // When that was last tried.
     tried: Option<Instant>,
+    // What is in force and not written yet.
+    debts: Debts,
 }
 
 enum Pending {
@@ -52,8 +56,9 @@ impl Writer {
         backend: Box<dyn Backend>,
         jobs: mpsc::Receiver<Job>,
         health: watch::Sender<Health>,
+        debts: Debts,
     ) -> Self {
-        Self { backend, jobs, health, broken: None, tried: None }
+        Self { backend, jobs, health, broken: None, tried: None, debts }
     }
 
     /// Works until it is told to close or nobody can ask any more.
@@ -78,6 +83,9 @@ impl Writer {
                     }
                     Job::Close(answer) => {
                         self.flush(batch);
+                        if self.debts.len() > 0 {
+                            self.write(Vec::new());
+                        }
                         let Self { backend, jobs, health, .. } = self;
                         drop(jobs);
                         drop(backend);
@@ -123,12 +131,21 @@ impl Writer {
     }
 
     fn flush(&mut self, batch: Vec<Pending>) {
-        if batch.is_empty() {
-            return;
+        // A read alone tries no write: on a full disk each failed one costs the reads after it.
+        if !batch.is_empty() {
+            self.write(batch);
         }
-        let result = self.usable().map_err(Failure).and_then(|()| self.transact(&batch));
+    }
+
+    fn write(&mut self, batch: Vec<Pending>) {
+        let owed = self.debts.take();
+        let result = self.usable().map_err(Failure).and_then(|()| self.transact(&owed, &batch));
         match result {
-            Ok(outcomes) => {
+            Ok((settled, outcomes)) => {
+                // First of all: who asked for a commit of this batch finds the positions that it left behind.
+                for (waiting, changes) in owed.into_iter().zip(settled) {
+                    let _ = waiting.answer.send(changes);
+                }
                 self.tell(Health::Ok);
                 for (pending, outcome) in batch.into_iter().zip(outcomes) {
                     match (pending, outcome) {
@@ -145,6 +162,7 @@ impl Writer {
                 }
             }
             Err(Failure(cause)) => {
+                self.debts.back(owed);
                 self.broken = Some(cause.clone());
                 self.tell(Health::ReadOnly(cause.clone()));
                 for pending in batch {
@@ -158,11 +176,19 @@ impl Writer {
         }
     }
 
-    fn transact(&mut self, batch: &[Pending]) -> Result<Vec<Outcome>, Failure> {
+    fn transact(
+        &mut self,
+        owed: &VecDeque<Waiting>,
+        batch: &[Pending],
+    ) -> Result<(Vec<Vec<Change>>, Vec<Outcome>), Failure> {
         let now = now_unix_ms();
         let backend = &mut self.backend;
+        let mut settled = Vec::with_capacity(owed.len());
         let mut outcomes = Vec::with_capacity(batch.len());
         backend.write(&mut |tx| {
+            for waiting in owed {
+                settled.push(core::settle(tx, &waiting.owed, now)?);
+            }
             for pending in batch {
                 outcomes.push(match pending {
                     Pending::Commit(commit, _) => match core::apply(tx, commit, now)? {
@@ -176,7 +202,7 @@ impl Writer {
             }
             Ok(())
         })?;
-        Ok(outcomes)
+        Ok((settled, outcomes))
     }
 
     fn tell(&self, health: Health) {
