@@ -2,16 +2,17 @@
 //!
 //! Owns what is done at the end, at a failure and in silence. Leaves the bytes alone: they pass as they came.
 //! Invariants: the edge adds bytes only at event boundaries; `[DONE]` is the engine's own word, so a failure
-//! is one error event and an end without it, or a broken connection; dropping the relay resets the stream.
+//! is one error event and an end without it, or a broken connection; nothing passes after it; dropping the
+//! relay resets the stream.
 
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use umbel_wire::OutgoingStream;
 
 use super::error::Failure;
@@ -23,6 +24,9 @@ use crate::shell::dispatch::Slot;
 const KEEPALIVE: Bytes = Bytes::from_static(b": keepalive\n");
 /// How often a silent answer is looked at where comments are off.
 const LOOK: Duration = Duration::from_secs(15);
+/// How long the engine's end is waited for once its `[DONE]` has passed: it brings the token counts, and an
+/// engine that is just closing is not to be reset.
+const AFTER_DONE: Duration = Duration::from_secs(1);
 
 /// The connection must break here: an end would look like success.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
@@ -93,18 +97,37 @@ impl Relay {
         loop {
             match self.stream.poll_data(cx) {
                 Poll::Ready(Some(chunk)) if chunk.is_empty() => {}
-                Poll::Ready(Some(chunk)) => {
+                // `[DONE]` was the last word, whatever the engine says after it.
+                Poll::Ready(Some(_)) if self.is_done() => {}
+                Poll::Ready(Some(mut chunk)) => {
                     if let Some(events) = &mut self.events {
-                        events.push(&chunk);
+                        chunk.truncate(events.push(&chunk));
                         self.exchange.first_bytes();
                     }
                     self.quiet.since = None;
+                    if self.is_done() {
+                        self.exchange.answered(200);
+                        self.quiet.timer = None;
+                    }
                     return Poll::Ready(Some(Ok(chunk)));
                 }
                 Poll::Ready(None) => return self.finish(cx),
+                Poll::Pending if self.is_done() => return self.poll_rest(cx),
                 Poll::Pending => return self.poll_quiet(cx),
             }
         }
+    }
+
+    fn is_done(&self) -> bool {
+        self.events.as_ref().is_some_and(Tracker::is_done)
+    }
+
+    /// Waits a little for the engine's end. Without it the stream is reset, which loses nothing but work that
+    /// nobody would see.
+    fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Broken>>> {
+        let timer = self.quiet.timer.get_or_insert_with(|| Box::pin(sleep(AFTER_DONE)));
+        ready!(timer.as_mut().poll(cx));
+        Poll::Ready(self.succeed(""))
     }
 
     /// Nothing is there to pass on: keeps the client's connection alive, within the idle time.
@@ -123,7 +146,11 @@ impl Relay {
                 continue;
             }
             if now >= started_at + idle {
-                return self.fail(Miss::TimedOut, cx);
+                return match self.events.as_ref().map(Tracker::ending) {
+                    // Only its blank line is owed.
+                    Some(Ending::Done(missing)) => Poll::Ready(self.succeed(missing)),
+                    _ => self.fail(Miss::TimedOut, cx),
+                };
             }
             timer.as_mut().reset(now + keepalive);
             if comments && self.events.as_ref().is_some_and(Tracker::at_boundary) {

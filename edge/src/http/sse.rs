@@ -1,11 +1,13 @@
-//! Where an event stream stands: at an event's boundary or inside one, and how it ended.
+//! Where an event stream stands: at an event's boundary or inside one, whether it is over, and how it ended.
 //!
-//! Owns a tail of the bytes that passed; the bytes themselves pass untouched. Leaves what to do about it to
-//! [`super::relay`]. Invariant: a push costs the same however long the stream is, and never more than its
-//! chunk's tail.
+//! Owns a tail of the bytes that passed and the end that `[DONE]` sets; the bytes themselves pass untouched.
+//! Leaves what to do about it to [`super::relay`]. Invariant: what a push costs depends on its chunk alone,
+//! however long the stream is.
 
 /// Bytes looked back on: enough for `[DONE]` behind a few comments and for the beginning of an error event.
 const TAIL: usize = 256;
+/// A line that is as long is not `data: [DONE]`, spaces around the word included.
+const DONE_LINE_MAX: usize = 32;
 
 /// What the end of the bytes shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,15 +29,33 @@ pub(super) struct Tracker {
     /// The tail begins at the stream's first byte.
     whole: bool,
     seen: bool,
+    last_event: LastEvent,
 }
 
 impl Tracker {
     pub(super) fn new() -> Self {
-        Self { tail: Vec::with_capacity(2 * TAIL), whole: true, seen: false }
+        Self {
+            tail: Vec::with_capacity(2 * TAIL),
+            whole: true,
+            seen: false,
+            last_event: LastEvent::default(),
+        }
     }
 
-    /// Bytes that pass to the client.
-    pub(super) fn push(&mut self, chunk: &[u8]) {
+    /// Takes the engine's bytes and says how many of them pass to the client: those up to the end of the
+    /// first `[DONE]` event.
+    pub(super) fn push(&mut self, chunk: &[u8]) -> usize {
+        let passing = self.last_event.push(chunk);
+        self.remember(chunk.get(..passing).unwrap_or(chunk));
+        passing
+    }
+
+    /// The `[DONE]` event has passed to its blank line: nothing may follow.
+    pub(super) fn is_done(&self) -> bool {
+        self.last_event.passed
+    }
+
+    fn remember(&mut self, chunk: &[u8]) {
         self.seen |= !chunk.is_empty();
         if chunk.len() >= TAIL {
             self.whole &= self.tail.is_empty() && chunk.len() == TAIL;
@@ -96,7 +116,7 @@ impl Tracker {
             (false, true) => blank,
             (false, false) => line_end,
         };
-        if self.last_data_is_done() {
+        if self.last_event.said || self.last_data_is_done() {
             return Ending::Done(missing);
         }
         match (at_boundary, line_is_whole) {
@@ -133,6 +153,40 @@ impl Tracker {
             .unwrap_or_default()
             .rsplit(|byte| is_line_end(*byte))
             .filter_map(|line| line.strip_prefix(b"data:"))
+    }
+}
+
+/// The search for the stream's last event. Lines end in a newline here: in a stream of carriage returns alone,
+/// which no engine sends, `[DONE]` is seen only by [`Tracker::ending`].
+#[derive(Debug, Default)]
+struct LastEvent {
+    /// The beginning of the line that is being read.
+    line: Vec<u8>,
+    /// `data: [DONE]` was said; its event goes on up to a blank line.
+    said: bool,
+    /// Its blank line has passed.
+    passed: bool,
+}
+
+impl LastEvent {
+    /// How many of these bytes belong to the stream.
+    fn push(&mut self, chunk: &[u8]) -> usize {
+        let mut passing = 0;
+        for piece in chunk.split_inclusive(|byte| *byte == b'\n') {
+            if self.passed {
+                break;
+            }
+            passing += piece.len();
+            let room = DONE_LINE_MAX.saturating_sub(self.line.len());
+            self.line.extend_from_slice(piece.get(..room).unwrap_or(piece));
+            if piece.ends_with(b"\n") {
+                self.passed = self.said && self.line.trim_ascii().is_empty();
+                self.said |= self.line.len() < DONE_LINE_MAX
+                    && self.line.strip_prefix(b"data:").is_some_and(|data| data.trim_ascii() == b"[DONE]");
+                self.line.clear();
+            }
+        }
+        passing
     }
 }
 
@@ -174,6 +228,32 @@ mod tests {
             for piece in [1, 7, 100, 4096] {
                 assert_eq!(tracked(text, piece).ending(), *ending, "{text:?} in pieces of {piece}");
             }
+        }
+    }
+
+    #[test]
+    fn what_follows_the_first_done_event_does_not_pass() {
+        let event = "data: {\"c\":\"é\"}\n\n";
+        for (passes, rest) in [
+            (format!("{event}data: [DONE]\n\n"), format!("{event}data: [DONE]\n\n")),
+            (format!("{event}data: [DONE]\r\n\r\n"), "\r\n".to_owned()),
+            ("data:[DONE] \n\n".to_owned(), "data: [DONE]\n\n".to_owned()),
+            ("data: [DONE]\nid: 1\n: comment\n\n".to_owned(), "\n".to_owned()),
+            (format!("data: {}\n\ndata: [DONE]\n\n", "x".repeat(1000)), "x".to_owned()),
+        ] {
+            let text = format!("{passes}{rest}");
+            for piece in [1, 7, 100, 4096] {
+                let mut tracker = Tracker::new();
+                let passed: usize = text.as_bytes().chunks(piece).map(|chunk| tracker.push(chunk)).sum();
+                assert_eq!(text.get(..passed), Some(passes.as_str()), "in pieces of {piece}");
+                assert!(tracker.is_done() && tracker.ending() == Ending::Done(""), "{text:?}");
+            }
+        }
+        let wide = format!("data: [DONE]{}x\n\n", " ".repeat(DONE_LINE_MAX));
+        for open in
+            ["data: [DONE]", "data: [DONE]\n", "data: {\"c\":\"data: [DONE]\"}\n\n", "x: [DONE]\n\n", &wide]
+        {
+            assert!(!tracked(open, 5).is_done(), "{open:?}");
         }
     }
 

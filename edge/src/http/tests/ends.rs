@@ -5,7 +5,7 @@ use std::time::Duration;
 use umbel_contracts::proto::node::InferenceOutcome;
 use umbel_wire::CloseReason;
 
-use super::client::{Client, Ended, chat};
+use super::client::{Client, Ended, chat, get};
 use super::rig::{Call, Node, Rig, Setup};
 use crate::http::FrontOptions;
 
@@ -159,6 +159,54 @@ async fn what_came_after_done_does_not_undo_it() {
     call.send("data: [DONE]\n\n").await;
     call.fail(InferenceOutcome::EngineBroke, false);
     assert_eq!(client.rest().await, (b"data: [DONE]\n\n".to_vec(), Ended::Clean));
+}
+
+#[tokio::test]
+async fn the_first_done_is_the_streams_last_word_whatever_the_engine_says_after_it() {
+    let (rig, mut node) = Rig::with_node(1).await;
+    let whole = "data: {\"a\":1}\n\ndata: [DONE]\n\n";
+    for rest in ["data: {\"b\":2}\n\n", "data: [DONE]\n\n", "data: {\"b\""] {
+        for together in [true, false] {
+            let (mut client, call) = streaming(&rig, &mut node).await;
+            if together {
+                call.send(format!("{whole}{rest}")).await;
+            } else {
+                call.send(whole).await;
+                assert_eq!(client.until("[DONE]\n\n").await, whole);
+                call.send(rest).await;
+            }
+            call.complete();
+            let expected = if together { whole } else { "" };
+            assert_eq!(client.rest().await, (expected.into(), Ended::Clean), "{rest:?}");
+            rig.idle().await;
+        }
+    }
+    let metrics = Client::ask(rig.metrics_http, get("/metrics", "")).await;
+    let ok = r#"umbel_edge_requests_total{route="/v1/chat/completions",model="m",code="200"} 6"#;
+    assert!(metrics.text().contains(ok), "{}", metrics.text());
+    assert!(metrics.text().contains(r#"umbel_edge_tokens_total{model="m",direction="output"} 18"#));
+    assert!(!metrics.text().contains("umbel_edge_streams_broken_total{"), "{}", metrics.text());
+}
+
+#[tokio::test]
+async fn an_engine_that_never_ends_after_done_holds_neither_its_client_nor_its_slot() {
+    let (rig, mut node) = Rig::with_node(1).await;
+    for ended in ["data: [DONE]\n\n", "data: [DONE]\r\n\r\n"] {
+        let (mut client, call) = streaming(&rig, &mut node).await;
+        call.send(ended).await;
+        assert_eq!(client.rest().await, (ended.into(), Ended::Clean));
+        assert_eq!(rig.in_flight(&node), 1, "the lease ends with the node's terminal");
+        call.cancelled().await;
+        rig.idle().await;
+    }
+    // A client that closes at `[DONE]` has not left its answer.
+    let (mut client, call) = streaming(&rig, &mut node).await;
+    call.send("data: [DONE]\n\n").await;
+    client.until("[DONE]\n\n").await;
+    drop(client);
+    call.cancelled().await;
+    let metrics = Client::ask(rig.metrics_http, get("/metrics", "")).await;
+    assert!(!metrics.text().contains("umbel_edge_client_disconnects_total{"), "{}", metrics.text());
 }
 
 #[tokio::test]
