@@ -1,5 +1,5 @@
-//! What one link costs, over real TLS on loopback: prints one line of JSON. Each end has a thread of its own, as two
-//! processes would.
+//! What one link costs, over real TLS on loopback, beside what is asked of it (10-wire, costs): prints a table, and with
+//! `--json FILE` writes the figures there. Each end has a thread of its own, as two processes would.
 //!
 //! Not a test: figures depend on the machine. `cargo run --release -p umbel-wire --example link`
 #![allow(
@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use umbel_wire::ca::{Authority, CLIENT_VALIDITY, SERVER_VALIDITY};
@@ -41,18 +42,51 @@ fn main() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let report = runtime.block_on(async {
         let throughput = throughput(&target).await;
+        let bare = bare().await;
         let latency = latency(&target).await;
         let stalled = stalled(&target).await;
         let request = requests(&target).await;
         let idle = idle(&target).await;
-        [throughput, latency, stalled, request, idle].concat()
+        [throughput, bare, latency, stalled, request, idle].concat()
     });
-    let parts: Vec<String> = [report, codec()]
-        .concat()
-        .into_iter()
-        .map(|(name, value)| format!("\"{name}\":{value:.1}"))
-        .collect();
-    println!("{{{}}}", parts.join(","));
+    let figures = [report, codec()].concat();
+    print(&figures);
+    if let Some(file) = std::env::args().skip_while(|arg| arg != "--json").nth(1) {
+        let parts: Vec<_> = figures.iter().map(|(name, value)| format!("\"{name}\":{value:.1}")).collect();
+        std::fs::write(file, format!("{{{}}}\n", parts.join(","))).unwrap();
+    }
+}
+
+/// What is asked of a figure: at least or at most.
+const ASKED: &[(&str, char, f64)] = &[
+    ("chunks_per_s", '>', 500_000.0),
+    ("ping_saturated_p99_us", '<', 5_000.0),
+    ("added_p50_us", '<', 50.0),
+    ("added_p99_us", '<', 250.0),
+    ("stalled_stream_bytes", '<', 81_920.0),
+    ("idle_connection_bytes_an_end", '<', 40_960.0),
+    ("encode_data_ns", '<', 100.0),
+    ("encode_credit_ns", '<', 100.0),
+    ("decode_data_ns", '<', 100.0),
+    ("decode_credit_ns", '<', 100.0),
+];
+
+fn print(figures: &Figures) {
+    let value = |wanted: &str| figures.iter().find(|(name, _)| *name == wanted).map_or(f64::NAN, |f| f.1);
+    let added = [
+        ("added_p50_us", value("latency_p50_us") - value("bare_p50_us")),
+        ("added_p99_us", value("latency_p99_us") - value("bare_p99_us")),
+    ];
+    println!("{:<30} {:>14} {:>14}  met", "figure", "measured", "asked");
+    for (name, value) in figures.iter().chain(&added) {
+        let Some((_, side, bound)) = ASKED.iter().find(|(asked, ..)| asked == name) else {
+            println!("{name:<30} {value:>14.1}");
+            continue;
+        };
+        let met = if *side == '>' { value >= bound } else { value <= bound };
+        let asked = format!("{side}= {bound}");
+        println!("{name:<30} {value:>14.1} {asked:>14}  {}", if met { "yes" } else { "NO" });
+    }
 }
 
 type Figures = Vec<(&'static str, f64)>;
@@ -132,6 +166,61 @@ async fn latency(target: &DialTarget) -> Figures {
         ("latency_p50_us", percentile(&mut samples, 0.5)),
         ("latency_p99_us", percentile(&mut samples, 0.99)),
     ]
+}
+
+/// The same chunks on the same timers over a bare TCP connection, without TLS and without streams: what the kernel and
+/// two threads cost alone.
+async fn bare() -> Figures {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let stop = CancellationToken::new();
+    let stopped = stop.clone();
+    let producer = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let socket = Arc::new(tokio::net::TcpStream::connect(address).await.unwrap());
+            socket.set_nodelay(true).unwrap();
+            for id in 0..500 {
+                let socket = socket.clone();
+                tokio::spawn(async move {
+                    let mut ticks = paced(id).await;
+                    let mut chunk = [7; CHUNK];
+                    loop {
+                        ticks.tick().await;
+                        chunk.get_mut(..8).unwrap().copy_from_slice(&nanos().to_le_bytes());
+                        // A chunk that does not fit whole would shift all later ones.
+                        assert_eq!(socket.try_write(&chunk).unwrap(), CHUNK);
+                    }
+                });
+            }
+            stopped.cancelled().await;
+        });
+    });
+    let (mut socket, _) = listener.accept().await.unwrap();
+    let (mut samples, mut buffer, mut filled) = (Vec::new(), vec![0; 64 * 1024], 0);
+    let started = Instant::now();
+    while started.elapsed() < Duration::from_secs(4) {
+        filled += socket.read(buffer.get_mut(filled..).unwrap()).await.unwrap();
+        let now = nanos();
+        let whole = filled - filled % CHUNK;
+        for chunk in buffer.get(..whole).unwrap().chunks(CHUNK) {
+            let sent = u64::from_le_bytes(chunk.get(..8).unwrap().try_into().unwrap());
+            if started.elapsed() > Duration::from_secs(1) {
+                samples.push(Duration::from_nanos(now.saturating_sub(sent)));
+            }
+        }
+        buffer.copy_within(whole..filled, 0);
+        filled -= whole;
+    }
+    stop.cancel();
+    producer.join().unwrap();
+    vec![("bare_p50_us", percentile(&mut samples, 0.5)), ("bare_p99_us", percentile(&mut samples, 0.99))]
+}
+
+/// 50 a second, phases spread over the period.
+async fn paced(id: u64) -> tokio::time::Interval {
+    tokio::time::sleep(Duration::from_micros(id * 7_919 % 20_000)).await;
+    tokio::time::interval(Duration::from_millis(20))
 }
 
 /// A stream nobody reads: both ends' buffers.
@@ -308,10 +397,7 @@ impl Handler for Producer {
                 while stream.send(&chunk).await.is_ok() {}
                 return;
             }
-            // 50 a second each, phases spread over the period.
-            let phase = Duration::from_micros(stream.id() * 7_919 % 20_000);
-            tokio::time::sleep(phase).await;
-            let mut ticks = tokio::time::interval(Duration::from_millis(20));
+            let mut ticks = paced(stream.id()).await;
             loop {
                 ticks.tick().await;
                 chunk.get_mut(..8).unwrap().copy_from_slice(&nanos().to_le_bytes());
