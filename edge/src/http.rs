@@ -19,6 +19,7 @@ mod request;
 mod sse;
 #[cfg(test)]
 mod tests;
+mod unread;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,11 +1,12 @@
 //! One client connection: its socket, its HTTP driver, and its clocks.
 //!
-//! Owns what hyper does not: slow heads, idle connections, clients that stop reading, and an abort that cannot
-//! be taken for an end. Leaves requests to the service it is given. Invariant: a connection costs one task and
-//! one timer, and its clocks are not touched by each request.
+//! Owns what hyper does not: slow heads, idle connections, clients that stop reading, an abort that cannot be
+//! taken for an end, and words of our own where hyper refuses a head by itself. Leaves requests to the service
+//! it is given. Invariant: a connection costs one task and one timer, and its clocks are not touched by each
+//! request.
 
 use std::future::{Future, poll_fn};
-use std::io::{self, IoSlice};
+use std::io;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use bytes::{Buf, Bytes};
 use http::{Request, Version};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -23,13 +25,20 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use super::FrontOptions;
 use super::answer::{Answer, Answered};
+use super::{Front, FrontOptions, unread};
 
 /// hyper's buffer in either direction: a stalled stream holds little.
 const BUFFER: usize = 16 * 1024;
+/// Of a request's line and headers: they must fit the buffer.
+pub(super) const HEAD_BYTES_MAX: usize = BUFFER;
+/// hyper's own limit.
+pub(super) const HEADERS_MAX: usize = 100;
 /// Of the client's socket, for the same reason. The kernel doubles it.
 const SEND_BUFFER: usize = 64 * 1024;
+/// Input that is there when the connection ends by a refused head is read up to this: the socket's close would
+/// throw the answer away otherwise.
+const DISCARD_MAX: usize = 1 << 20;
 
 /// Who is at the other end.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +58,8 @@ impl Peer {
 struct Shared {
     /// Requests whose answer is not gone: 0 or 1, HTTP/1.1 has one at a time.
     busy: AtomicU32,
+    /// Requests so far.
+    requests: AtomicU64,
     /// Counts reads and writes that moved bytes.
     reads: AtomicU64,
     writes: AtomicU64,
@@ -69,6 +80,7 @@ pub(super) struct Busy {
 impl Busy {
     fn new(shared: &Arc<Shared>, version: Version) -> Self {
         shared.busy.fetch_add(1, Ordering::Relaxed);
+        shared.requests.fetch_add(1, Ordering::Relaxed);
         Self { shared: Arc::clone(shared), ends_with_connection: version < Version::HTTP_11 }
     }
 
@@ -111,6 +123,11 @@ pub(super) fn prepare(socket: &TcpStream) {
 struct Watched<S: Socket> {
     socket: S,
     shared: Arc<Shared>,
+    front: Arc<Front>,
+    /// Requests whose answers are written to the last byte.
+    written: u64,
+    /// What is left of our answer to a head that hyper refused.
+    refusal: Option<Bytes>,
 }
 
 impl<S: Socket> Drop for Watched<S> {
@@ -135,6 +152,45 @@ impl<S: Socket> Watched<S> {
         }
         result
     }
+
+    /// No request was given to the service since all answers were written: what hyper writes now is its own
+    /// answer to a head that it could not read, and its last. Behind an answer that is still to be written
+    /// hyper's bytes cannot be told from that answer's and stay as they are.
+    fn is_between_requests(&self) -> bool {
+        self.shared.busy.load(Ordering::Relaxed) == 0
+            && self.shared.requests.load(Ordering::Relaxed) == self.written
+    }
+
+    /// Writes our refusal instead of hyper's bytes.
+    fn poll_refuse(&mut self, cx: &mut Context<'_>, bare: &[u8]) -> Poll<io::Result<usize>> {
+        let mut left = self.refusal.take().unwrap_or_else(|| unread::instead_of(bare, &self.front));
+        while left.has_remaining() {
+            let result = Pin::new(&mut self.socket).poll_write(cx, &left);
+            match self.wrote(result) {
+                Poll::Ready(Ok(0)) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                Poll::Ready(Ok(written)) => left.advance(written),
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending => {
+                    self.refusal = Some(left);
+                    return Poll::Pending;
+                }
+            }
+        }
+        self.refusal = Some(left);
+        Poll::Ready(Ok(bare.len()))
+    }
+
+    /// Reads and forgets what has come, without waiting for more.
+    fn discard(&mut self, cx: &mut Context<'_>) {
+        let mut space = [0; 8 * 1024];
+        for _ in 0..DISCARD_MAX / space.len() {
+            let mut buffer = ReadBuf::new(&mut space);
+            let read = Pin::new(&mut self.socket).poll_read(cx, &mut buffer);
+            if !matches!(read, Poll::Ready(Ok(()))) || buffer.filled().is_empty() {
+                return;
+            }
+        }
+    }
 }
 
 impl<S: Socket> AsyncRead for Watched<S> {
@@ -154,11 +210,18 @@ impl<S: Socket> AsyncRead for Watched<S> {
 
 impl<S: Socket> AsyncWrite for Watched<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        if self.is_between_requests() {
+            return self.poll_refuse(cx, bytes);
+        }
         let result = Pin::new(&mut self.socket).poll_write(cx, bytes);
         self.wrote(result)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // hyper flushes the socket only when it has nothing left to write.
+        if self.shared.busy.load(Ordering::Relaxed) == 0 {
+            self.written = self.shared.requests.load(Ordering::Relaxed);
+        }
         let result = Pin::new(&mut self.socket).poll_flush(cx);
         match &result {
             // Within TLS it is the flush that waits for the client.
@@ -175,20 +238,11 @@ impl<S: Socket> AsyncWrite for Watched<S> {
             // No FIN, no close_notify: the drop breaks the connection.
             return Poll::Ready(Ok(()));
         }
-        Pin::new(&mut self.socket).poll_shutdown(cx)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.socket.is_write_vectored()
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        parts: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let result = Pin::new(&mut self.socket).poll_write_vectored(cx, parts);
-        self.wrote(result)
+        ready!(Pin::new(&mut self.socket).poll_shutdown(cx))?;
+        if self.refusal.is_some() {
+            self.discard(cx);
+        }
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -233,14 +287,16 @@ impl<A: Future<Output = Answered>> Future for Answering<A> {
 }
 
 /// Serves a connection to its end.
-pub(super) async fn drive<S, F, A>(socket: S, options: &FrontOptions, shutdown: &CancellationToken, answer: F)
+pub(super) async fn drive<S, F, A>(socket: S, front: &Arc<Front>, shutdown: &CancellationToken, answer: F)
 where
     S: Socket,
     F: Fn(Request<Incoming>) -> A,
     A: Future<Output = Answered>,
 {
+    let options = &front.options;
     let shared = Arc::new(Shared::default());
-    let watched = Watched { socket, shared: Arc::clone(&shared) };
+    let (shared_too, front) = (Arc::clone(&shared), Arc::clone(front));
+    let watched = Watched { socket, shared: shared_too, front, written: 0, refusal: None };
     let service = Serve { answer, shared: Arc::clone(&shared) };
     let mut http = http1::Builder::new();
     // Small events are cheaper copied into one buffer than written as three pieces.

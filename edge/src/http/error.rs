@@ -181,6 +181,25 @@ impl Failure {
         failure
     }
 
+    /// The request's line or headers are not HTTP.
+    pub(super) fn malformed() -> Self {
+        let message = "The request's line or headers are not valid HTTP/1.1; nothing was started.";
+        let mut failure = Self::new(StatusCode::BAD_REQUEST, "malformed_request", message);
+        failure.close = true;
+        failure
+    }
+
+    /// The request's line and headers are over the limits.
+    pub(super) fn headers_too_large(bytes: usize, headers: usize) -> Self {
+        let message = format!(
+            "The request's line and headers are over this edge's limits of {bytes} bytes and {headers} headers."
+        );
+        let mut failure =
+            Self::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "headers_too_large", message);
+        failure.close = true;
+        failure
+    }
+
     /// The edge holds as many request bytes as it may.
     pub(super) fn held(limit: u64, of_key: bool) -> Self {
         let whose = if of_key { "this key's requests" } else { "all requests" };
@@ -262,15 +281,10 @@ impl Failure {
                     .because("unavailable")
                     .about("model")
                     .again(Again::Useless)
-                    .keep()
             }
         }
         .about("model")
         .again_unless_useless(again)
-    }
-
-    fn keep(self) -> Self {
-        self
     }
 
     fn again_unless_useless(mut self, again: Again) -> Self {

@@ -107,7 +107,8 @@ impl RequestIds {
         }
     }
 
-    fn make(&self) -> HeaderValue {
+    /// A new one.
+    pub(super) fn make(&self) -> HeaderValue {
         const DIGITS: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
         let ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis());
         let count = self.next.fetch_add(1, Ordering::Relaxed);

@@ -19,7 +19,7 @@ use umbel_wire::tls::TlsServer;
 use super::answer::Answered;
 use super::connection::{Peer, Socket, drive, prepare};
 use super::error::Failure;
-use super::{Front, FrontOptions, health, openai};
+use super::{Front, health, openai, unread};
 
 /// Of a TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -64,13 +64,12 @@ pub(crate) async fn serve_metrics(listener: TcpListener, front: Arc<Front>, shut
     accept(listener, Arc::clone(&front), shutdown, move |socket, _, shutdown| {
         let front = Arc::clone(&front);
         async move {
-            let options: &FrontOptions = &front.options;
             let answer = |request: Request<Incoming>| {
                 let uri = request.uri();
                 let response = health::metrics_listener(&front, request.method(), uri.path(), uri.query());
                 async move { Answered::Ok(response) }
             };
-            drive(socket, options, &shutdown, answer).await;
+            drive(socket, &front, &shutdown, answer).await;
         }
     })
     .await;
@@ -84,7 +83,7 @@ async fn applications<S: Socket>(
 ) {
     let peer = Peer::new(address);
     let answer = |request| openai::answer(Arc::clone(&front), peer, request);
-    drive(socket, &front.options, &shutdown, answer).await;
+    drive(socket, &front, &shutdown, answer).await;
 }
 
 async fn accept<F, C>(listener: TcpListener, front: Arc<Front>, shutdown: CancellationToken, connected: F)
@@ -109,7 +108,7 @@ where
                 let connection = connected(socket, address, shutdown.clone());
                 tokio::spawn(with_permit(connection, permit));
             }
-            Err(_) => turn_away(&socket, limit),
+            Err(_) => turn_away(&socket, &front),
         }
     }
     drop(listener);
@@ -124,12 +123,7 @@ async fn with_permit<C: Future<Output = ()>>(connection: C, permit: OwnedSemapho
 }
 
 /// Tells one connection too many why, without waiting for it.
-fn turn_away(socket: &TcpStream, limit: usize) {
-    let body = Failure::connections(limit).body();
-    let head = format!(
-        "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n\
-         x-umbel-reason: connections\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
-        body.len()
-    );
-    let _ = socket.try_write(&[head.as_bytes(), &body].concat());
+fn turn_away(socket: &TcpStream, front: &Front) {
+    let failure = Failure::connections(front.options.connections);
+    let _ = socket.try_write(&unread::refusal(&failure, front));
 }

@@ -182,5 +182,6 @@ async fn one_connection_too_many_is_told_so() {
     assert_eq!(first.reply().await.head.status, 200);
     let mut second = Client::connect(rig.http).await;
     let reply = second.reply().await;
-    assert_eq!((reply.head.status, reply.json()["error"]["code"].as_str()), (503, Some("overloaded")));
+    assert_eq!((reply.head.status, reply.error_code().as_str()), (503, "overloaded"));
+    assert_eq!(reply.head.get("retry-after"), Some("1"));
 }

@@ -255,3 +255,57 @@ async fn every_error_has_openais_body() {
         assert_eq!(reply.head.has("allow"), status == 405);
     }
 }
+
+#[tokio::test]
+async fn http_that_cannot_be_read_is_refused_with_openais_body_and_an_id() {
+    let (rig, mut node) = Rig::with_node(1).await;
+    let with =
+        |header: &str| format!("POST /v1/chat/completions HTTP/1.1\r\nhost: edge\r\n{header}\r\n\r\n{{}}");
+    let malformed = [
+        with("content-length: 1\r\ncontent-length: 2"),
+        with("content-length: 1, 2"),
+        with("content-length: -1"),
+        with("content-length: 2\r\n folded"),
+        with("content-length : 2"),
+        with("x: a\0b"),
+        with("transfer-encoding: identity"),
+        "nonsense\r\n\r\n".to_owned(),
+        "GET /v1/models HTTP/9.9\r\n\r\n".to_owned(),
+    ];
+    let too_large = [
+        with(&format!("x: {}", "y".repeat(20_000))),
+        with(&"x: y\r\n".repeat(101)),
+        format!("GET /{}", "y".repeat(20_000)),
+    ];
+    for (requests, status, code) in
+        [(&malformed[..], 400, "malformed_request"), (&too_large[..], 431, "headers_too_large")]
+    {
+        for request in requests {
+            // As a connection's first, after another request, and in one piece with another.
+            let mut first = Client::connect(rig.http).await;
+            first.send(request).await;
+            let mut second = Client::connect(rig.http).await;
+            second.send(get("/livez", "")).await;
+            assert_eq!(second.reply().await.text(), "ok");
+            second.send(request).await;
+            let mut together = Client::connect(rig.http).await;
+            together.send(format!("{}{request}", get("/livez", ""))).await;
+            assert_eq!(together.reply().await.text(), "ok");
+            for mut client in [first, second, together] {
+                let reply = client.reply().await;
+                assert_eq!((reply.head.status, reply.error_code().as_str()), (status, code), "{request:?}");
+                assert_eq!(reply.head.get("x-umbel-reason"), Some(code));
+                assert_eq!((reply.head.get("connection"), reply.ended), (Some("close"), Ended::Clean));
+                assert!(client.part().await.is_err(), "the connection is over");
+            }
+        }
+    }
+    let metrics = Client::ask(rig.metrics_http, get("/metrics", "")).await;
+    let counted = r#"reason="malformed_request"} 27"#;
+    assert!(metrics.text().contains(counted), "{}", metrics.text());
+    // HTTP/2 has no answer that such a client could read.
+    let mut other = Client::connect(rig.http).await;
+    other.send("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
+    assert!(other.part().await.is_err());
+    assert!(node.is_untouched());
+}
