@@ -9,5 +9,6 @@ pub(crate) mod events;
 pub(crate) mod keys;
 pub(crate) mod nodes;
 pub(crate) mod operations;
+pub(crate) mod owing;
 pub(crate) mod site;
 pub(crate) mod status;

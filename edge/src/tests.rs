@@ -14,6 +14,7 @@ mod admin;
 mod commands;
 mod control;
 mod enrollment;
+mod full_disk;
 mod life;
 mod rig;
 mod slots;

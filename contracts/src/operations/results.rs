@@ -54,6 +54,10 @@ pub struct EnrollmentObject {
     pub used_at: Option<Timestamp>,
     /// The node that came of it.
     pub node_id: Option<String>,
+    /// It is in force and not on disk, which takes no writes: it is written as soon as that works again, and lost if
+    /// the edge restarts before.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub not_durable: bool,
 }
 
 /// `enrollment.list`.
@@ -98,7 +102,8 @@ pub struct NodeOutcome {
     pub eligible: bool,
     /// Leases that it still holds.
     pub in_flight: u64,
-    /// The change holds until the edge restarts only: its disk takes no writes.
+    /// It is in force and not on disk, which takes no writes: it is written as soon as that works again, and lost if
+    /// the edge restarts before.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub not_durable: bool,
 }
@@ -122,7 +127,8 @@ pub struct ApiKeyObject {
     /// When it was revoked; it opens nothing since.
     #[schemars(with = "Option<String>")]
     pub revoked_at: Option<Timestamp>,
-    /// The change holds until the edge restarts only: its disk takes no writes.
+    /// It is in force and not on disk, which takes no writes: it is written as soon as that works again, and lost if
+    /// the edge restarts before.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub not_durable: bool,
 }

@@ -3,7 +3,7 @@
 //! Owns the stored row and its states. Leaves the claim's rules to `umbel_wire::enroll`, guessing to
 //! `umbel_wire::guesses` and the one conditional write to the shell. Invariant: a row is applied here only after it was committed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
@@ -46,6 +46,8 @@ impl EnrollmentRow {
 #[derive(Debug, Default)]
 pub(crate) struct Tokens {
     rows: BTreeMap<String, (EnrollmentRow, Position)>,
+    // Changed in memory only.
+    unwritten: BTreeSet<String>,
 }
 
 impl Tokens {
@@ -53,13 +55,15 @@ impl Tokens {
     pub(crate) fn apply(&mut self, row: EnrollmentRow, position: Position) {
         let id = row.token.token_id.clone();
         if self.rows.get(&id).is_none_or(|(_, old)| *old < position) {
+            self.unwritten.remove(&id);
             self.rows.insert(id, (row, position));
         }
     }
 
-    /// A change that could not be stored and takes force all the same, until a restart.
+    /// A change that could not be stored and takes force all the same; what is written later follows as committed.
     pub(crate) fn apply_in_memory(&mut self, row: EnrollmentRow) {
         if let Some((kept, _)) = self.rows.get_mut(&row.token.token_id) {
+            self.unwritten.insert(row.token.token_id.clone());
             *kept = row;
         }
     }
@@ -67,6 +71,7 @@ impl Tokens {
     /// A removed row.
     pub(crate) fn remove(&mut self, id: &str) {
         self.rows.remove(id);
+        self.unwritten.remove(id);
     }
 
     /// One token.
@@ -79,6 +84,11 @@ impl Tokens {
         let mut rows: Vec<_> = self.rows.values().map(|(row, _)| row.clone()).collect();
         rows.sort_by_key(|row| std::cmp::Reverse(row.token.created_at_unix_ms));
         rows
+    }
+
+    /// Whether a change of it is in force and not on disk.
+    pub(crate) fn is_unwritten(&self, id: &str) -> bool {
+        self.unwritten.contains(id)
     }
 
     /// Tokens whose time ended after `since` and until `now` without anybody using or revoking them.

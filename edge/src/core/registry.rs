@@ -15,6 +15,7 @@ pub(crate) mod snapshot;
 #[cfg(test)]
 mod tests;
 mod told;
+mod unwritten;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -123,11 +124,6 @@ impl<H: Clone> Registry<H> {
         node.row = row;
         node.position = position;
         self.touch(id);
-    }
-
-    /// A change that could not be stored and takes force all the same, until a restart.
-    pub(crate) fn apply_in_memory(&mut self, id: NodeId, row: NodeRow) {
-        self.change(id, |node| node.row = row);
     }
 
     /// One node.

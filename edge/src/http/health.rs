@@ -1,4 +1,6 @@
 //! `/livez`, `/readyz`, `/health` and `/metrics`. No key is needed, and none depends on the control plane.
+//!
+//! Invariant: a store that takes no writes is told and changes no status: the site serves.
 
 use std::fmt::Write;
 
@@ -26,13 +28,18 @@ pub(super) fn answer(
     // The process answers: it lives. It takes traffic until it drains.
     let ready = path == "/livez" || !front.is_draining();
     let verbose = query.is_some_and(|query| query.split('&').any(|pair| pair.starts_with("verbose")));
+    // Writing to it cannot fail.
     let mut text = String::new();
     if path == "/health" || path == "/v1/health" {
-        text.push_str(if ready { r#"{"status":"ok"}"# } else { r#"{"status":"draining"}"# });
+        let status = if ready { "ok" } else { "draining" };
+        let store = if front.keys.store_is_sound() { "ok" } else { "read_only" };
+        let _ = write!(text, r#"{{"status":"{status}","store":"{store}"}}"#);
     } else if verbose {
         let mark = if ready { '+' } else { '-' };
-        // Writing to a String cannot fail.
         let _ = writeln!(text, "[{mark}]taking-traffic {}", if ready { "ok" } else { "draining" });
+        if path == "/readyz" && !front.keys.store_is_sound() {
+            text.push_str("[!]store read-only: the site serves, changes are refused\n");
+        }
         text.push_str(if ready { "ok\n" } else { "failed\n" });
     } else {
         text.push_str(if ready { "ok" } else { "draining" });

@@ -17,12 +17,13 @@ use umbel_contracts::objects::{
     CommandErrorObject, CommandEventObject, CommandPhase, ProgressObject, timestamp,
 };
 use umbel_contracts::operations::{self, Class};
-use umbel_store::{AuditRecord, Commit, CommitError};
+use umbel_store::{AuditRecord, Commit, CommitError, Owed};
 use umbel_wire::{Code, Error};
 
 use crate::core::commands::{Begin, CommandRow, Commands as Table, Request};
 use crate::shell::keys::Keys;
 use crate::shell::operations as perform;
+use crate::shell::owing;
 use crate::shell::site::Site;
 
 pub(crate) use context::Context;
@@ -58,6 +59,8 @@ pub(crate) struct Commands {
     pub(crate) ca_sha256: String,
     table: Mutex<Table>,
     running: Mutex<HashMap<String, Arc<Running>>>,
+    // Outcomes that are not on disk yet, because that takes no writes.
+    unwritten: Mutex<HashMap<String, CommandRow>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -83,8 +86,14 @@ impl Commands {
                 resumed.push((stored.key, row));
             }
         }
-        let commands =
-            Arc::new(Self { site, keys, ca_sha256, table: Mutex::new(table), running: Mutex::default() });
+        let commands = Arc::new(Self {
+            site,
+            keys,
+            ca_sha256,
+            table: Mutex::new(table),
+            running: Mutex::default(),
+            unwritten: Mutex::default(),
+        });
         for (id, row) in resumed {
             if row.operation == "node.drain" {
                 let running = commands.run(&id, row.clone());
@@ -221,6 +230,9 @@ impl Commands {
         if let Some(running) = self.running(id) {
             return Ok(lock(&running.row).clone());
         }
+        if let Some(row) = lock(&self.unwritten).get(id) {
+            return Ok(row.clone());
+        }
         let stored = self
             .site
             .store
@@ -288,14 +300,29 @@ impl Commands {
     /// The end of one that took longer than its first write: stored, then told.
     pub(crate) async fn ended(&self, id: &str, mut row: CommandRow, outcome: Result<Value, Error>) {
         close(&mut row, outcome, self.site.wall().unix_ms());
-        let commit = Commit::new().put_json(COMMANDS, id, &row);
-        if let Err(error) = self.site.store.commit(commit).await {
+        let commit = Commit::new().put_json(COMMANDS, id, &owing::durable(&row));
+        let kept = match self.site.store.commit(commit.clone()).await {
+            Err(CommitError::ReadOnly(_)) => self.site.store.owe(Owed::new().with(commit)).map(drop),
+            other => other.map(drop),
+        };
+        if let Err(error) = kept {
             tracing::error!(command = id, %error, "a command's outcome could not be stored");
         }
         self.finish(id, row);
     }
 
+    // What cannot be read from the store yet is read from here.
+    fn keep_unwritten(&self, id: &str, row: &CommandRow) {
+        let mut unwritten = lock(&self.unwritten);
+        if self.site.store.owed() == 0 {
+            unwritten.clear();
+        } else if unwritten.len() < umbel_store::limits::OWED_OPERATIONS {
+            unwritten.insert(id.to_owned(), row.clone());
+        }
+    }
+
     fn finish(&self, id: &str, row: CommandRow) {
+        self.keep_unwritten(id, &row);
         lock(&self.table).apply(id, &row);
         let running = lock(&self.running).remove(id);
         if let Some(running) = running {

@@ -6,16 +6,18 @@
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
+use std::collections::HashSet;
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
 use tokio::sync::Mutex;
-use umbel_store::{AuditRecord, Commit, CommitError, ReadError, Store};
+use umbel_store::{AuditRecord, Commit, CommitError, Owed, ReadError, Store};
 use umbel_wire::secret::SecretHash;
 use umbel_wire::{Code, Error};
 
 pub(crate) use crate::core::keys::{Caller, KeyRefusal, KeyRow};
 use crate::core::keys::{KeyTable, MAX_KEY_MODELS, MAX_KEYS, MAX_PRIORITY};
+use crate::shell::owing::{not_kept, once_written, store_trouble};
 
 /// The table of the store.
 pub(crate) const TABLE: &str = "api_keys";
@@ -37,6 +39,8 @@ pub(crate) struct Keys {
     table: ArcSwap<KeyTable>,
     /// One change at a time: each is made from the table it replaces.
     changing: Mutex<()>,
+    /// Keys whose revocation is in force and not on disk.
+    unwritten: Arc<std::sync::Mutex<HashSet<String>>>,
 }
 
 impl std::fmt::Debug for Keys {
@@ -50,7 +54,7 @@ impl std::fmt::Debug for Keys {
 pub(crate) enum Revoked {
     /// In force and on disk.
     Durable,
-    /// In force, but the store cannot be written: it is back after a restart unless revoked again.
+    /// In force, but the store cannot be written: it is written as soon as it can be, and lost by a restart before.
     NotDurable,
 }
 
@@ -64,7 +68,8 @@ impl Keys {
         for row in store.load(TABLE).await? {
             table = table.with(row.json::<KeyRow>()?);
         }
-        Ok(Arc::new(Self { store, table: ArcSwap::from_pointee(table), changing: Mutex::new(()) }))
+        let table = ArcSwap::from_pointee(table);
+        Ok(Arc::new(Self { store, table, changing: Mutex::new(()), unwritten: Arc::default() }))
     }
 
     /// Judges a caller by its `Authorization` header and whether it is on loopback.
@@ -80,12 +85,22 @@ impl Keys {
         self.table.load().rows()
     }
 
+    /// Whether a key's revocation is in force and not on disk.
+    pub(crate) fn is_unwritten(&self, key_id: &str) -> bool {
+        lock(&self.unwritten).contains(key_id)
+    }
+
+    /// Whether the store takes writes, and everything that is in force stands in it.
+    pub(crate) fn store_is_sound(&self) -> bool {
+        store_trouble(&self.store).is_none()
+    }
+
     /// Adds a key, and commits `also` with it. The same key again is accepted: the answer to the first may have
     /// been lost.
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` for a malformed row, `CONFLICT` if the id exists with other content or a precondition
-    /// of `also` fails, `RESOURCE_EXHAUSTED` at the bound, `UNAVAILABLE` if the store cannot be written.
+    /// of `also` fails, `RESOURCE_EXHAUSTED` at the bound, `INSUFFICIENT_STORAGE` if the store cannot be written.
     pub(crate) async fn create(&self, row: KeyRow, actor: &Actor, also: Commit) -> Result<KeyRow, Error> {
         validate(&row)?;
         let _one = self.changing.lock().await;
@@ -115,7 +130,7 @@ impl Keys {
     ///
     /// # Errors
     /// `NOT_FOUND` for an unknown id; `CONFLICT` if a precondition of `also` fails (the key is revoked all the
-    /// same).
+    /// same); `INSUFFICIENT_STORAGE`, NOT_DURABLE, if it took force and cannot even be kept for later.
     pub(crate) async fn revoke(
         &self,
         key_id: &str,
@@ -138,16 +153,32 @@ impl Keys {
         self.table.store(Arc::new(table.with(row.clone())));
         let commit =
             || Commit::new().put_json(TABLE, key_id, &row).audit(audit("apikey.revoke", key_id, actor));
-        match self.store.commit(commit().and(also)).await {
+        match self.store.commit(commit().and(also.clone())).await {
             Ok(_) => Ok(Revoked::Durable),
             Err(error @ CommitError::Conflict(_)) => {
                 // Only `also` has conditions. What it told of is refused; the revocation stands.
                 let _ = self.store.commit(commit()).await;
                 Err(store_error(&error, false))
             }
-            Err(_) => Ok(Revoked::NotDurable),
+            // Revoked once more, nothing more is owed.
+            Err(CommitError::ReadOnly(_)) if self.is_unwritten(key_id) => Ok(Revoked::NotDurable),
+            Err(CommitError::ReadOnly(_)) => {
+                // A key's row changes by this alone, so that the whole of it can be written later.
+                let settled = self.store.owe(Owed::new().with(commit().and(also))).map_err(not_kept)?;
+                lock(&self.unwritten).insert(key_id.to_owned());
+                let (unwritten, key_id) = (Arc::clone(&self.unwritten), key_id.to_owned());
+                once_written(&self.store, settled, move |_| {
+                    lock(&unwritten).remove(&key_id);
+                });
+                Ok(Revoked::NotDurable)
+            }
+            Err(error) => Err(store_error(&error, false)),
         }
     }
+}
+
+fn lock(ids: &std::sync::Mutex<HashSet<String>>) -> MutexGuard<'_, HashSet<String>> {
+    ids.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// When and by whom it was asked for does not make another key.
@@ -200,6 +231,6 @@ fn store_error(error: &CommitError, first_is_ours: bool) -> Error {
             let message = "this command id was used for something else; use a new one";
             Error::new(Code::Conflict, "COMMAND_ID", message)
         }
-        other => Error::new(Code::Unavailable, "STORE_READ_ONLY", other.to_string()),
+        other => crate::shell::commands::store_error(other),
     }
 }

@@ -210,12 +210,12 @@ pub(crate) async fn start(context: &Context<'_>) -> Result<(), Error> {
         NodeDrain::NAME => drain::start(context, args::<NodeDrain>(request)?).await,
         NodeUndrain::NAME => {
             args::<NodeUndrain>(request)?;
-            nodes::change(context, "node_undrained", |row| row.draining = false).await
+            nodes::change(context, "node_undrained", |row| row.draining = false, true).await
         }
         NodeEligible::NAME => {
             let eligible = args::<NodeEligible>(request)?.eligible;
             let kind = if eligible { "node_eligible" } else { "node_not_eligible" };
-            nodes::change(context, kind, move |row| row.eligible = eligible).await
+            nodes::change(context, kind, move |row| row.eligible = eligible, false).await
         }
         EnrollmentCreate::NAME => secrets::mint(context, args::<EnrollmentCreate>(request)?).await,
         EnrollmentRevoke::NAME => {

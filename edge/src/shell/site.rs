@@ -7,7 +7,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use umbel_store::{AuditRecord, Commit, CommitError, Health, HighWater, Store};
+use umbel_store::{AuditRecord, Commit, CommitError, HighWater, Store};
 use umbel_wire::clock::{self, Wall};
 use umbel_wire::guesses::Guesses;
 use umbel_wire::liveness::Times;
@@ -289,7 +289,7 @@ impl Site {
                 flushed = now;
                 self.flush().await;
             }
-            if matches!(self.store.health(), Health::ReadOnly(_)) {
+            if self.store_trouble().is_some() {
                 self.store.check().await;
             }
         }

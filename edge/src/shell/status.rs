@@ -11,7 +11,6 @@ use umbel_contracts::proto::control::{
     Revision, StoreHealth,
 };
 use umbel_contracts::selector::Selector;
-use umbel_store::Health;
 use umbel_wire::{Code, Error, clock};
 
 use crate::core::registry::node::{Lifecycle, Node};
@@ -71,7 +70,7 @@ async fn summary_of(site: &Site, revision: u64, nodes: &[Arc<Node>]) -> EdgeSumm
     let counts = snapshot::counts(nodes.iter().map(Arc::as_ref));
     let totals = site.dispatch.totals();
     let mut problems: Vec<Problem> = Vec::new();
-    if let Health::ReadOnly(cause) = site.store.health() {
+    if let Some(cause) = site.store_trouble() {
         problems.push(Problem {
             code: "STORE_READ_ONLY".to_owned(),
             message: format!(
@@ -121,9 +120,9 @@ fn facts(site: &Site) -> EdgeFacts {
     EdgeFacts {
         software_version: env!("CARGO_PKG_VERSION").to_owned(),
         uptime_ms: u64::try_from(uptime.as_millis()).unwrap_or(u64::MAX),
-        store: match site.store.health() {
-            Health::Ok => StoreHealth::Ok.into(),
-            Health::ReadOnly(_) => StoreHealth::ReadOnly.into(),
+        store: match site.store_trouble() {
+            None => StoreHealth::Ok.into(),
+            Some(_) => StoreHealth::ReadOnly.into(),
         },
         settings_version: 0,
     }

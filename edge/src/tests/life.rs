@@ -1,4 +1,4 @@
-//! A node's life: complete before it is dispatched to, what a restart forgets and keeps, drains, a full disk.
+//! A node's life: complete before it is dispatched to, what a restart forgets and keeps, drains.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -169,26 +169,6 @@ fn a_drain_has_a_deadline() {
         assert_eq!(late.phase, CommandPhase::TimedOut);
         assert!(edge.view(&node).row.draining);
         drop(slot);
-    });
-}
-
-/// A full disk: nodes reconnect and serve; a drain takes force and says that it is not durable.
-#[test]
-fn a_full_disk_keeps_serving() {
-    run(async {
-        let edge = Edge::start().await;
-        let node = edge.node("n").await;
-        let _first = node.connect(&edge).await;
-        edge.disk.full(true);
-        let _second = node.connect(&edge).await;
-        assert!(edge.connected(&node) && admit(&edge).is_some());
-        let drained = edge.ask("node.drain", "node:n", json!({})).await.unwrap();
-        assert_eq!(drained.phase, CommandPhase::Succeeded, "{:?}", drained.error);
-        assert!(edge.view(&node).row.draining && admit(&edge).is_none());
-        let refused = edge.ask("node.undrain", "node:n", json!({})).await.unwrap_err();
-        assert_eq!(refused.reason, "STORE_READ_ONLY");
-        let summary = status::summary(&edge.running.site).await;
-        assert!(summary.problems.iter().any(|problem| problem.code == "STORE_READ_ONLY"));
     });
 }
 

@@ -86,6 +86,8 @@ impl Writer {
                         if self.debts.len() > 0 {
                             self.write(Vec::new());
                         }
+                        // Who waits for what could not be written waits no longer.
+                        drop(self.debts.take());
                         let Self { backend, jobs, health, .. } = self;
                         drop(jobs);
                         drop(backend);

@@ -134,6 +134,8 @@ pub(crate) struct Node {
     pub(crate) id: NodeId,
     pub(crate) row: NodeRow,
     pub(crate) position: Position,
+    /// Changes of the row that are in force and not on disk, because that takes no writes.
+    pub(crate) unwritten: u32,
     pub(crate) report: ReportRow,
     /// Newest state of each engine by its name; empty until the node says it to this process.
     pub(crate) engines: BTreeMap<String, EngineStatus>,
@@ -161,6 +163,7 @@ impl Node {
             id,
             row,
             position,
+            unwritten: 0,
             report,
             engines: BTreeMap::new(),
             labels: BTreeMap::new(),

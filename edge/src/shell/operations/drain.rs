@@ -41,7 +41,7 @@ pub(super) async fn start(context: &Context<'_>, args: NodeDrainArgs) -> Result<
         until_unix_ms: Some(until.unix_ms()),
         ..begun.clone()
     };
-    let (_, row) = nodes::mark(context, "node_draining", |row| row.draining = true, row).await?;
+    let row = nodes::mark(context, "node_draining", |row| row.draining = true, row).await?;
     if let Some(running) = context.commands.running(&context.request.command_id) {
         resume(context.commands, context.request.command_id.clone(), row, running);
     }
@@ -111,7 +111,10 @@ fn outcomes(commands: &Commands, ids: &[NodeId]) -> Vec<NodeOutcome> {
         site.read(|registry| ids.iter().filter_map(|id| registry.node(id).cloned()).collect());
     nodes
         .iter()
-        .map(|node| NodeOutcome { changed: true, ..nodes::outcome(site, node, &node.row, false) })
+        .map(|node| {
+            let not_durable = node.unwritten > 0;
+            NodeOutcome { changed: true, ..nodes::outcome(site, node, &node.row, not_durable) }
+        })
         .collect()
 }
 

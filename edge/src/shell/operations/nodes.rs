@@ -8,13 +8,14 @@ use std::sync::Arc;
 use serde_json::Value;
 use umbel_contracts::operations::{NodeOutcome, NodeUndrain, NodesResult};
 use umbel_store::{Commit, CommitError};
-use umbel_wire::{Code, Error};
+use umbel_wire::{Code, Error, NodeId};
 
 use super::{result, select, stored};
 use crate::core::commands::{CommandRow, Request};
 use crate::core::registry::node::{Node, NodeRow};
 use crate::shell::commands::{Commands, Context, store_error};
 use crate::shell::events::Happened;
+use crate::shell::owing::Set;
 use crate::shell::site::Site;
 
 /// How often a change is proposed again when a row changed in the same moment.
@@ -62,60 +63,75 @@ pub(super) fn preview(
     Ok(NodesResult { nodes })
 }
 
-/// A change that is done with its first write.
+/// A change that is done with its first write. `undoes`: it may take back in memory what is in memory only.
 pub(super) async fn change(
     context: &Context<'_>,
     kind: &'static str,
-    set: impl Fn(&mut NodeRow),
+    set: impl Set,
+    undoes: bool,
 ) -> Result<(), Error> {
     for _ in 0..TRIES {
         let changes = changed(select(context.commands, &context.request.selector)?, &set);
         let site = &context.commands.site;
-        let nodes: Vec<_> = changes.iter().map(|(node, row)| outcome(site, node, row, false)).collect();
-        let value = result::<NodeUndrain>(NodesResult { nodes })?;
-        let also = context.outcome(&stored(&value)).audit(context.audit(subjects(&changes)));
-        if apply(site, &changes, also).await?.is_some() {
-            tell(site, kind, &changes, &context.request.reason);
-            context.done(value);
-            return Ok(());
-        }
+        let mut nodes: Vec<_> = changes.iter().map(|(node, row)| outcome(site, node, row, false)).collect();
+        let durable = value(nodes.clone())?;
+        let also = context.outcome(&stored(&durable)).audit(context.audit(subjects(&changes)));
+        let told = match apply(site, &changes, also.clone()).await {
+            Ok(None) => continue,
+            Ok(Some(())) => durable,
+            Err(error) if is_full(&error) && undoes && only_in_memory(&changes) => {
+                site.owe_nodes(&ids(&changes), set, also)?;
+                nodes.iter_mut().for_each(|node| node.not_durable = node.changed);
+                value(nodes)?
+            }
+            Err(error) => return Err(error),
+        };
+        tell(site, kind, &changes, &context.request.reason);
+        context.done(told);
+        return Ok(());
     }
     Err(store_error(&CommitError::Conflict(0)))
 }
 
-/// Marks the chosen nodes and stores the command as running. The nodes, and whether it is on disk: a drain takes
-/// force in memory even when the store cannot be written.
+/// Marks the chosen nodes and stores the command as running: its row. A drain takes force in memory even when the
+/// store cannot be written.
 pub(super) async fn mark(
     context: &Context<'_>,
     kind: &'static str,
-    set: impl Fn(&mut NodeRow),
+    set: impl Set,
     row: impl Fn(&[Arc<Node>]) -> CommandRow,
-) -> Result<(Vec<NodeOutcome>, CommandRow), Error> {
+) -> Result<CommandRow, Error> {
     let site = &context.commands.site;
     for _ in 0..TRIES {
         let chosen = select(context.commands, &context.request.selector)?;
         let command = row(&chosen);
         let changes = changed(chosen, &set);
         let also = context.storing(&command).audit(context.audit(subjects(&changes)));
-        let durable = match apply(site, &changes, also).await {
+        match apply(site, &changes, also.clone()).await {
             Ok(None) => continue,
-            Ok(Some(())) => true,
-            Err(error) if error.code == Code::InsufficientStorage => {
-                site.change(|registry| {
-                    for (node, row) in &changes {
-                        registry.apply_in_memory(node.id, row.clone());
-                    }
-                });
-                false
-            }
+            Ok(Some(())) => {}
+            Err(error) if is_full(&error) => site.owe_nodes(&ids(&changes), set, also)?,
             Err(error) => return Err(error),
-        };
+        }
         context.stored(&command);
         tell(site, kind, &changes, &context.request.reason);
-        let outcomes = changes.iter().map(|(node, row)| outcome(site, node, row, !durable)).collect();
-        return Ok((outcomes, command));
+        return Ok(command);
     }
     Err(store_error(&CommitError::Conflict(0)))
+}
+
+fn is_full(error: &Error) -> bool {
+    error.code == Code::InsufficientStorage
+}
+
+fn ids(changes: &[(Arc<Node>, NodeRow)]) -> Vec<NodeId> {
+    changes.iter().map(|(node, _)| node.id).collect()
+}
+
+/// Whether it changes anything, and only rows that are not on disk as they stand.
+fn only_in_memory(changes: &[(Arc<Node>, NodeRow)]) -> bool {
+    let mut changed = changes.iter().filter(|(node, row)| node.row != *row).peekable();
+    changed.peek().is_some() && changed.all(|(node, _)| node.unwritten > 0)
 }
 
 async fn apply(site: &Site, changes: &[(Arc<Node>, NodeRow)], also: Commit) -> Result<Option<()>, Error> {

@@ -121,8 +121,12 @@ pub(super) async fn cancel(context: &Context<'_>) -> Result<(), Error> {
     })?;
     let commit = context.outcome(&stored(&value)).audit(context.audit(command_id.clone()));
     // A cancellation that cannot be stored takes force all the same.
-    match context.commands.site.store.commit(commit).await {
-        Ok(_) | Err(umbel_store::CommitError::ReadOnly(_)) => {}
+    let store = &context.commands.site.store;
+    match store.commit(commit.clone()).await {
+        Ok(_) => {}
+        Err(umbel_store::CommitError::ReadOnly(_)) => {
+            store.owe(umbel_store::Owed::new().with(commit)).map_err(crate::shell::owing::not_kept)?;
+        }
         Err(error) => return Err(store_error(&error)),
     }
     if let Some(running) = context.commands.running(&command_id) {

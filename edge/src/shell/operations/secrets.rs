@@ -127,7 +127,7 @@ pub(super) async fn mint(context: &Context<'_>, args: EnrollmentCreateArgs) -> R
     Ok(())
 }
 
-fn token_object(row: &EnrollmentRow, now: Wall) -> EnrollmentObject {
+fn token_object(row: &EnrollmentRow, now: Wall, not_durable: bool) -> EnrollmentObject {
     let claim = row.token.claim.as_ref();
     EnrollmentObject {
         token_id: row.token.token_id.clone(),
@@ -145,6 +145,7 @@ fn token_object(row: &EnrollmentRow, now: Wall) -> EnrollmentObject {
         expires_at: timestamp(row.token.expires_at_unix_ms),
         used_at: claim.map(|claim| timestamp(claim.claimed_at_unix_ms)),
         node_id: claim.map(|claim| claim.subject.clone()),
+        not_durable,
     }
 }
 
@@ -152,10 +153,9 @@ pub(super) fn list_tokens(commands: &Commands, list: &ListArgs) -> Result<Enroll
     let now = commands.site.wall();
     let rows = commands.site.tokens.lock().unwrap_or_else(PoisonError::into_inner).all();
     let (rows, next_cursor) = page(rows, list, |row| row.token.token_id.clone())?;
-    Ok(EnrollmentListResult {
-        enrollments: rows.iter().map(|row| token_object(row, now)).collect(),
-        next_cursor,
-    })
+    let tokens = commands.site.tokens.lock().unwrap_or_else(PoisonError::into_inner);
+    let object = |row: &EnrollmentRow| token_object(row, now, tokens.is_unwritten(&row.token.token_id));
+    Ok(EnrollmentListResult { enrollments: rows.iter().map(object).collect(), next_cursor })
 }
 
 fn open_token(commands: &Commands, id: &str) -> Result<(EnrollmentRow, Position), Error> {
@@ -179,7 +179,7 @@ pub(super) fn revocable(commands: &Commands, id: &str) -> Result<EnrollmentObjec
     let (mut row, _) = open_token(commands, id)?;
     let now = commands.site.wall();
     row.token.revoked_at_unix_ms.get_or_insert(now.unix_ms());
-    Ok(token_object(&row, now))
+    Ok(token_object(&row, now, false))
 }
 
 pub(super) async fn revoke_token(context: &Context<'_>, id: &str) -> Result<(), Error> {
@@ -188,17 +188,16 @@ pub(super) async fn revoke_token(context: &Context<'_>, id: &str) -> Result<(), 
     let (mut row, position) = open_token(commands, id)?;
     let now = site.wall();
     row.token.revoked_at_unix_ms.get_or_insert(now.unix_ms());
-    let value = result::<EnrollmentRevoke>(token_object(&row, now))?;
-    let commit = Commit::new()
-        .require_at(ENROLLMENTS, id, position)
-        .put_json(ENROLLMENTS, id, &row)
-        .audit(context.audit(id))
-        .and(context.outcome(&stored(&value)));
+    let mut value = result::<EnrollmentRevoke>(token_object(&row, now, false))?;
+    let also = context.outcome(&stored(&value)).audit(context.audit(id));
+    let commit =
+        Commit::new().require_at(ENROLLMENTS, id, position).put_json(ENROLLMENTS, id, &row).and(also.clone());
     match site.store.commit(commit).await {
         Ok(position) => site.tokens.lock().unwrap_or_else(PoisonError::into_inner).apply(row, position),
         // Nobody can claim it while the store takes no writes; it is void here from now on.
         Err(CommitError::ReadOnly(_)) => {
-            site.tokens.lock().unwrap_or_else(PoisonError::into_inner).apply_in_memory(row);
+            value = result::<EnrollmentRevoke>(token_object(&row, now, true))?;
+            site.owe_token(row, also)?;
         }
         Err(error) => return Err(store_error(&error)),
     }
@@ -237,7 +236,8 @@ pub(super) fn list_keys(commands: &Commands, list: &ListArgs) -> Result<ApiKeyLi
     let mut rows = commands.keys.list();
     rows.sort_by(|a, b| a.name.cmp(&b.name).then(a.key_id.cmp(&b.key_id)));
     let (rows, next_cursor) = page(rows, list, |row| row.key_id.clone())?;
-    Ok(ApiKeyListResult { apikeys: rows.iter().map(|row| key_object(row, false)).collect(), next_cursor })
+    let object = |row: &KeyRow| key_object(row, commands.keys.is_unwritten(&row.key_id));
+    Ok(ApiKeyListResult { apikeys: rows.iter().map(object).collect(), next_cursor })
 }
 
 pub(super) fn known_key(commands: &Commands, id: &str) -> Result<ApiKeyObject, Error> {
