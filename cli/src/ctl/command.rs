@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use serde_json::Value;
 use umbel_contracts::objects::{CommandErrorObject, CommandEventObject, CommandPhase, ProgressObject};
 
 use super::Ctl;
@@ -118,12 +119,31 @@ pub(crate) async fn send(ctl: &Ctl, edge: &str, call: &Call, done: &str) -> Outc
 fn finish(ctl: &Ctl, told: &Told, done: &str) -> Outcome {
     ctl.put_object(told.raw());
     told.check()?;
+    warn(told.command.result.as_ref());
     if !ctl.global.output.is_json() {
         let replayed = if told.command.replayed { " (it was done already under this id)" } else { "" };
         let done = if done.is_empty() { told.command.phase.as_str() } else { done };
         say(&format!("{}{replayed}", printable(done)));
     }
     Ok(())
+}
+
+/// Says that what was done may be lost: it is in the object, and people read this.
+fn warn(result: Option<&Value>) {
+    if result.is_some_and(not_durable) {
+        say(
+            "warning: the edge's disk takes no writes. This is in force now and is written as soon as there is room, but \
+             a restart of the edge before that takes it back. Free space on its disk; `umbel ctl status` tells when \
+             the problem is gone.",
+        );
+    }
+}
+
+/// Whether an operation's result, or one of its nodes, says so.
+fn not_durable(result: &Value) -> bool {
+    let says = |object: &Value| object.get("not_durable") == Some(&Value::Bool(true));
+    let nodes = result.get("nodes").and_then(Value::as_array);
+    says(result) || nodes.is_some_and(|nodes| nodes.iter().any(says))
 }
 
 /// Follows a command to its end through lost connections; Ctrl-C detaches.
@@ -190,6 +210,7 @@ async fn ended(ctl: &Ctl, edge: &str, id: &str, step: &CommandEventObject, done:
         return finish(ctl, &told, done);
     }
     check_end(step.phase, step.error.as_ref(), id)?;
+    warn(step.result.as_ref());
     if !done.is_empty() {
         say(&printable(done));
     }
@@ -234,5 +255,21 @@ pub(crate) fn words(error: &CommandErrorObject) -> String {
         error.message.clone()
     } else {
         format!("{} ({})", error.message, error.reason)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::not_durable;
+
+    #[test]
+    fn what_is_not_on_disk_is_found_in_either_shape() {
+        assert!(not_durable(&json!({ "key_id": "k", "not_durable": true })));
+        assert!(not_durable(&json!({ "nodes": [{ "name": "a" }, { "name": "b", "not_durable": true }] })));
+        for sound in [json!({ "nodes": [{ "name": "a", "not_durable": false }] }), json!({}), json!(null)] {
+            assert!(!not_durable(&sound), "{sound}");
+        }
     }
 }

@@ -128,7 +128,8 @@ async fn show(ctl: &Ctl, id: &str) -> Outcome {
         ("Made", format!("{} by {}", utc(Some(key.created_at)), key.created_by)),
     ];
     if key.revoked_at.is_some() {
-        lines.push(("Revoked", utc(key.revoked_at)));
+        let late = if key.not_durable { ", not on the edge's disk yet" } else { "" };
+        lines.push(("Revoked", format!("{}{late}", utc(key.revoked_at))));
     }
     put(&details(&lines));
     Ok(())

@@ -57,7 +57,10 @@ pub(crate) async fn run(ctl: &Ctl, model: Option<&str>) -> Outcome {
     if ctl.global.output == Format::Name {
         ctl.put_names(names.iter().map(String::as_str));
     } else if !ctl.put_list(&raws) {
-        ctl.put_table(&table, "No model is served. See: umbel ctl node");
+        // A site that did not answer may well serve: then the note below is all that is known.
+        if silent.is_empty() || !names.is_empty() {
+            ctl.put_table(&table, "No model is served. See: umbel ctl node");
+        }
     }
     super::gather::silent(&silent, "queues")
 }

@@ -139,11 +139,12 @@ async fn show(ctl: &Ctl, id: &str) -> Outcome {
         put(&token.token_id);
         return Ok(());
     }
+    let late = if token.not_durable { ", not on the edge's disk yet" } else { "" };
     put(&details(&[
         ("Id", token.token_id.clone()),
         ("Site", site),
         ("Node", token.name.clone()),
-        ("State", state(&token).to_owned()),
+        ("State", format!("{}{late}", state(&token))),
         ("Expires", utc(Some(token.expires_at))),
         ("Made", format!("{} by {}", utc(Some(token.created_at)), token.created_by)),
         ("Eligible", if token.eligible { "yes" } else { "no" }.to_owned()),
