@@ -81,14 +81,7 @@ async fn live(config: &Config) -> Vec<Check> {
 
 async fn store(config: &Config) -> Vec<Check> {
     let path = config.state_dir.join(STORE_FILE);
-    if !path.exists() {
-        return vec![Check::failed(
-            "store",
-            format!("{} does not exist", path.display()),
-            "restore the last backup",
-        )];
-    }
-    let store = match Store::open(&path, STORE_OWNER) {
+    let store = match Store::open_existing(&path, STORE_OWNER) {
         Ok(store) => store,
         Err(error @ OpenError::InUse { .. }) => {
             return vec![Check::failed("store", error.to_string(), "end the process that holds it")];

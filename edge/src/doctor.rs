@@ -75,10 +75,7 @@ fn authority(config: &Config) -> Check {
 
 fn store(config: &Config, runs: bool) -> Check {
     let path = config.state_dir.join(STORE_FILE);
-    if !path.exists() {
-        return Check::failed("store", format!("{} is not there", path.display()), "Run `umbel edge init`.");
-    }
-    match Store::open(&path, STORE_OWNER) {
+    match Store::open_existing(&path, STORE_OWNER) {
         Ok(store) => {
             store.close_blocking();
             Check::passed("store", "opens, its pages verify")

@@ -94,6 +94,28 @@ fn a_restart_declares_nobody_offline() {
     });
 }
 
+/// A lost store is not taken for a site without nodes and keys, which would let everybody on this host in.
+#[test]
+fn a_lost_store_is_not_an_empty_one() {
+    run(async {
+        let Edge { directory, config, running, .. } = Edge::start().await;
+        running.crash().await;
+        let path = config.state_dir.join(crate::app::STORE_FILE);
+        for emptied in [true, false] {
+            std::fs::remove_file(&path).unwrap();
+            if emptied {
+                std::fs::write(&path, "").unwrap();
+            }
+            let Err(crate::StartError::State(why)) = crate::app::Running::build(&config).await else {
+                panic!("it starts")
+            };
+            assert!(why.contains("missing or empty") && why.contains("Restore the last backup"), "{why}");
+        }
+        assert!(!path.exists());
+        drop(directory);
+    });
+}
+
 /// Row 6: online, stale and offline by heartbeats; nothing is dispatched meanwhile, and it all comes back.
 #[test]
 fn liveness_follows_heartbeats() {

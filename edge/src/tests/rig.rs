@@ -75,7 +75,7 @@ impl Edge {
     async fn open(config: &Config) -> (Running, WriteSwitch) {
         let disk = WriteSwitch::default();
         let path = config.state_dir.join(STORE_FILE);
-        let opened = || Store::open_switched(&path, STORE_OWNER, disk.clone());
+        let opened = || Store::open_existing_switched(&path, STORE_OWNER, disk.clone());
         (Running::build_on(config, opened).await.unwrap(), disk.clone())
     }
 

@@ -219,12 +219,14 @@ pub(crate) fn reserve(tx: &mut dyn Transaction, name: &str, block: u64) -> Resul
     Ok(first)
 }
 
-/// Opens a store's engine: checks whose it is, or makes it this owner's.
+/// Opens a store's engine: checks whose it is, or makes it this owner's if that is wanted. Else it is somebody's, or
+/// nobody's.
 pub(crate) fn claim(
     backend: &mut dyn Backend,
     owner: &str,
     incarnation: String,
-) -> Result<Result<Identity, Identity>, Failure> {
+    make: bool,
+) -> Result<Result<Identity, Option<Identity>>, Failure> {
     let mut found = None;
     backend.read(&mut |view| {
         found = identity(view)?;
@@ -232,7 +234,8 @@ pub(crate) fn claim(
     })?;
     match found {
         Some(found) if found.owner == owner && found.schema <= SCHEMA => Ok(Ok(found)),
-        Some(found) => Ok(Err(found)),
+        Some(found) => Ok(Err(Some(found))),
+        None if !make => Ok(Err(None)),
         None => {
             let new = Identity { schema: SCHEMA, owner: owner.to_owned(), incarnation };
             backend.write(&mut |tx| initialise(tx, &new))?;

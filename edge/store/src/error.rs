@@ -20,6 +20,14 @@ pub enum OpenError {
         /// The kind of daemon that opens it, for example `edge`.
         owner: String,
     },
+    /// There is none, or it is empty, where one was made before.
+    #[error(
+        "the store {path} is missing or empty: a new one would forget every identity, key and token, so none is made. Restore the last backup of it; only if this directory is to be made anew, move the directory away and run `init`"
+    )]
+    Missing {
+        /// The file.
+        path: PathBuf,
+    },
     /// The file is not a store, or its pages do not verify.
     #[error(
         "the store {path} is damaged ({cause}). Move it away and restore the last backup; do not delete it"

@@ -46,18 +46,33 @@ impl Store {
 
     /// As [`Store::open`], with a switch by which a test makes its writes fail.
     pub fn open_switched(path: &Path, owner: &str, switch: WriteSwitch) -> Result<Self, OpenError> {
-        let mut file = RedbFile::open(path, owner, switch)?;
+        Self::start_on(RedbFile::open(path, owner, switch)?, path, owner, true)
+    }
+
+    /// Opens a store that was made before, and never makes one: what a lost or emptied file knew must not be taken for
+    /// nothing.
+    pub fn open_existing(path: &Path, owner: &str) -> Result<Self, OpenError> {
+        Self::open_existing_switched(path, owner, WriteSwitch::default())
+    }
+
+    /// As [`Store::open_existing`], with a switch by which a test makes its writes fail.
+    pub fn open_existing_switched(path: &Path, owner: &str, switch: WriteSwitch) -> Result<Self, OpenError> {
+        Self::start_on(RedbFile::open_existing(path, owner, switch)?, path, owner, false)
+    }
+
+    fn start_on(mut file: RedbFile, path: &Path, owner: &str, make: bool) -> Result<Self, OpenError> {
         let damaged = |Failure(cause)| OpenError::Damaged { path: path.to_owned(), cause };
-        let identity = core::claim(&mut file, owner, new_incarnation()).map_err(damaged)?;
+        let identity = core::claim(&mut file, owner, new_incarnation(), make).map_err(damaged)?;
         match identity {
             Ok(identity) => Self::start(Box::new(file), identity.incarnation)
                 .map_err(|source| OpenError::Io { path: path.to_owned(), source }),
-            Err(found) if found.owner != owner => Err(OpenError::WrongOwner {
+            Err(None) => Err(OpenError::Missing { path: path.to_owned() }),
+            Err(Some(found)) if found.owner != owner => Err(OpenError::WrongOwner {
                 path: path.to_owned(),
                 found: found.owner,
                 wanted: owner.to_owned(),
             }),
-            Err(found) => Err(OpenError::NewerSchema {
+            Err(Some(found)) => Err(OpenError::NewerSchema {
                 path: path.to_owned(),
                 found: found.schema,
                 known: core::SCHEMA,
@@ -76,7 +91,7 @@ impl Store {
 
     fn start_memory(mut memory: Memory) -> Self {
         let incarnation = new_incarnation();
-        let _ = core::claim(&mut memory, "memory", incarnation.clone());
+        let _ = core::claim(&mut memory, "memory", incarnation.clone(), true);
         match Self::start(Box::new(memory), incarnation.clone()) {
             Ok(store) => store,
             // Without a thread every call answers `Closed`.

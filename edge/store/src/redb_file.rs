@@ -38,6 +38,19 @@ pub(crate) struct RedbFile {
 impl RedbFile {
     pub(crate) fn open(path: &Path, owner: &str, switch: WriteSwitch) -> Result<Self, OpenError> {
         create_private(path).map_err(|source| open_error(path, owner, DatabaseError::from(source)))?;
+        Self::open_existing(path, owner, switch)
+    }
+
+    /// As [`RedbFile::open`], and makes no file; an empty one is none.
+    pub(crate) fn open_existing(path: &Path, owner: &str, switch: WriteSwitch) -> Result<Self, OpenError> {
+        match std::fs::metadata(path) {
+            Ok(file) if file.len() > 0 => {}
+            Ok(_) => return Err(OpenError::Missing { path: path.to_owned() }),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Err(OpenError::Missing { path: path.to_owned() });
+            }
+            Err(source) => return Err(open_error(path, owner, DatabaseError::from(source))),
+        }
         let database = open_checked(path, &switch, true).map_err(|error| match error {
             Fault::Redb(error) => open_error(path, owner, error),
             Fault::Panic(cause) => OpenError::Damaged { path: path.to_owned(), cause },

@@ -63,6 +63,22 @@ fn files_of_others_are_refused() {
     assert!(matches!(Store::open(&newer, "edge"), Err(OpenError::NewerSchema { found: 7, known: 1, .. })));
 }
 
+/// What a lost file knew is not taken for nothing: only who makes a directory makes a store.
+#[test]
+fn a_lost_store_is_not_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store.redb");
+    let missing = |path: &Path| matches!(Store::open_existing(path, "edge"), Err(OpenError::Missing { .. }));
+    assert!(missing(&path) && !path.exists());
+    std::fs::write(&path, "").unwrap();
+    assert!(missing(&path) && std::fs::read(&path).unwrap().is_empty());
+    std::fs::remove_file(&path).unwrap();
+    drop(RedbFile::open(&path, "edge", WriteSwitch::default()).unwrap());
+    assert!(missing(&path), "a file that nobody claimed is no store");
+    Store::open(&path, "edge").unwrap().close_blocking();
+    Store::open_existing(&path, "edge").unwrap().close_blocking();
+}
+
 #[test]
 fn damage_is_an_answer() {
     let dir = tempfile::tempdir().unwrap();
