@@ -16,6 +16,7 @@ mod models;
 mod openai;
 mod relay;
 mod request;
+mod socket;
 mod sse;
 #[cfg(test)]
 mod tests;

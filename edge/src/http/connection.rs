@@ -1,12 +1,10 @@
-//! One client connection: its socket, its HTTP driver, and its clocks.
+//! One client connection: its HTTP driver and its clocks.
 //!
-//! Owns what hyper does not: slow heads, idle connections, clients that stop reading, an abort that cannot be
-//! taken for an end, and words of our own where hyper refuses a head by itself. Leaves requests to the service
-//! it is given. Invariant: a connection costs one task and one timer, and its clocks are not touched by each
-//! request.
+//! Owns the times that hyper does not: slow heads, idle connections, clients that stop reading. Leaves bytes to
+//! [`super::socket`] and requests to the service it is given. Invariant: a connection costs one task and one
+//! timer, and its clocks are not touched by each request.
 
 use std::future::{Future, poll_fn};
-use std::io;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -14,19 +12,17 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::{Buf, Bytes};
 use http::{Request, Version};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::Service;
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::answer::{Answer, Answered};
-use super::{Front, FrontOptions, unread};
+use super::socket::{Socket, Watched};
+use super::{Front, FrontOptions};
 
 /// hyper's buffer in either direction: a stalled stream holds little.
 const BUFFER: usize = 16 * 1024;
@@ -34,11 +30,6 @@ const BUFFER: usize = 16 * 1024;
 pub(super) const HEAD_BYTES_MAX: usize = BUFFER;
 /// hyper's own limit.
 pub(super) const HEADERS_MAX: usize = 100;
-/// Of the client's socket, for the same reason. The kernel doubles it.
-const SEND_BUFFER: usize = 64 * 1024;
-/// Input that is there when the connection ends by a refused head is read up to this: the socket's close would
-/// throw the answer away otherwise.
-const DISCARD_MAX: usize = 1 << 20;
 
 /// Who is at the other end.
 #[derive(Clone, Copy, Debug)]
@@ -55,18 +46,18 @@ impl Peer {
 
 /// What the connection's parts know of each other.
 #[derive(Debug, Default)]
-struct Shared {
+pub(super) struct Shared {
     /// Requests whose answer is not gone: 0 or 1, HTTP/1.1 has one at a time.
-    busy: AtomicU32,
+    pub(super) busy: AtomicU32,
     /// Requests so far.
-    requests: AtomicU64,
+    pub(super) requests: AtomicU64,
     /// Counts reads and writes that moved bytes.
-    reads: AtomicU64,
-    writes: AtomicU64,
+    pub(super) reads: AtomicU64,
+    pub(super) writes: AtomicU64,
     /// A write waits for the client.
-    blocked: AtomicBool,
+    pub(super) blocked: AtomicBool,
     /// The connection must break, not end.
-    abort: Arc<AtomicBool>,
+    pub(super) abort: Arc<AtomicBool>,
 }
 
 /// A request or its answer exists.
@@ -93,156 +84,6 @@ impl Busy {
 impl Drop for Busy {
     fn drop(&mut self) {
         self.shared.busy.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// A client's socket, plain or within TLS.
-pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin + Send + 'static {
-    fn tcp(&self) -> &TcpStream;
-}
-
-impl Socket for TcpStream {
-    fn tcp(&self) -> &TcpStream {
-        self
-    }
-}
-
-impl Socket for tokio_rustls::server::TlsStream<TcpStream> {
-    fn tcp(&self) -> &TcpStream {
-        self.get_ref().0
-    }
-}
-
-/// Prepares an accepted socket. Failures only cost speed.
-pub(super) fn prepare(socket: &TcpStream) {
-    let _ = socket.set_nodelay(true);
-    let _ = socket2::SockRef::from(socket).set_send_buffer_size(SEND_BUFFER);
-}
-
-/// hyper's view of the socket, with an eye on what moves.
-struct Watched<S: Socket> {
-    socket: S,
-    shared: Arc<Shared>,
-    front: Arc<Front>,
-    /// Requests whose answers are written to the last byte.
-    written: u64,
-    /// What is left of our answer to a head that hyper refused.
-    refusal: Option<Bytes>,
-}
-
-impl<S: Socket> Drop for Watched<S> {
-    fn drop(&mut self) {
-        if self.shared.abort.load(Ordering::Acquire) {
-            // RST instead of FIN: where the end of the connection is the end of the answer, a clean one would
-            // make a cut answer look whole.
-            let _ = socket2::SockRef::from(self.socket.tcp()).set_linger(Some(Duration::ZERO));
-        }
-    }
-}
-
-impl<S: Socket> Watched<S> {
-    fn wrote<T>(&self, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        match &result {
-            Poll::Ready(Ok(_)) => {
-                self.shared.writes.fetch_add(1, Ordering::Relaxed);
-                self.shared.blocked.store(false, Ordering::Relaxed);
-            }
-            Poll::Ready(Err(_)) => {}
-            Poll::Pending => self.shared.blocked.store(true, Ordering::Relaxed),
-        }
-        result
-    }
-
-    /// No request was given to the service since all answers were written: what hyper writes now is its own
-    /// answer to a head that it could not read, and its last. Behind an answer that is still to be written
-    /// hyper's bytes cannot be told from that answer's and stay as they are.
-    fn is_between_requests(&self) -> bool {
-        self.shared.busy.load(Ordering::Relaxed) == 0
-            && self.shared.requests.load(Ordering::Relaxed) == self.written
-    }
-
-    /// Writes our refusal instead of hyper's bytes.
-    fn poll_refuse(&mut self, cx: &mut Context<'_>, bare: &[u8]) -> Poll<io::Result<usize>> {
-        let mut left = self.refusal.take().unwrap_or_else(|| unread::instead_of(bare, &self.front));
-        while left.has_remaining() {
-            let result = Pin::new(&mut self.socket).poll_write(cx, &left);
-            match self.wrote(result) {
-                Poll::Ready(Ok(0)) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
-                Poll::Ready(Ok(written)) => left.advance(written),
-                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-                Poll::Pending => {
-                    self.refusal = Some(left);
-                    return Poll::Pending;
-                }
-            }
-        }
-        self.refusal = Some(left);
-        Poll::Ready(Ok(bare.len()))
-    }
-
-    /// Reads and forgets what has come, without waiting for more.
-    fn discard(&mut self, cx: &mut Context<'_>) {
-        let mut space = [0; 8 * 1024];
-        for _ in 0..DISCARD_MAX / space.len() {
-            let mut buffer = ReadBuf::new(&mut space);
-            let read = Pin::new(&mut self.socket).poll_read(cx, &mut buffer);
-            if !matches!(read, Poll::Ready(Ok(()))) || buffer.filled().is_empty() {
-                return;
-            }
-        }
-    }
-}
-
-impl<S: Socket> AsyncRead for Watched<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        ready!(Pin::new(&mut self.socket).poll_read(cx, buffer))?;
-        if buffer.filled().len() > before {
-            self.shared.reads.fetch_add(1, Ordering::Relaxed);
-        }
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl<S: Socket> AsyncWrite for Watched<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        if self.is_between_requests() {
-            return self.poll_refuse(cx, bytes);
-        }
-        let result = Pin::new(&mut self.socket).poll_write(cx, bytes);
-        self.wrote(result)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // hyper flushes the socket only when it has nothing left to write.
-        if self.shared.busy.load(Ordering::Relaxed) == 0 {
-            self.written = self.shared.requests.load(Ordering::Relaxed);
-        }
-        let result = Pin::new(&mut self.socket).poll_flush(cx);
-        match &result {
-            // Within TLS it is the flush that waits for the client.
-            Poll::Pending => self.shared.blocked.store(true, Ordering::Relaxed),
-            // hyper flushes when there is nothing to flush, too: that is no progress.
-            Poll::Ready(_) if self.shared.blocked.load(Ordering::Relaxed) => return self.wrote(result),
-            Poll::Ready(_) => {}
-        }
-        result
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.shared.abort.load(Ordering::Acquire) {
-            // No FIN, no close_notify: the drop breaks the connection.
-            return Poll::Ready(Ok(()));
-        }
-        ready!(Pin::new(&mut self.socket).poll_shutdown(cx))?;
-        if self.refusal.is_some() {
-            self.discard(cx);
-        }
-        Poll::Ready(Ok(()))
     }
 }
 
@@ -295,8 +136,7 @@ where
 {
     let options = &front.options;
     let shared = Arc::new(Shared::default());
-    let (shared_too, front) = (Arc::clone(&shared), Arc::clone(front));
-    let watched = Watched { socket, shared: shared_too, front, written: 0, refusal: None };
+    let watched = Watched::new(socket, &shared, front);
     let service = Serve { answer, shared: Arc::clone(&shared) };
     let mut http = http1::Builder::new();
     // Small events are cheaper copied into one buffer than written as three pieces.

@@ -17,8 +17,9 @@ use tokio_util::sync::CancellationToken;
 use umbel_wire::tls::TlsServer;
 
 use super::answer::Answered;
-use super::connection::{Peer, Socket, drive, prepare};
+use super::connection::{Peer, drive};
 use super::error::Failure;
+use super::socket::{Socket, prepare};
 use super::{Front, health, openai, unread};
 
 /// Of a TLS handshake.

@@ -1,7 +1,7 @@
 //! Answers on connections of which no request could be read: badly framed HTTP, one connection too many.
 //!
 //! Owns their bytes; they come from no service, so no HTTP driver writes them. Leaves the socket to
-//! [`super::connection`] and [`super::listen`]. Invariant: they have the body, the id and the count of any
+//! [`super::socket`] and [`super::listen`]. Invariant: they have the body, the id and the count of any
 //! other refusal, and each ends its connection.
 
 use bytes::Bytes;

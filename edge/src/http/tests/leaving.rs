@@ -75,6 +75,48 @@ async fn a_client_that_leaves_the_queue_is_forgotten() {
 }
 
 #[tokio::test]
+async fn row_58_a_client_that_leaves_is_noticed_behind_bytes_that_nobody_reads_yet() {
+    let (rig, mut node) = Rig::with_node(1).await;
+    for more in ["\r\n".to_owned(), "x".to_owned(), chat(true), "y".repeat(100_000)] {
+        for answering in [false, true] {
+            let mut client = Client::connect(rig.http).await;
+            client.send(format!("{}{more}", chat(true))).await;
+            let call = node.call().await;
+            let mut second = Client::connect(rig.http).await;
+            second.send(format!("{}{more}", chat(false))).await;
+            until("one waits", || rig.counts().waiting == 1).await;
+            if answering {
+                call.events();
+                client.head().await;
+            }
+            drop(second);
+            until("nobody waits", || rig.counts().waiting == 0).await;
+            drop(client);
+            call.cancelled().await;
+            rig.idle().await;
+        }
+    }
+    // Over TLS it is the same socket.
+    let tls = umbel_wire::tls::api_client(&[rig.ca()]).unwrap();
+    let tcp = tokio::net::TcpStream::connect(rig.https).await.unwrap();
+    let name = rustls::pki_types::ServerName::try_from("localhost").unwrap();
+    let socket = tokio_rustls::TlsConnector::from(tls).connect(name, tcp).await.unwrap();
+    let mut client = Client::over(socket);
+    client.send(format!("{}x", chat(true))).await;
+    let call = node.call().await;
+    drop(client);
+    call.cancelled().await;
+    // Who stays gets both answers.
+    let mut client = Client::connect(rig.http).await;
+    client.send(format!("{}{}", chat(false), chat(false))).await;
+    for _ in 0..2 {
+        node.call().await.json("{}").await;
+        assert_eq!(client.reply().await.text(), "{}");
+    }
+    rig.idle().await;
+}
+
+#[tokio::test]
 async fn row_61_slots_come_back_whatever_goes_wrong() {
     let (rig, mut node) = Rig::with_node(4).await;
     for round in 0..40u32 {
