@@ -1,13 +1,16 @@
 //! What an admin changes: edges' enrollments and credentials, and operators. Each change is one commit with its
 //! audit entry, and is applied only once it is stored.
 //!
-//! Invariant: a revocation takes force even when the store cannot be written; the answer says that it is not durable.
+//! Invariant: a revocation takes force even when the store cannot be written; the answer says that it is not durable,
+//! and it is written once there is room.
+
+use std::sync::Arc;
 
 use umbel_contracts::objects::{
     EdgeEnrollmentObject, EdgeEnrollmentRequest, EdgeObject, OperatorObject, OperatorRequest,
 };
 use umbel_contracts::serve::Caller;
-use umbel_store::{Commit, Position, Row};
+use umbel_store::{Commit, Owed, Position, Row};
 use umbel_wire::CloseReason;
 use umbel_wire::error::{Code, Error};
 use umbel_wire::ids::EdgeId;
@@ -141,7 +144,7 @@ pub(super) async fn enrollment_revoke(
 }
 
 pub(super) async fn credential_revoke(
-    plane: &Plane,
+    plane: &Arc<Plane>,
     caller: &Caller,
     edge_id: &EdgeId,
     reason: &str,
@@ -154,24 +157,65 @@ pub(super) async fn credential_revoke(
             by: caller.actor.clone(),
             reason: reason.to_owned(),
         };
-        let row = EdgeRow { revoked: Some(revoked), ..known.row.clone() };
+        let row = EdgeRow { revoked: Some(revoked.clone()), ..known.row.clone() };
         let written = write_revocation(plane, caller, edge_id, &row, known.position, reason).await;
         match written {
             Ok(position) => in_force(plane, edge_id, row, position),
-            // In force all the same, until a restart: the operator is told.
+            // In force all the same: the operator is told.
             Err(error) if error.code == Code::InsufficientStorage => {
+                let token_id = row.token_id.clone();
                 in_force(plane, edge_id, row, known.position);
-                return Err(Error::new(
-                    Code::InsufficientStorage,
-                    "NOT_DURABLE",
-                    "The credential is revoked until this control plane restarts: its store cannot be written. Free \
-                     space on its disk and repeat.",
-                ));
+                let entry = deed(caller, "credential.revoke", edge_id.as_str(), edge_id.as_str(), reason);
+                let owed = Owed::new()
+                    .with(Commit::new().audit(entry.record()))
+                    .amend(EDGES, edge_id.as_str(), move |old| {
+                        amended(old, |row: &mut EdgeRow| row.revoked = Some(revoked.clone()))
+                    })
+                    .amend(ENROLLMENTS, token_id, |old| amended(old, void));
+                return Err(plane.owe("The credential", owed));
             }
             Err(error) => return Err(error),
         }
+    } else {
+        still_owed(plane, EDGES, edge_id.as_str(), "The credential", |row: EdgeRow| row.revoked.is_some())
+            .await?;
     }
     super::edges::one(plane, edge_id).ok_or_else(unknown)
+}
+
+/// One that was revoked before may not be on disk yet: then it is told once more.
+async fn still_owed<T: serde::de::DeserializeOwned>(
+    plane: &Plane,
+    table: &'static str,
+    key: &str,
+    what: &str,
+    is_revoked: impl FnOnce(T) -> bool,
+) -> Result<(), Error> {
+    // One that cannot be read now is not known to be there.
+    let stored = plane.store().get(table, key).await.ok().flatten();
+    if stored.and_then(|row| row.json().ok()).is_some_and(is_revoked) {
+        return Ok(());
+    }
+    let message =
+        format!("{what} is revoked, and waits to be written until this control plane's store can be.");
+    Err(Error::new(Code::InsufficientStorage, "NOT_DURABLE", message))
+}
+
+/// JSON of a row with a change.
+fn amended<T: serde::Serialize + serde::de::DeserializeOwned>(
+    old: &[u8],
+    set: impl FnOnce(&mut T),
+) -> Option<Vec<u8>> {
+    let mut row: T = serde_json::from_slice(old).ok()?;
+    set(&mut row);
+    serde_json::to_vec(&row).ok()
+}
+
+/// The token that a revoked credential came of gives it to nobody any more.
+fn void(row: &mut EnrollmentRow) {
+    if let Some(claim) = &mut row.token.claim {
+        claim.void = true;
+    }
 }
 
 async fn write_revocation(
@@ -255,7 +299,7 @@ pub(super) async fn operator_create(
 }
 
 pub(super) async fn operator_revoke(
-    plane: &Plane,
+    plane: &Arc<Plane>,
     caller: &Caller,
     operator_id: &str,
     reason: &str,
@@ -264,25 +308,28 @@ pub(super) async fn operator_revoke(
     let (row, position) =
         known.ok_or_else(|| Error::new(Code::NotFound, "OPERATOR_UNKNOWN", "There is no such operator."))?;
     if row.revoked_at_unix_ms.is_some() {
+        let is_revoked = |row: OperatorRow| row.revoked_at_unix_ms.is_some();
+        still_owed(plane, OPERATORS, operator_id, "The token", is_revoked).await?;
         return Ok(row.object());
     }
-    let row = OperatorRow { revoked_at_unix_ms: Some(plane.clock.now().unix_ms()), ..row };
+    let revoked_at = Some(plane.clock.now().unix_ms());
+    let row = OperatorRow { revoked_at_unix_ms: revoked_at, ..row };
+    let entry = deed(caller, "operator.revoke", &row.name, "", reason).record();
     let commit = Commit::new()
         .require_at(OPERATORS, operator_id, position)
         .put_json(OPERATORS, operator_id, &row)
-        .audit(deed(caller, "operator.revoke", &row.name, "", reason).record());
+        .audit(entry.clone());
     plane.metrics.audit_total.inc();
     let object = row.object();
     match plane.commit(commit).await {
         Ok(position) => plane.operators().apply(row, position),
         Err(error) if error.code == Code::InsufficientStorage => {
             plane.operators().apply(row, position);
-            return Err(Error::new(
-                Code::InsufficientStorage,
-                "NOT_DURABLE",
-                "The token is revoked until this control plane restarts: its store cannot be written. Free space on \
-                 its disk and repeat.",
-            ));
+            let owed =
+                Owed::new().with(Commit::new().audit(entry)).amend(OPERATORS, operator_id, move |old| {
+                    amended(old, |row: &mut OperatorRow| row.revoked_at_unix_ms = revoked_at)
+                });
+            return Err(plane.owe("The token", owed));
         }
         Err(error) => return Err(error),
     }

@@ -67,6 +67,14 @@ async fn freed(store: &Store, switch: &WriteSwitch) {
 #[tokio::test]
 async fn a_revocation_takes_force_on_a_full_disk_and_says_that_it_is_not_durable() {
     let (dir, store, switch, api) = plane().await;
+    let operator = "fedcba9876543210";
+    let request = OperatorRequest {
+        operator_id: operator.into(),
+        secret_sha256: Secret::generate().hash().to_hex(),
+        name: "bob".into(),
+        role: Role::Viewer,
+    };
+    api.operator_create(&caller(), request).await.unwrap();
     switch.full(true);
     let told = api.credential_revoke(&caller(), "ber1", "lost").await.unwrap_err();
     assert_eq!((told.code, &*told.reason), (Code::InsufficientStorage, "NOT_DURABLE"));
@@ -78,11 +86,21 @@ async fn a_revocation_takes_force_on_a_full_disk_and_says_that_it_is_not_durable
         known.row.revoked.is_some()
     };
     assert!(revoked(&api));
+    let told = api.credential_revoke(&caller(), "ber1", "lost").await.unwrap_err();
+    assert_eq!(told.reason, "NOT_DURABLE", "asked again it is told again");
+    let told = api.operator_revoke(&caller(), operator, "lost").await.unwrap_err();
+    assert_eq!(told.reason, "NOT_DURABLE");
     freed(&store, &switch).await;
     let again = load(&store, dir.path()).await;
-    assert!(!revoked(&again), "as it said: a restart takes it back");
-    again.credential_revoke(&caller(), "ber1", "lost").await.unwrap();
-    assert!(revoked(&load(&store, dir.path()).await));
+    assert!(revoked(&again), "written with the first write that succeeds");
+    assert!(again.operators().await.unwrap()[0].revoked_at.is_some());
+    for api in [&api, &again] {
+        api.credential_revoke(&caller(), "ber1", "lost").await.unwrap();
+        api.operator_revoke(&caller(), operator, "lost").await.unwrap();
+    }
+    let entries = store.audit_tail(9).await.unwrap();
+    let of = |action| entries.iter().filter(|entry| entry.record.action == action).count();
+    assert_eq!((of("credential.revoke"), of("operator.revoke")), (1, 1));
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use umbel_contracts::objects::EventObject;
 use umbel_contracts::serve::EventRing;
-use umbel_store::{Commit, CommitError, ReadError, Store};
+use umbel_store::{Change, Commit, CommitError, Health, Owed, ReadError, Store};
 use umbel_wire::error::{Code, Error};
 use umbel_wire::guesses::Guesses;
 use umbel_wire::ids::{EdgeId, Generation};
@@ -205,6 +205,10 @@ impl Plane {
                     "No heartbeat came, though the connection is up.",
                 );
             }
+            // Nobody may ask for a write for long; what is in force is to be on disk as soon as there is room.
+            if self.store.owed() > 0 || matches!(self.store.health(), Health::ReadOnly(_)) {
+                self.store.check().await;
+            }
         }
     }
 
@@ -225,6 +229,51 @@ impl Plane {
             CommitError::TooLarge(what) => Error::new(Code::TooLarge, "ROW_TOO_LARGE", format!("{what}.")),
             error => Error::new(Code::Unavailable, "STORE_CLOSED", format!("{error}.")),
         })
+    }
+
+    /// Keeps for later what took force although the store could not be written; the caller's answer.
+    pub(crate) fn owe(self: &Arc<Self>, what: &str, owed: Owed) -> Error {
+        let message = match self.store.owe(owed) {
+            Ok(settled) => {
+                let plane = Arc::clone(self);
+                tokio::spawn(async move {
+                    // There may be room again already.
+                    plane.store.check().await;
+                    if let Ok(changes) = settled.await {
+                        plane.settled(changes);
+                    }
+                });
+                format!(
+                    "{what} is revoked, but this control plane's store cannot be written: free space on its disk. It is \
+                     written as soon as there is room; only a restart before that takes it back."
+                )
+            }
+            Err(_) => format!(
+                "{what} is revoked until this control plane restarts: its store cannot be written, and too much waits \
+                 for it already. Free space on its disk and repeat."
+            ),
+        };
+        Error::new(Code::InsufficientStorage, "NOT_DURABLE", message)
+    }
+
+    // It is on disk now: memory learns where.
+    fn settled(&self, changes: Vec<Change>) {
+        for change in changes {
+            let Some(row) = change.row else { continue };
+            match change.table.as_str() {
+                EDGES => {
+                    if let Ok(edge) = row.json::<EdgeRow>() {
+                        self.fleet().edges.apply(edge, row.position);
+                    }
+                }
+                OPERATORS => {
+                    if let Ok(operator) = row.json::<OperatorRow>() {
+                        self.operators().apply(operator, row.position);
+                    }
+                }
+                _ => {}
+            }
+        }
     }
 
     /// Audits something that changed no row.
