@@ -3,7 +3,7 @@
 //! Owns head, length and chunk framing; leaves the connection to its parent. Invariant: `is_complete` is true only
 //! when the framing said so (or the engine closed an answer that has no length), for every cut of the input.
 
-/// The head: status line and headers.
+/// The head: status line and headers, with the interim answers before it.
 pub(crate) const HEAD_MAX: usize = 16 * 1024;
 /// Headers of one answer.
 const HEADERS_MAX: usize = 100;
@@ -92,6 +92,10 @@ pub(crate) struct Answer {
     phase: Phase,
     /// The head so far.
     head: Vec<u8>,
+    /// Bytes of interim heads (1xx) before it: an engine could send them for ever.
+    interim: usize,
+    /// Bytes of interim answers before it; they count as the head's, or they could go on for ever.
+    interim: usize,
     ignored: usize,
     keep: bool,
     /// Bytes came behind the answer's end.
@@ -100,7 +104,7 @@ pub(crate) struct Answer {
 
 impl Answer {
     pub(crate) fn new() -> Self {
-        Self { phase: Phase::Head, head: Vec::new(), ignored: 0, keep: false, excess: false }
+        Self { phase: Phase::Head, head: Vec::new(), interim: 0, ignored: 0, keep: false, excess: false }
     }
 
     /// All of it was read.
@@ -138,7 +142,11 @@ impl Answer {
                 if status == 101 {
                     return Err(Bad::NotHttp);
                 }
+                self.interim += length;
                 self.head.drain(..length);
+                if self.interim > HEAD_MAX {
+                    return Err(Bad::HeadTooLarge);
+                }
                 continue;
             }
             let (phase, keep) = framing(status, parsed.version.unwrap_or_default(), parsed.headers)?;

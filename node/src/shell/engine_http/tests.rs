@@ -75,6 +75,15 @@ fn interim_answers_are_skipped() {
     assert_eq!(head.unwrap().status, 204);
     assert!(body.is_empty() && answer.is_reusable());
     assert!(read(b"HTTP/1.1 101 Switching\r\n\r\n", &[]).is_err());
+    let hints = "HTTP/1.1 103 Early Hints\r\n\r\n";
+    let some = format!("{}HTTP/1.1 204 No\r\n\r\n", hints.repeat(100));
+    assert_eq!(read(some.as_bytes(), &[7; 1_000]).unwrap().0.unwrap().status, 204);
+    let endless = hints.repeat(1_000);
+    assert_eq!(
+        read(endless.as_bytes(), &[7; 10_000]).unwrap_err(),
+        Bad::HeadTooLarge,
+        "they are bounded too"
+    );
 }
 
 #[test]
