@@ -94,8 +94,6 @@ pub(crate) struct Answer {
     head: Vec<u8>,
     /// Bytes of interim heads (1xx) before it: an engine could send them for ever.
     interim: usize,
-    /// Bytes of interim answers before it; they count as the head's, or they could go on for ever.
-    interim: usize,
     ignored: usize,
     keep: bool,
     /// Bytes came behind the answer's end.
