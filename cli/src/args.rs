@@ -68,7 +68,7 @@ pub(crate) enum Command {
 /// What every daemon command takes.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct DaemonFlags {
-    /// The configuration file [default: /etc/umbel/TIER.toml]
+    /// The configuration file [default: this tier's in /etc/umbel]
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// End when standard input ends: `umbel dev` holds the other end of a pipe
@@ -77,6 +77,7 @@ pub(crate) struct DaemonFlags {
 }
 
 #[derive(Debug, Args)]
+#[command(mut_arg("config", |config| config.help("The configuration file [default: /etc/umbel/control-plane.toml]")))]
 pub(crate) struct ControlPlaneArgs {
     #[command(flatten)]
     pub(crate) flags: DaemonFlags,
@@ -93,6 +94,7 @@ pub(crate) enum ControlPlaneVerb {
 }
 
 #[derive(Debug, Args)]
+#[command(mut_arg("config", |config| config.help("The configuration file [default: /etc/umbel/edge.toml]")))]
 pub(crate) struct EdgeArgs {
     #[command(flatten)]
     pub(crate) flags: DaemonFlags,
@@ -117,6 +119,7 @@ pub(crate) enum EdgeDaemonVerb {
 }
 
 #[derive(Debug, Args)]
+#[command(mut_arg("config", |config| config.help("The configuration file [default: /etc/umbel/node.toml]")))]
 pub(crate) struct NodeArgs {
     #[command(flatten)]
     pub(crate) flags: DaemonFlags,

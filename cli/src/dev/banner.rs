@@ -49,7 +49,7 @@ fn write(
     let umbel = word(&std::env::args().next().unwrap_or_else(|| "umbel".to_owned()));
     writeln!(out, "Try\n  export UMBEL_SOCKET={}", word(&record.control_plane.socket))?;
     writeln!(out, "  1. {umbel} ctl status")?;
-    writeln!(out, "  2. curl -N {}/v1/chat/completions \\", edge.api_url)?;
+    writeln!(out, "  2. curl -sSN {}/v1/chat/completions \\", edge.api_url)?;
     writeln!(
         out,
         "       -H \"authorization: Bearer $(cat {})\" -H 'content-type: application/json' \\",
