@@ -36,10 +36,12 @@ fn file_of(flags: &DaemonFlags, tier: &str) -> PathBuf {
 
 /// A tier's error as an ending.
 fn ending(error: StartError) -> Failure {
-    let exit = match error.exit_code() {
-        78 => Exit::BadConfig,
-        3 => Exit::Condition,
-        _ => Exit::Failed,
+    let exit = match &error {
+        StartError::Config(_) => Exit::BadConfig,
+        StartError::Preflight { .. } => Exit::Condition,
+        StartError::Unreachable(_) => Exit::Unreachable,
+        StartError::Rejected { code, .. } => Exit::of(*code),
+        StartError::State(_) | StartError::Refused(_) | StartError::Failed(_) => Exit::Failed,
     };
     Failure::new(exit, error.to_string())
 }
@@ -200,10 +202,7 @@ pub(crate) fn node(args: NodeArgs) -> Outcome {
         }
         Some(NodeDaemonVerb::Doctor(flags)) => checks(&flags, &tier::doctor(&config)),
         Some(NodeDaemonVerb::Status(flags)) => {
-            let status = tier::status(&config.socket).map_err(|error| {
-                let unreachable = matches!(error, StartError::Unreachable(_));
-                if unreachable { Failure::new(Exit::Unreachable, error.to_string()) } else { ending(error) }
-            })?;
+            let status = tier::status(&config.socket).map_err(ending)?;
             if flags.output.is_json() {
                 return print_object(&status, flags.output);
             }

@@ -16,6 +16,8 @@ pub(crate) use words::{age_ms, ago, bytes, clock, count, duration_ms, utc};
 use std::borrow::Cow;
 use std::io::Write as _;
 
+use crate::exit::Exit;
+
 /// How data is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Format {
@@ -52,15 +54,23 @@ pub(crate) fn printable_lines(text: &str) -> String {
     text.lines().map(|line| printable(line).into_owned()).collect::<Vec<_>>().join("\n       ")
 }
 
-/// Writes data to standard output. A reader that went away (`| head`) is not an error.
+/// Writes data to standard output. A reader that went away (`| head`) has what it wanted; any other failure, such as a
+/// full disk, ends the command: what it printed may have been the only copy of a key.
 pub(crate) fn put(text: &str) {
     let mut out = std::io::stdout().lock();
     let written = out
         .write_all(text.as_bytes())
-        .and_then(|()| if text.ends_with('\n') { Ok(()) } else { out.write_all(b"\n") });
-    if written.and_then(|()| out.flush()).is_err() {
-        std::process::exit(crate::exit::Exit::Done as i32);
-    }
+        .and_then(|()| if text.ends_with('\n') { Ok(()) } else { out.write_all(b"\n") })
+        .and_then(|()| out.flush());
+    let exit = match written {
+        Ok(()) => return,
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Exit::Done,
+        Err(error) => {
+            say(&format!("error: the result could not be written to standard output: {error}"));
+            Exit::Failed
+        }
+    };
+    std::process::exit(exit as i32);
 }
 
 /// Writes a message for people to standard error.

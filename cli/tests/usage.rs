@@ -1,6 +1,6 @@
 //! Help, usage errors, streams and exit codes that need no server.
 
-use crate::run::{run, umbel};
+use crate::run::{Ran, run, umbel};
 
 #[test]
 fn help_goes_to_stdout_and_is_no_failure() {
@@ -72,6 +72,14 @@ fn version_names_the_protocols() {
     let ran = run(&["version", "-o", "json"]);
     let object: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
     assert_eq!(object["protocols"]["node"]["max"], 1);
+}
+
+#[test]
+fn a_result_that_cannot_be_written_is_a_failure() {
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let ran: Ran = umbel().arg("version").stdout(full).output().unwrap().into();
+    assert_eq!(ran.code, 1);
+    assert!(ran.err.contains("could not be written"), "{}", ran.err);
 }
 
 #[test]

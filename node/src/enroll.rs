@@ -154,10 +154,10 @@ fn told(identity: &Identity, already: bool) -> Enrolled {
 
 fn refused(error: &DialError) -> StartError {
     match &error.rejection {
-        Some(rejection) => StartError::Refused(format!(
-            "the edge refused: {} ({})",
-            rejection.error.message, rejection.error.reason
-        )),
+        Some(rejection) => StartError::Rejected {
+            code: rejection.error.code,
+            message: format!("the edge refused: {} ({})", rejection.error.message, rejection.error.reason),
+        },
         None => {
             StartError::Unreachable(format!("the edge cannot be reached ({}): {error}", step(error.step)))
         }

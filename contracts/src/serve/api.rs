@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::Router;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::http::header::LOCATION;
 use axum::middleware::from_fn;
@@ -17,7 +17,8 @@ use umbel_wire::error::Code;
 
 use super::fleet::clip;
 use super::input::{
-    SELECTOR_MAX, check_command, command_id, deadline, duration, idempotency_key, json, query, reason, refuse,
+    Path, SELECTOR_MAX, check_command, command_id, deadline, duration, idempotency_key, json, query, reason,
+    refuse,
 };
 use super::problem::{Failure, tell};
 use super::{AuditQuestion, Caller, CommandCall, Door, Fleet, Follow, STREAMS_MAX, StatusQuestion, stream};

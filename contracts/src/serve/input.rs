@@ -5,8 +5,9 @@
 use std::time::Duration;
 
 use axum::body::{Body, to_bytes};
-use axum::extract::{Query, Request};
+use axum::extract::{FromRequestParts, Query, Request};
 use axum::http::HeaderMap;
+use axum::http::request::Parts;
 use serde::de::DeserializeOwned;
 use umbel_wire::error::{Code, Error};
 
@@ -22,6 +23,21 @@ pub(super) const SELECTOR_MAX: usize = 1024;
 
 /// A body comes within this time, or its sender holds a connection for nothing.
 const BODY_TIME: Duration = Duration::from_secs(30);
+
+/// The variable parts of a path; what cannot be read is refused in the API's words.
+pub(super) struct Path<T>(pub(super) T);
+
+impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Path<T> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
+        let read = axum::extract::Path::from_request_parts(parts, state).await;
+        let axum::extract::Path(path) = read.map_err(|_| {
+            refuse(Code::InvalidArgument, "PATH_INVALID", "A part of the path is not UTF-8 text.")
+        })?;
+        Ok(Self(path))
+    }
+}
 
 pub(super) fn refuse(code: Code, reason: &'static str, message: impl Into<String>) -> Failure {
     Error::new(code, reason, message).into()

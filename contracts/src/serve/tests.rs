@@ -138,6 +138,12 @@ async fn ask(method: Method, path: &str, token: Option<&str>, body: &str) -> (St
     (status, reason)
 }
 
+#[tokio::test]
+async fn a_path_that_is_no_text_is_refused_in_a_problem_document() {
+    let (status, reason) = ask(Method::GET, "/api/v1/edges/%ff", Some("viewer"), "").await;
+    assert_eq!((status, &*reason), (StatusCode::BAD_REQUEST, "PATH_INVALID"));
+}
+
 /// Every route with the least role that passes: below it 403, without a token 401, and with it anything but these.
 #[tokio::test]
 async fn every_route_asks_for_its_role() {
