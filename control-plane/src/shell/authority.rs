@@ -19,15 +19,15 @@ use crate::{Config, StartError};
 pub(crate) const SERVER_NAME: &str = "control-plane.umbel";
 /// Directory of the authority in the state directory.
 pub(crate) const CA_DIR: &str = "ca";
-/// How often certificates are looked at.
-const LOOK_EVERY: Duration = Duration::from_secs(60);
+/// How often certificates are looked at: whoever replaced one does not wait long, and a look is two calls.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// The operator's own certificate for the API.
 #[derive(Debug, Clone)]
 struct Given {
     chain: PathBuf,
     key: PathBuf,
-    changed: Option<SystemTime>,
+    changed: [Option<SystemTime>; 2],
 }
 
 /// Keys and certificates in use.
@@ -116,10 +116,9 @@ impl Given {
     }
 }
 
-/// When the later of the two files was written.
-fn changed(chain: &Path, key: &Path) -> Option<SystemTime> {
-    let written = |path: &Path| std::fs::metadata(path).and_then(|meta| meta.modified()).ok();
-    written(chain).max(written(key))
+/// When the two files were written.
+fn changed(chain: &Path, key: &Path) -> [Option<SystemTime>; 2] {
+    [chain, key].map(|path| std::fs::metadata(path).and_then(|meta| meta.modified()).ok())
 }
 
 fn names(config: &Config) -> Vec<String> {

@@ -18,8 +18,8 @@ use crate::{Config, StartError};
 
 /// Directory of the authority in the state directory.
 const CA_DIR: &str = "ca";
-/// How often certificates are looked at.
-const LOOK_EVERY: Duration = Duration::from_secs(60);
+/// How often certificates are looked at: whoever replaced one does not wait long, and a look is two calls.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// Where the authority stands.
 pub(crate) fn ca_dir(config: &Config) -> PathBuf {
@@ -30,7 +30,7 @@ pub(crate) fn ca_dir(config: &Config) -> PathBuf {
 struct Given {
     chain: PathBuf,
     key: PathBuf,
-    changed: Option<SystemTime>,
+    changed: [Option<SystemTime>; 2],
     server: Arc<TlsServer>,
 }
 
@@ -119,10 +119,9 @@ impl Given {
     }
 }
 
-/// When the later of the two files was written.
-fn changed(chain: &Path, key: &Path) -> Option<SystemTime> {
-    let written = |path: &Path| std::fs::metadata(path).and_then(|meta| meta.modified()).ok();
-    written(chain).max(written(key))
+/// When the two files were written.
+fn changed(chain: &Path, key: &Path) -> [Option<SystemTime>; 2] {
+    [chain, key].map(|path| std::fs::metadata(path).and_then(|meta| meta.modified()).ok())
 }
 
 type Pair = (Vec<rustls::pki_types::CertificateDer<'static>>, rustls::pki_types::PrivateKeyDer<'static>);
