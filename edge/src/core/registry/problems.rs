@@ -17,6 +17,11 @@ pub(crate) const CLOCK_AHEAD: &str = "CLOCK_AHEAD";
 /// It connects with a certificate whose time is over, within the grace time.
 pub(crate) const CERTIFICATE_EXPIRED: &str = "CERTIFICATE_EXPIRED";
 
+/// Nothing was heard of the node for the offline time.
+pub(crate) const NODE_OFFLINE: &str = "NODE_OFFLINE";
+/// An engine of a connected node does not run.
+pub(crate) const ENGINE_FAILED: &str = "ENGINE_FAILED";
+
 /// How long a refused second copy stays visible after its last try: longer than its retry hint.
 pub(crate) const DUPLICATE_SHOWN: Duration = Duration::from_secs(90);
 

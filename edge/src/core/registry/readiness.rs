@@ -9,6 +9,7 @@ use umbel_contracts::proto::node::AgentHealth;
 use umbel_wire::liveness::State;
 
 use super::node::{Lifecycle, Node};
+use super::snapshot;
 
 /// An inventory older than this says nothing of the host as it is.
 pub(crate) const INVENTORY_AGE: Duration = Duration::from_secs(15 * 60);
@@ -105,8 +106,10 @@ fn agent(node: &Node) -> ReadinessCheck {
     match node.health {
         AgentHealth::Ok => check("agent", true, "ok", ""),
         AgentHealth::Degraded => {
-            let reasons: Vec<_> = node.reported.iter().map(|problem| problem.message.as_str()).collect();
-            check("agent", false, format!("degraded: {}", reasons.join("; ")), "See the node's problems.")
+            let reasons: Vec<_> =
+                snapshot::problems(node).into_iter().map(|problem| problem.message).collect();
+            let why = if reasons.is_empty() { "it does not say why".to_owned() } else { reasons.join("; ") };
+            check("agent", false, format!("degraded: {why}"), "See the node's problems.")
         }
         AgentHealth::Unspecified => {
             check("agent", false, "no heartbeat since the edge started", "Wait for one, at most ten seconds.")

@@ -10,9 +10,11 @@ use umbel_contracts::proto::control::{
     self, CheckResult, EdgeNodeSnapshot, GpuSummary, InventorySummary, NodeConfig, ProviderHealth,
     ProviderSnapshot, ProviderStatus, TelemetrySummary,
 };
+use umbel_contracts::proto::node::EngineState;
 use umbel_wire::liveness::State;
 
 use super::node::{Declared, Lifecycle, Node, ProviderState};
+use super::problems::{ENGINE_FAILED, NODE_OFFLINE};
 use super::readiness;
 
 /// A provider's counts as admission holds them.
@@ -159,7 +161,36 @@ pub(crate) fn problems(node: &Node) -> Vec<control::Problem> {
         since_unix_ms: one.since_unix_ms,
         subject: one.subject.clone(),
     };
-    node.problems.values().map(problem).chain(node.reported.iter().map(problem)).collect()
+    let kept = node.problems.values().map(problem).chain(node.reported.iter().map(problem));
+    offline(node).into_iter().chain(failed_engines(node)).chain(kept).collect()
+}
+
+/// Follows from the liveness, so it is kept nowhere.
+fn offline(node: &Node) -> Option<control::Problem> {
+    let lost = node.row.lifecycle == Lifecycle::Enrolled && node.liveness == State::Offline;
+    lost.then(|| control::Problem {
+        code: NODE_OFFLINE.to_owned(),
+        message: format!(
+            "{} is offline: look whether its host and its agent run, then at `umbel node doctor` there",
+            node.row.name
+        ),
+        since_unix_ms: node.report.last_seen_at_unix_ms,
+        subject: node.id.to_string(),
+    })
+}
+
+/// Follows from what the node last said of its engines, while somebody says it.
+fn failed_engines(node: &Node) -> impl Iterator<Item = control::Problem> {
+    let heard = node.connected().then_some(node);
+    heard.into_iter().flat_map(|node| {
+        let failed = node.engines.iter().filter(|(_, status)| status.state() == EngineState::Failed);
+        failed.map(|(name, status)| control::Problem {
+            code: ENGINE_FAILED.to_owned(),
+            message: format!("engine {name} of {} has failed: {}", node.row.name, status.cause),
+            since_unix_ms: status.since_unix_ms,
+            subject: node.provider_id(name),
+        })
+    })
 }
 
 /// Counts of the whole site.

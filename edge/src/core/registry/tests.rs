@@ -370,6 +370,30 @@ fn a_wrong_clock_is_shown_and_not_believed() {
 }
 
 #[test]
+fn a_failed_engine_and_an_offline_node_are_problems_while_they_are() {
+    let mut now = Instant::now();
+    let mut site = site(now);
+    let id = NodeId::random();
+    site.insert(id, row("a"), Position(1), ReportRow::default());
+    let generation = connect(&mut site, id, 1, hello(vec![engine("e", "m", 0)]), now, 1);
+    let codes = |site: &Site| -> Vec<_> {
+        let problems = super::snapshot::problems(site.node(&id).unwrap());
+        problems.into_iter().map(|problem| (problem.code, problem.subject)).collect()
+    };
+    assert_eq!(codes(&site), []);
+    let mut status = engine("e", "m", 0).status.unwrap();
+    status.set_state(EngineState::Failed);
+    let failed = NodeHeartbeat { health: 2, engines: vec![status], ..NodeHeartbeat::default() };
+    site.heartbeat(id, generation, failed, now, 2).unwrap();
+    assert_eq!(codes(&site), [(problems::ENGINE_FAILED.to_owned(), format!("{id}/e"))]);
+    for _ in 0..OFFLINE.as_secs() / PERIOD.as_secs() + 1 {
+        now += PERIOD;
+        site.sweep(now);
+    }
+    assert_eq!(codes(&site), [(problems::NODE_OFFLINE.to_owned(), id.to_string())]);
+}
+
+#[test]
 fn heartbeats_that_say_nothing_new_keep_the_revision() {
     let now = Instant::now();
     let mut site = site(now);
