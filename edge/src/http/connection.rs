@@ -12,7 +12,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::{Request, Version};
+use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::Service;
@@ -51,6 +53,8 @@ pub(super) struct Shared {
     pub(super) busy: AtomicU32,
     /// Requests so far.
     pub(super) requests: AtomicU64,
+    /// The request's body is wanted, and not over.
+    pub(super) uploading: AtomicBool,
     /// Counts reads and writes that moved bytes.
     pub(super) reads: AtomicU64,
     pub(super) writes: AtomicU64,
@@ -87,6 +91,45 @@ impl Drop for Busy {
     }
 }
 
+/// A request's body. When it is dropped it is over, or nobody wants the rest.
+pub(super) struct Upload {
+    body: Incoming,
+    shared: Arc<Shared>,
+}
+
+impl Upload {
+    fn new(body: Incoming, shared: &Arc<Shared>) -> Self {
+        shared.uploading.store(true, Ordering::Relaxed);
+        Self { body, shared: Arc::clone(shared) }
+    }
+}
+
+impl Body for Upload {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        self.shared.uploading.store(false, Ordering::Relaxed);
+    }
+}
+
 /// Gives each request to `answer` and marks the connection busy until the answer is gone.
 struct Serve<F> {
     answer: F,
@@ -95,7 +138,7 @@ struct Serve<F> {
 
 impl<F, A> Service<Request<Incoming>> for Serve<F>
 where
-    F: Fn(Request<Incoming>) -> A,
+    F: Fn(Request<Upload>) -> A,
     A: Future<Output = Answered>,
 {
     type Response = http::Response<Answer>;
@@ -104,6 +147,7 @@ where
 
     fn call(&self, request: Request<Incoming>) -> Answering<A> {
         let busy = Busy::new(&self.shared, request.version());
+        let request = request.map(|body| Upload::new(body, &self.shared));
         Answering { answer: Box::pin((self.answer)(request)), busy: Some(busy) }
     }
 }
@@ -131,7 +175,7 @@ impl<A: Future<Output = Answered>> Future for Answering<A> {
 pub(super) async fn drive<S, F, A>(socket: S, front: &Arc<Front>, shutdown: &CancellationToken, answer: F)
 where
     S: Socket,
-    F: Fn(Request<Incoming>) -> A,
+    F: Fn(Request<Upload>) -> A,
     A: Future<Output = Answered>,
 {
     let options = &front.options;

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::Request;
-use hyper::body::Incoming;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_rustls::TlsAcceptor;
@@ -17,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use umbel_wire::tls::TlsServer;
 
 use super::answer::Answered;
-use super::connection::{Peer, drive};
+use super::connection::{Peer, Upload, drive};
 use super::error::Failure;
 use super::socket::{Socket, prepare};
 use super::{Front, health, openai, unread};
@@ -65,7 +64,7 @@ pub(crate) async fn serve_metrics(listener: TcpListener, front: Arc<Front>, shut
     accept(listener, Arc::clone(&front), shutdown, move |socket, _, shutdown| {
         let front = Arc::clone(&front);
         async move {
-            let answer = |request: Request<Incoming>| {
+            let answer = |request: Request<Upload>| {
                 let uri = request.uri();
                 let response = health::metrics_listener(&front, request.method(), uri.path(), uri.query());
                 async move { Answered::Ok(response) }

@@ -13,14 +13,13 @@ use bytes::Bytes;
 use http::header::{self, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::{Method, Request, Response};
-use hyper::body::Incoming;
 use prost::Message;
 use umbel_contracts::proto::node::{self, InferenceOpen};
 use umbel_wire::Open;
 
 use super::answer::{Answer, Answered, from_engine};
 use super::body::{Announced, Held, collect, discard};
-use super::connection::Peer;
+use super::connection::{Peer, Upload};
 use super::error::Failure;
 use super::exchange::{Exchange, Miss, Phase, judge};
 use super::request::{self, Asked};
@@ -41,7 +40,7 @@ const TRIES_AFTER_LOSS: u32 = 1;
 const PARSE_HERE_MAX: usize = 256 * 1024;
 
 /// Answers one request.
-pub(super) async fn answer(front: Arc<Front>, peer: Peer, request: Request<Incoming>) -> Answered {
+pub(super) async fn answer(front: Arc<Front>, peer: Peer, request: Request<Upload>) -> Answered {
     let request_id = front.request_ids.of(request.headers());
     let mut response = route(&front, peer, request, &request_id).await;
     response.headers_mut().insert(headers::REQUEST_ID, request_id);
@@ -51,7 +50,7 @@ pub(super) async fn answer(front: Arc<Front>, peer: Peer, request: Request<Incom
 async fn route(
     front: &Arc<Front>,
     peer: Peer,
-    request: Request<Incoming>,
+    request: Request<Upload>,
     request_id: &HeaderValue,
 ) -> Response<Answer> {
     let path = request.uri().path();
@@ -92,7 +91,7 @@ async fn route(
 }
 
 /// Everything but inference: models, health, and what does not exist.
-async fn beside(front: &Arc<Front>, peer: Peer, request: Request<Incoming>) -> Response<Answer> {
+async fn beside(front: &Arc<Front>, peer: Peer, request: Request<Upload>) -> Response<Answer> {
     let (parts, body) = request.into_parts();
     discard(body, Announced::of(&parts.headers)).await;
     let path = parts.uri.path();

@@ -5,16 +5,14 @@
 //! [`super::connection`]. Invariant: bytes of requests and answers pass untouched.
 
 use std::io;
-use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::{Buf, Bytes};
-use futures_util::FutureExt;
-use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use bytes::{Buf, Bytes, BytesMut};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
 use super::connection::Shared;
@@ -25,6 +23,9 @@ const SEND_BUFFER: usize = 64 * 1024;
 /// Input that is there when the connection ends by a refused head is read up to this: the socket's close would
 /// throw the answer away otherwise.
 const DISCARD_MAX: usize = 1 << 20;
+/// Input behind a running request is read up to this. Behind more the client's end could not be seen, so with
+/// more the connection is over.
+const AHEAD_MAX: usize = 64 * 1024;
 
 /// A client's socket, plain or within TLS.
 pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin + Send + 'static {
@@ -60,9 +61,8 @@ pub(super) struct Watched<S: Socket> {
     refusal: Option<Bytes>,
     /// hyper waits for input, and with it for the client's end.
     awaits_input: bool,
-    /// Reads counted when hyper was last seen not to wait for input.
-    reads_then: u64,
-    exit: Option<Exit>,
+    /// Input behind the running request, read to see the client's end behind it.
+    ahead: BytesMut,
 }
 
 impl<S: Socket> Drop for Watched<S> {
@@ -79,28 +79,27 @@ impl<S: Socket> Watched<S> {
     pub(super) fn new(socket: S, shared: &Arc<Shared>, front: &Arc<Front>) -> Self {
         let (shared, front) = (Arc::clone(shared), Arc::clone(front));
         let (written, refusal) = (0, None);
-        let (awaits_input, reads_then, exit) = (false, 0, None);
-        Self { socket, shared, front, written, refusal, awaits_input, reads_then, exit }
+        let (awaits_input, ahead) = (false, BytesMut::new());
+        Self { socket, shared, front, written, refusal, awaits_input, ahead }
     }
 
     /// Whether the client left while hyper does not look: it stops reading while a request runs once it has
     /// bytes of a next one.
     fn poll_left(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.awaits_input || self.shared.busy.load(Ordering::Relaxed) == 0 {
-            self.exit = None;
+        let busy = self.shared.busy.load(Ordering::Relaxed) > 0;
+        if self.awaits_input || !busy || self.shared.uploading.load(Ordering::Relaxed) {
             return Poll::Pending;
         }
-        let reads = self.shared.reads.load(Ordering::Relaxed);
-        if self.exit.is_none() && reads != self.reads_then {
-            // Between two parts of a body it is so for a moment: look once more before it costs a descriptor.
-            self.reads_then = reads;
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
+        let mut space = [0; 8 * 1024];
+        while self.ahead.len() <= AHEAD_MAX {
+            let mut buffer = ReadBuf::new(&mut space);
+            let read = ready!(Pin::new(&mut self.socket).poll_read(cx, &mut buffer));
+            if read.is_err() || buffer.filled().is_empty() {
+                return Poll::Ready(());
+            }
+            self.ahead.extend_from_slice(buffer.filled());
         }
-        if self.exit.is_none() {
-            self.exit = Exit::of(self.socket.tcp()).ok();
-        }
-        self.exit.as_ref().map_or(Poll::Pending, |exit| exit.poll_closed(cx))
+        Poll::Ready(())
     }
 
     fn wrote<T>(&self, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
@@ -161,6 +160,13 @@ impl<S: Socket> AsyncRead for Watched<S> {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if !self.ahead.is_empty() {
+            let length = self.ahead.len().min(buffer.remaining());
+            buffer.put_slice(&self.ahead.split_to(length));
+            self.awaits_input = false;
+            self.shared.reads.fetch_add(1, Ordering::Relaxed);
+            return Poll::Ready(Ok(()));
+        }
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.socket).poll_read(cx, buffer);
         self.awaits_input = read.is_pending();
@@ -211,34 +217,5 @@ impl<S: Socket> AsyncWrite for Watched<S> {
             self.discard(cx);
         }
         Poll::Ready(Ok(()))
-    }
-}
-
-/// Sees the client's end behind input that nobody reads yet, which the socket's own readiness cannot tell from
-/// that input: a second descriptor of the socket, with a readiness of its own.
-struct Exit {
-    socket: TcpStream,
-}
-
-impl Exit {
-    fn of(socket: &TcpStream) -> io::Result<Self> {
-        let second = std::net::TcpStream::from(socket.as_fd().try_clone_to_owned()?);
-        Ok(Self { socket: TcpStream::from_std(second)? })
-    }
-
-    fn poll_closed(&self, cx: &mut Context<'_>) -> Poll<()> {
-        loop {
-            if ready!(self.socket.poll_read_ready(cx)).is_err() {
-                // The runtime goes down.
-                return Poll::Ready(());
-            }
-            let readiness = self.socket.ready(Interest::READABLE).now_or_never();
-            if readiness.is_some_and(|ready| ready.is_ok_and(|ready| ready.is_read_closed())) {
-                return Poll::Ready(());
-            }
-            // More input. It stays where it is; only the readiness is forgotten, until something new comes.
-            let _: io::Result<()> =
-                self.socket.try_io(Interest::READABLE, || Err(io::ErrorKind::WouldBlock.into()));
-        }
     }
 }

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use tokio::io::AsyncWriteExt;
 use umbel_contracts::proto::node::InferenceOutcome;
 
-use super::client::{Client, chat, get};
+use super::client::{Client, chat, get, post};
 use super::rig::{Rig, until};
 
 #[tokio::test]
@@ -77,7 +78,7 @@ async fn a_client_that_leaves_the_queue_is_forgotten() {
 #[tokio::test]
 async fn row_58_a_client_that_leaves_is_noticed_behind_bytes_that_nobody_reads_yet() {
     let (rig, mut node) = Rig::with_node(1).await;
-    for more in ["\r\n".to_owned(), "x".to_owned(), chat(true), "y".repeat(100_000)] {
+    for more in ["\r\n".to_owned(), "x".to_owned(), chat(true), "y".repeat(50_000)] {
         for answering in [false, true] {
             let mut client = Client::connect(rig.http).await;
             client.send(format!("{}{more}", chat(true))).await;
@@ -96,7 +97,14 @@ async fn row_58_a_client_that_leaves_is_noticed_behind_bytes_that_nobody_reads_y
             rig.idle().await;
         }
     }
-    // Over TLS it is the same socket.
+    // Its end could not be seen behind more than is read, so that is the end.
+    let mut client = Client::connect(rig.http).await;
+    client.send(chat(true)).await;
+    let call = node.call().await;
+    let flooding = tokio::spawn(async move { client.socket.write_all(&vec![b'y'; 8 << 20]).await });
+    call.cancelled().await;
+    assert!(super::rig::soon("the flood's end", flooding).await.unwrap().is_err());
+    // Over TLS it is the same.
     let tls = umbel_wire::tls::api_client(&[rig.ca()]).unwrap();
     let tcp = tokio::net::TcpStream::connect(rig.https).await.unwrap();
     let name = rustls::pki_types::ServerName::try_from("localhost").unwrap();
@@ -106,10 +114,20 @@ async fn row_58_a_client_that_leaves_is_noticed_behind_bytes_that_nobody_reads_y
     let call = node.call().await;
     drop(client);
     call.cancelled().await;
-    // Who stays gets both answers.
+    // Who stays gets all answers.
     let mut client = Client::connect(rig.http).await;
-    client.send(format!("{}{}", chat(false), chat(false))).await;
-    for _ in 0..2 {
+    client.send(format!("{}{}{}", chat(false), chat(false), chat(false))).await;
+    let call = node.call().await;
+    client
+        .send(post(
+            "/v1/chat/completions",
+            "",
+            &format!("{{\"model\":\"m\",\"x\":\"{}\"}}", "z".repeat(40_000)),
+        ))
+        .await;
+    call.json("{}").await;
+    assert_eq!(client.reply().await.text(), "{}");
+    for _ in 0..3 {
         node.call().await.json("{}").await;
         assert_eq!(client.reply().await.text(), "{}");
     }
