@@ -98,7 +98,7 @@ async fn store(config: &Config) -> Vec<Check> {
     }
     let active = operators.active();
     checks.push(if active > 0 {
-        Check::passed("operators", format!("{active} operator tokens open the API"))
+        Check::passed("operators", format!("operator tokens that open the API: {active}"))
     } else {
         let step =
             format!("start it and run `umbel ctl --socket {} operator create`", config.socket.display());

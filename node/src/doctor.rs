@@ -131,7 +131,7 @@ fn state_dir(folder: &Path) -> Check {
 async fn accelerators(config: &Config) -> Check {
     let gpus = Gpus::start(config.accelerator);
     match preflight::check(config.accelerator, &gpus).await {
-        Ok(_) if !gpus.are_wanted() => Check::passed("preflight", "no GPU is asked for"),
+        Ok(_) if !gpus.are_wanted() => Check::passed("preflight", "no GPU is required, and none is in use"),
         Ok(found) => Check::passed("preflight", format!("{} GPUs", found.gpus.len())),
         Err(StartError::Preflight { code, message }) => Check::failed("preflight", code, message),
         Err(error) => Check::failed("preflight", error.to_string(), "see the message"),

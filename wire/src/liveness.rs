@@ -57,10 +57,10 @@ impl Times {
     /// A sentence that says what is wrong: stale must be above zero and offline above stale.
     pub fn new(stale: Duration, offline: Duration) -> Result<Self, String> {
         if stale.is_zero() {
-            return Err("liveness: stale must be longer than 0".to_owned());
+            return Err("stale must be longer than 0".to_owned());
         }
         if offline <= stale {
-            return Err(format!("liveness: offline ({offline:?}) must be longer than stale ({stale:?})"));
+            return Err(format!("offline ({offline:?}) must be longer than stale ({stale:?})"));
         }
         Ok(Self { stale, offline })
     }

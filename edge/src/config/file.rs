@@ -282,7 +282,7 @@ fn queue(file: &ConfigFile, table: &QueueTable) -> Result<Queue, ConfigError> {
 fn liveness(file: &ConfigFile, table: &LivenessTable) -> Result<Liveness, ConfigError> {
     let heartbeat = positive(file, "liveness.heartbeat", table.heartbeat)?;
     let (stale, offline) = (table.stale.0, table.offline.0);
-    Times::new(stale, offline).map_err(|error| file.error("liveness", error))?;
+    Times::new(stale, offline).map_err(|error| file.error("liveness.offline", error))?;
     if stale < heartbeat * 2 {
         return Err(
             file.error("liveness.stale", "must be at least two heartbeats, or one lost one makes it stale")

@@ -12,6 +12,15 @@ pub(crate) mod problems;
 mod readiness;
 pub(crate) mod reports;
 pub(crate) mod snapshot;
+/// A change of liveness in words.
+fn said(from: State, to: State) -> String {
+    match (from, to) {
+        (State::Never, State::Online) => "online for the first time".to_owned(),
+        (State::Unknown, to) => format!("{} since this edge started", to.name()),
+        (from, to) => format!("{}, was {}", to.name(), from.name()),
+    }
+}
+
 #[cfg(test)]
 mod tests;
 mod told;
@@ -306,7 +315,7 @@ impl<H: Clone> Registry<H> {
         let audited = from != State::Unknown;
         let lifecycle = self.nodes.get(&id).map(|node| node.row.lifecycle);
         if lifecycle == Some(node::Lifecycle::Enrolled) {
-            self.notice(id, kind, None, &format!("{}, was {}", to.name(), from.name()), audited);
+            self.notice(id, kind, None, &said(from, to), audited);
         }
     }
 

@@ -104,7 +104,11 @@ fn checks(site_node: &SiteNode) -> Vec<Check> {
     for provider in node.providers.iter().filter(|provider| provider.status.as_str() != "available") {
         let cause = provider.cause.as_deref().map_or_else(String::new, |cause| format!(": {cause}"));
         let engine = super::engine_name(&provider.provider_id);
-        message.push_str(&format!("; {engine} ({}) is {}{cause}", provider.model, provider.status.as_str()));
+        let status = match provider.status.as_str() {
+            "failed" => "has failed".to_owned(),
+            other => format!("is {other}"),
+        };
+        message.push_str(&format!("; {engine} ({}) {status}{cause}", provider.model));
     }
     let step = "umbel node status on its host tells of each engine; its file declares them".to_owned();
     let result = if available > 0 { "passed" } else { "failed" };
