@@ -1,7 +1,7 @@
 //! `umbel edge enroll`: joins a control plane with a single-use token.
 //!
 //! Owns the exchange. Leaves the files under STATE/control-planes to [`crate::shell::control`]. Invariant: an
-//! identity that stands there is never overwritten, and the key never leaves this host.
+//! identity is replaced only by one that the same control plane has just given, and the key never leaves this host.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,9 +10,10 @@ use prost::Message;
 use umbel_contracts::proto::control::{EdgeEnrollRequest, EdgeEnrollResponse};
 use umbel_contracts::{CONTROL_PROTOCOL, bounds};
 use umbel_wire::ca::certificate_digest;
+use umbel_wire::clock::Wall;
 use umbel_wire::tls::{self, KeyPair, Trust};
 use umbel_wire::token::{EnrollmentToken, TokenKind};
-use umbel_wire::{DialTarget, HelloOut, InstanceId, NoHandler, Purpose, dial_once, files};
+use umbel_wire::{DialError, DialTarget, HelloOut, InstanceId, NoHandler, Purpose, dial_once, files};
 
 use crate::app::CONTROL_PLANES;
 use crate::shell::authority::ca_dir;
@@ -24,6 +25,8 @@ const TIME: Duration = Duration::from_secs(30);
 /// The key of an enrollment that is under way: the same token with the same key gives the same answer, so a lost
 /// one can be asked for again.
 const PENDING: &str = "pending-key.pem";
+/// The control plane's reason for an edge whose credential stands.
+const ALREADY_ENROLLED: &str = "EDGE_ALREADY_ENROLLED";
 
 /// What joining a control plane gave.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,8 +35,34 @@ pub struct Enrolled {
     pub control_plane_id: String,
     /// The site, as it is known there.
     pub edge_id: String,
-    /// An identity for it was there already; nothing was sent.
+    /// A usable identity for it was there already, and stays.
     pub already: bool,
+}
+
+/// Why an exchange gave nothing.
+struct Refused {
+    /// The control plane's own word, if it said one.
+    reason: String,
+    error: StartError,
+}
+
+impl From<StartError> for Refused {
+    fn from(error: StartError) -> Self {
+        Self { reason: String::new(), error }
+    }
+}
+
+fn refused(error: &DialError) -> Refused {
+    match &error.rejection {
+        Some(rejection) => Refused {
+            reason: rejection.error.reason.clone().into_owned(),
+            error: StartError::Rejected {
+                code: rejection.error.code,
+                message: format!("{} ({})", rejection.error.message, rejection.error.reason),
+            },
+        },
+        None => StartError::Unreachable(error.to_string()).into(),
+    }
 }
 
 fn failed(error: impl std::fmt::Display) -> StartError {
@@ -58,26 +87,35 @@ pub fn enroll(config: &Config, token: &str) -> Result<Enrolled, StartError> {
     }
     let directory = config.state_dir.join(CONTROL_PLANES);
     files::private_dir(&directory).map_err(failed)?;
-    if let Some(known) = known(&directory, &token) {
-        return Ok(known);
+    let known = known(&directory, &token);
+    if let Some((spent, known)) = &known
+        && *spent == token.token_id
+    {
+        return Ok(known.clone());
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
-    runtime.block_on(async {
+    let answer = runtime.block_on(async {
+        let late = "the control plane did not answer within 30 s; try again";
         tokio::time::timeout(TIME, exchange(config, &directory, &token))
             .await
-            .unwrap_or_else(|_| Err(failed("the control plane did not answer within 30 s; try again")))
-    })
+            .unwrap_or_else(|_| Err(StartError::Unreachable(late.to_owned()).into()))
+    });
+    match (answer, known) {
+        // It knows this edge and its credential, and has not spent the token.
+        (Err(Refused { reason, .. }), Some((_, known))) if reason == ALREADY_ENROLLED => Ok(known),
+        (answer, _) => answer.map_err(|refused| refused.error),
+    }
 }
 
-// The control plane whose authority the token names was joined before: a spent token is never sent again.
-fn known(directory: &Path, token: &EnrollmentToken) -> Option<Enrolled> {
+// An identity of the control plane whose authority the token names, if it can be used, and the token that it came of.
+fn known(directory: &Path, token: &EnrollmentToken) -> Option<(String, Enrolled)> {
     membership::all(directory).into_iter().find_map(|(name, found)| {
         let found: Membership = found.ok()?;
-        (found.ca_digest == token.ca_digest).then_some(Enrolled {
-            control_plane_id: name,
-            edge_id: found.edge_id,
-            already: true,
-        })
+        let ours = membership::authority(&found.directory) == Some(token.ca_digest);
+        (ours && Wall::now() < found.not_after && !found.is_refused()).then_some((
+            found.token_id,
+            Enrolled { control_plane_id: name, edge_id: found.edge_id, already: true },
+        ))
     })
 }
 
@@ -92,11 +130,7 @@ fn pending_key(directory: &Path) -> Result<KeyPair, StartError> {
     Ok(key)
 }
 
-async fn exchange(
-    config: &Config,
-    directory: &Path,
-    token: &EnrollmentToken,
-) -> Result<Enrolled, StartError> {
+async fn exchange(config: &Config, directory: &Path, token: &EnrollmentToken) -> Result<Enrolled, Refused> {
     let key = pending_key(directory)?;
     let request = EdgeEnrollRequest {
         token_id: token.token_id.clone(),
@@ -119,14 +153,11 @@ async fn exchange(
     };
     let (connection, welcome) = dial_once(target, hello, |_, _| Ok(std::sync::Arc::new(NoHandler)))
         .await
-        .map_err(|error| match &error.rejection {
-            Some(rejection) => failed(format!("{} ({})", rejection.error.message, rejection.error.reason)),
-            None => failed(error),
-        })?;
+        .map_err(|error| refused(&error))?;
     connection.close(umbel_wire::CloseReason::Shutdown);
     let answer =
         bounds::decode::<EdgeEnrollResponse>(&welcome.payload).map_err(|error| failed(error.message))?;
-    take(config, directory, token, &key, answer)
+    Ok(take(config, directory, token, &key, answer)?)
 }
 
 fn take(
@@ -149,7 +180,7 @@ fn take(
         return Err(failed("the control plane's name cannot be the name of a directory; nothing was kept"));
     }
     let place = directory.join(&name);
-    if place.exists() {
+    if membership::is_complete(&place) && membership::authority(&place) != Some(token.ca_digest) {
         return Err(failed(format!(
             "{} is there already, of another authority: remove it if that control plane is gone",
             place.display()
@@ -164,6 +195,7 @@ fn take(
             control_plane_id: &name,
             edge_id: &answer.edge_id,
             addresses: &token.addresses,
+            token_id: &token.token_id,
             key_pem: key.to_pem().as_bytes(),
             chain_pem: &tls::to_pem(&chain),
             ca_pem: &tls::to_pem(&[ca]),

@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use umbel_contracts::objects::CommandEventObject;
 use umbel_contracts::proto::control::{CommandError, CommandProgress, EdgeCommandEvent};
 
+use self::membership::Membership;
 use crate::shell::commands::Commands;
 
 /// How soon a control plane that was joined while the edge runs is dialed.
@@ -23,13 +24,16 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// Keeps a connection to every joined control plane, and takes up new ones, until it is cancelled.
 pub(crate) async fn keep(commands: Arc<Commands>, directory: PathBuf, shutdown: CancellationToken) {
-    let mut links: HashMap<String, CancellationToken> = HashMap::new();
+    // Each with the certificate that it is dialed with: an edge that enrolled anew does not wait with the old one.
+    let mut links: HashMap<String, ([u8; 32], CancellationToken)> = HashMap::new();
     // A directory that is not usable is told once, not at each look.
     let mut told: HashMap<String, String> = HashMap::new();
     loop {
         let found = membership::all(&directory);
-        links.retain(|name, cancel| {
-            let there = found.iter().any(|(found, _)| found == name);
+        links.retain(|name, (certificate, cancel)| {
+            // What cannot be read says nothing of what is in use.
+            let same = |found: &Membership| found.certificate == *certificate;
+            let there = found.iter().any(|(found, now)| found == name && now.as_ref().map_or(true, same));
             if !there {
                 cancel.cancel();
             }
@@ -43,7 +47,7 @@ pub(crate) async fn keep(commands: Arc<Commands>, directory: PathBuf, shutdown: 
                 Ok(membership) => {
                     told.remove(&name);
                     let cancel = shutdown.child_token();
-                    links.insert(name, cancel.clone());
+                    links.insert(name, (membership.certificate, cancel.clone()));
                     let role = link::Role::new(Arc::clone(&commands), membership);
                     tokio::spawn(umbel_wire::keep_connected(Arc::new(role), cancel));
                 }

@@ -6,15 +6,17 @@ use prost::Message;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use umbel_contracts::proto::control::{
-    EdgeCommandEvent, EdgeCommandRequest, EdgeCommandResponse, EdgeHeartbeat, EdgeHeartbeatAck,
-    EdgeHelloRequest, EdgeHelloResponse, EdgeNodeEvent, EdgeStatusRequest, EdgeStatusResponse, Phase,
+    EdgeCommandEvent, EdgeCommandRequest, EdgeCommandResponse, EdgeEnrollRequest, EdgeEnrollResponse,
+    EdgeHeartbeat, EdgeHeartbeatAck, EdgeHelloRequest, EdgeHelloResponse, EdgeNodeEvent, EdgeStatusRequest,
+    EdgeStatusResponse, Phase,
 };
 use umbel_contracts::{event, method};
 use umbel_wire::ca::Authority;
 use umbel_wire::tls::{self, KeyPair};
+use umbel_wire::token::{EnrollmentToken, TokenKind};
 use umbel_wire::{
     BoxFuture, Connection, Door, EdgeId, Error, Generation, Handler, IncomingRequest, KeyHash, Newcomer,
-    Open, Terminal, WelcomeOut,
+    Open, Purpose, Rejection, Terminal, WelcomeOut,
 };
 
 use super::rig::{Edge, TIME, run, until};
@@ -27,10 +29,20 @@ struct Seen {
     heartbeats: Vec<EdgeHeartbeat>,
     events: Vec<EdgeNodeEvent>,
     steps: Vec<EdgeCommandEvent>,
+    authority: Option<Authority>,
+    address: String,
+    // Keys that it turned away for good, and enrollments that it signed.
+    revoked: Vec<KeyHash>,
+    enrolled: usize,
 }
 
 #[derive(Clone, Default)]
 struct Plane(Arc<Mutex<Seen>>);
+
+fn reject(newcomer: Newcomer, error: Error) {
+    let yours = newcomer.hello().versions;
+    newcomer.reject(Rejection { error, verdict: None, yours, mine: umbel_contracts::CONTROL_PROTOCOL });
+}
 
 impl Door for Plane {
     fn knows(&self, _: &KeyHash) -> bool {
@@ -40,6 +52,16 @@ impl Door for Plane {
     fn knock(&self, newcomer: Newcomer) -> BoxFuture<'static, ()> {
         let plane = self.clone();
         Box::pin(async move {
+            if newcomer.hello().purpose == Purpose::Enroll {
+                return plane.enroll(newcomer);
+            }
+            let key = newcomer.certificate().unwrap().key_hash;
+            if plane.0.lock().unwrap().revoked.contains(&key) {
+                // It asks to wait for longer than this test may last.
+                let error = Error::new(umbel_wire::Code::Unauthenticated, "CREDENTIAL_REVOKED", "revoked");
+                let error = error.with_retry_after(std::time::Duration::from_secs(600));
+                return reject(newcomer, error);
+            }
             let hello = EdgeHelloRequest::decode(newcomer.hello().payload.clone()).unwrap();
             let answer = EdgeHelloResponse { control_plane_id: "cp1".into(), fleet_name: "prod".into() };
             let welcome = WelcomeOut {
@@ -89,6 +111,7 @@ async fn joined(edge: &Edge) -> (Plane, CancellationToken) {
     let address = listener.local_addr().unwrap().to_string();
     let shutdown = CancellationToken::new();
     tokio::spawn(umbel_wire::serve(listener, server, Arc::new(plane.clone()), shutdown.clone()));
+    plane.0.lock().unwrap().address.clone_from(&address);
     let key = KeyPair::generate().unwrap();
     let site = EdgeId::parse("ber1").unwrap();
     let addresses = [address];
@@ -99,6 +122,7 @@ async fn joined(edge: &Edge) -> (Plane, CancellationToken) {
         control_plane_id: "cp1",
         edge_id: "ber1",
         addresses: &addresses,
+        token_id: "0123456789abcdef",
         key_pem: key_pem.as_bytes(),
         chain_pem: &tls::to_pem(&issued.chain.into_iter().map(Into::into).collect::<Vec<_>>()),
         ca_pem: &tls::to_pem(std::slice::from_ref(authority.certificate_der())),
@@ -106,10 +130,47 @@ async fn joined(edge: &Edge) -> (Plane, CancellationToken) {
     std::fs::create_dir_all(place.parent().unwrap()).unwrap();
     write(&place, &joined).unwrap();
     until("the edge dials", || plane.0.lock().unwrap().link.is_some()).await;
+    plane.0.lock().unwrap().authority = Some(authority);
     (plane, shutdown)
 }
 
 impl Plane {
+    // As a control plane does: an edge whose credential stands is refused, the token is not spent.
+    fn enroll(&self, newcomer: Newcomer) {
+        let mut seen = self.0.lock().unwrap();
+        if seen.revoked.is_empty() {
+            let error = Error::new(umbel_wire::Code::Conflict, "EDGE_ALREADY_ENROLLED", "it is");
+            return reject(newcomer, error);
+        }
+        let request = EdgeEnrollRequest::decode(newcomer.hello().payload.clone()).unwrap();
+        seen.enrolled += 1;
+        let authority = seen.authority.as_ref().unwrap();
+        let (site, now) = (EdgeId::parse(&request.edge_id).unwrap(), umbel_wire::clock::Wall::now());
+        let time = std::time::Duration::from_secs(1_000);
+        let issued = authority.sign_edge(&request.signing_request, &site, now, time).unwrap();
+        let answer = EdgeEnrollResponse {
+            edge_id: request.edge_id,
+            control_plane_id: "cp1".into(),
+            not_after_unix_ms: issued.not_after.unix_ms(),
+            certificate_chain: issued.chain.iter().map(|one| one.to_vec()).collect(),
+            ca_certificate: authority.certificate_der().to_vec(),
+        };
+        newcomer.answer(answer.encode_to_vec());
+    }
+
+    fn token(&self) -> String {
+        let seen = self.0.lock().unwrap();
+        let token = EnrollmentToken {
+            kind: TokenKind::Edge,
+            edge_id: EdgeId::parse("ber1").unwrap(),
+            token_id: umbel_wire::token::new_id(),
+            ca_digest: seen.authority.as_ref().unwrap().digest(),
+            addresses: vec![seen.address.clone()],
+            secret: umbel_wire::secret::Secret::generate(),
+        };
+        token.to_text().unwrap().expose().to_owned()
+    }
+
     fn link(&self) -> Connection {
         self.0.lock().unwrap().link.clone().unwrap()
     }
@@ -221,5 +282,39 @@ fn a_command_outlives_its_control_plane() {
         let row = edge.running.commands.row(&id).await.unwrap();
         assert_eq!(row.phase, umbel_contracts::objects::CommandPhase::Succeeded);
         assert!(edge.connected(&node));
+    });
+}
+
+/// A revoked edge comes back with a new token, under a new key, while it runs; the same token again changes nothing.
+#[test]
+fn a_new_token_lets_a_revoked_edge_back() {
+    run(async {
+        let edge = Edge::start().await;
+        let (plane, _shutdown) = joined(&edge).await;
+        let enroll = async |token: &str| {
+            let (config, token) = (edge.config.clone(), token.to_owned());
+            tokio::task::spawn_blocking(move || crate::enroll(&config, &token)).await.unwrap()
+        };
+        let spare = plane.token();
+        assert!(enroll(&spare).await.unwrap().already, "its credential stands: it stays");
+
+        let place = edge.config.state_dir.join("control-planes/cp1");
+        let certificate = || std::fs::read(place.join("certificate.pem")).unwrap();
+        let before = certificate();
+        let key = tls::parse_chain(&before).unwrap();
+        let key = umbel_wire::peer::PeerCertificate::parse(&key[0]).unwrap().key_hash;
+        let link = {
+            let mut seen = plane.0.lock().unwrap();
+            seen.revoked.push(key);
+            seen.link.take().unwrap()
+        };
+        link.close(umbel_wire::CloseReason::Revoked);
+        until("it was told", || place.join("last-rejection.txt").exists()).await;
+        let enrolled = enroll(&spare).await.unwrap();
+        assert!(!enrolled.already && certificate() != before);
+        until("it is back", || plane.0.lock().unwrap().link.is_some()).await;
+        until("the refusal is forgotten", || !place.join("last-rejection.txt").exists()).await;
+        assert!(enroll(&spare).await.unwrap().already, "a spent token is not sent again");
+        assert_eq!(plane.0.lock().unwrap().enrolled, 1);
     });
 }

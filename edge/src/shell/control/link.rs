@@ -101,7 +101,7 @@ impl DialRole for Role {
     fn on_failure(&self, error: &DialError, retry_in: Duration) {
         if let Some(rejection) = &error.rejection {
             let text = format!("{}: {}\n", rejection.error.reason, rejection.error.message);
-            let _ = files::write_public(&self.membership.directory.join(REJECTION), text.as_bytes());
+            let _ = files::write_private(&self.membership.directory.join(REJECTION), text.as_bytes());
         }
         self.failed(format!("not connected ({error}); the site serves without it"));
         tracing::debug!(control_plane = %self.membership.name, ?retry_in, "next dial");

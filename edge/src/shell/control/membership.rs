@@ -25,6 +25,9 @@ struct About {
     control_plane_id: String,
     edge_id: String,
     addresses: Vec<String>,
+    /// The token that it came of; it is spent, and never sent again.
+    #[serde(default)]
+    token_id: String,
 }
 
 /// A joined control plane.
@@ -37,8 +40,10 @@ pub(crate) struct Membership {
     pub(crate) addresses: Vec<String>,
     pub(crate) tls: Arc<rustls::ClientConfig>,
     pub(crate) not_after: umbel_wire::clock::Wall,
-    /// SHA-256 of its authority's certificate.
-    pub(crate) ca_digest: [u8; 32],
+    /// SHA-256 of the certificate with which it is dialed: another one is another identity.
+    pub(crate) certificate: [u8; 32],
+    /// The token that the identity came of.
+    pub(crate) token_id: String,
 }
 
 impl Membership {
@@ -57,9 +62,8 @@ impl Membership {
         let ca = files::read(&place(CA)).map_err(|error| problem(CA, &error))?;
         let ca = tls::parse_chain(&ca).map_err(|error| problem(CA, &error))?;
         let leaf = chain.first().ok_or_else(|| problem(CHAIN, &"no certificate in it"))?;
+        let certificate = umbel_wire::ca::certificate_digest(leaf);
         let leaf = umbel_wire::peer::PeerCertificate::parse(leaf).map_err(|error| problem(CHAIN, &error))?;
-        let authority = ca.first().ok_or_else(|| problem(CA, &"no certificate in it"))?;
-        let ca_digest = umbel_wire::ca::certificate_digest(authority);
         let tls = tls::wire_client(Trust::Ca(ca), Some(ClientIdentity::new(chain, key)))
             .map_err(|error| problem(KEY, &error))?;
         Ok(Self {
@@ -69,9 +73,29 @@ impl Membership {
             addresses: about.addresses,
             tls,
             not_after: leaf.not_after,
-            ca_digest,
+            certificate,
+            token_id: about.token_id,
         })
     }
+}
+
+impl Membership {
+    /// Its control plane's last word was that this credential opens nothing any more.
+    pub(crate) fn is_refused(&self) -> bool {
+        let said = files::read(&self.directory.join(REJECTION)).unwrap_or_default();
+        [b"CREDENTIAL_".as_slice(), b"CERTIFICATE_"].iter().any(|word| said.starts_with(word))
+    }
+}
+
+/// SHA-256 of the authority of the control plane that a complete directory is of, whatever else in it is broken.
+pub(crate) fn authority(directory: &Path) -> Option<[u8; 32]> {
+    let ca = files::read(&directory.join(CA)).ok().filter(|_| directory.join(ABOUT).is_file())?;
+    tls::parse_chain(&ca).ok()?.first().map(|ca| umbel_wire::ca::certificate_digest(ca))
+}
+
+/// Whether a directory is complete: an enrollment that broke off left none that is.
+pub(crate) fn is_complete(directory: &Path) -> bool {
+    directory.join(ABOUT).is_file()
 }
 
 /// Every joined control plane, by name; incomplete directories (an enrollment that is under way) are left out.
@@ -95,21 +119,26 @@ pub(crate) struct Joined<'a> {
     pub(crate) control_plane_id: &'a str,
     pub(crate) edge_id: &'a str,
     pub(crate) addresses: &'a [String],
+    pub(crate) token_id: &'a str,
     pub(crate) key_pem: &'a [u8],
     pub(crate) chain_pem: &'a str,
     pub(crate) ca_pem: &'a str,
 }
 
-/// Writes a directory, its description last.
+/// Writes a directory, its description last; an earlier one counts no more from the start on, so that no reader mixes
+/// the two.
 pub(crate) fn write(directory: &Path, joined: &Joined<'_>) -> std::io::Result<()> {
     files::private_dir(directory)?;
+    files::remove(&directory.join(ABOUT))?;
+    files::remove(&directory.join(REJECTION))?;
     files::write_private(&directory.join(KEY), joined.key_pem)?;
-    files::write_public(&directory.join(CHAIN), joined.chain_pem.as_bytes())?;
-    files::write_public(&directory.join(CA), joined.ca_pem.as_bytes())?;
+    files::write_private(&directory.join(CHAIN), joined.chain_pem.as_bytes())?;
+    files::write_private(&directory.join(CA), joined.ca_pem.as_bytes())?;
     let about = About {
         control_plane_id: joined.control_plane_id.to_owned(),
         edge_id: joined.edge_id.to_owned(),
         addresses: joined.addresses.to_vec(),
+        token_id: joined.token_id.to_owned(),
     };
-    files::write_public(&directory.join(ABOUT), &serde_json::to_vec_pretty(&about).unwrap_or_default())
+    files::write_private(&directory.join(ABOUT), &serde_json::to_vec_pretty(&about).unwrap_or_default())
 }
