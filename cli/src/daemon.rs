@@ -191,8 +191,9 @@ pub(crate) fn node(args: NodeArgs) -> Outcome {
             if source.output.is_json() {
                 return print_object(&enrolled, source.output);
             }
+            let how = if enrolled.already { "Enrolled already" } else { "Enrolled" };
             say(&format!(
-                "Enrolled at {} as {} ({}).\nNext: umbel node --config {}",
+                "{how} at {} as {} ({}).\nNext: umbel node --config {}",
                 enrolled.edge_id,
                 enrolled.name,
                 enrolled.node_id,
