@@ -11,6 +11,7 @@ use std::process::{Command, Stdio};
 use serde_json::json;
 use umbel_tests::engine::Engine;
 use umbel_tests::fleet::{EdgeOptions, Fleet, SOON};
+use umbel_tests::http::Ask;
 use umbel_tests::wait;
 
 use crate::sites::{SHORT, external, skipped};
@@ -75,6 +76,8 @@ fn a_full_disk_stops_management_and_not_inference() {
     let options = EdgeOptions { state: Some(volume.at.join("state")), ..EdgeOptions::default() };
     let mut edge = fleet.edge("berlin", None, &options);
     let _node = fleet.node(&edge, "gpu-1", &external(&engine, 2));
+    let leaked =
+        edge.ctl(&["key", "create", "leaked", "-o", "json"]).ok().json()["key"].as_str().unwrap().to_owned();
     let filler = volume.fill();
     let mut answered = Vec::new();
     let mut refusal = None;
@@ -89,6 +92,15 @@ fn a_full_disk_stops_management_and_not_inference() {
     }
     let refusal = refusal.expect("a write is refused when nothing is left");
     assert!(!refusal.err.contains("panicked") && !refusal.err.is_empty(), "{refusal:?}");
+    // What ends harm takes force, and says how long it holds.
+    for words in [
+        ["key", "revoke", "leaked", "-m", "it leaked", "-y"],
+        ["node", "drain", "gpu-1", "-m", "a test", "-y"],
+        ["node", "undrain", "gpu-1", "-m", "a test", "-y"],
+    ] {
+        let ran = edge.ctl(&words).ok();
+        assert!(ran.err.contains("warning: the edge's disk takes no writes"), "{words:?}: {ran:?}");
+    }
     let got = edge.chat("m", "full", true, &json!({})).whole(&edge.target()).unwrap();
     assert!(got.text().ends_with("[DONE]\n\n"), "inference goes on: {}", got.text());
     let site = edge.get("/api/v1/status")["sites"][0].clone();
@@ -104,6 +116,12 @@ fn a_full_disk_stops_management_and_not_inference() {
     let listed = edge.ctl(&["key", "-o", "json"]).ok().out;
     for name in &answered {
         assert!(listed.contains(&format!("\"{name}\"")), "{name} was answered and is lost");
+    }
+    let ask = Ask::get("/v1/models").bearer(&leaked);
+    assert_eq!(ask.whole(&edge.target()).unwrap().status, 401, "a revoked key stays revoked");
+    let audit = edge.ctl(&["audit", "-o", "json", "--limit", "1000"]).ok().out;
+    for action in ["apikey.revoke", "node.drain", "node.undrain"] {
+        assert!(audit.contains(&format!("\"{action}\"")), "no entry of {action}");
     }
     edge.wait_node("gpu-1", "back", SHORT, |n| n["connected"] == true);
 }
