@@ -220,6 +220,8 @@ fn secrets_never_show() {
     std::fs::write(&edge.config, text).unwrap();
     edge.start();
     edge.key = edge.ctl(&["key", "create", "app"]).ok().out.trim().to_owned();
+    let second = edge.ctl(&["key", "create", "app"]).ok();
+    assert!(second.err.contains("note: app has another key"), "a second key of one name is said: {second:?}");
     let token = edge.token("gpu-1");
     let node_token = std::fs::read_to_string(&token).unwrap();
     let mut node = fleet.node_files("gpu-1", &external(&engine, 2));

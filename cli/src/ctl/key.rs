@@ -36,8 +36,25 @@ pub(crate) async fn run(ctl: &Ctl, id: Option<&str>, verb: Option<&KeyVerb>) -> 
                 "For {name} at {site}. Id {}. Undo: umbel ctl key revoke {} -m 'why'",
                 made.id, made.id
             ));
+            namesakes(ctl, &site, name, &made.id).await;
             Ok(())
         }
+    }
+}
+
+/// Two keys of one name are what a rotation needs, and else a surprise at the next `revoke`: it is said.
+async fn namesakes(ctl: &Ctl, site: &str, name: &str, made: &str) {
+    // The key is there; that its neighbours cannot be listed now changes nothing.
+    let Ok(gathered) = gather(ctl, "apikey.list", "apikeys").await else { return };
+    let keys = gathered.items.iter().filter(|(of, _)| of == site);
+    let keys = keys.filter_map(|(_, raw)| parse::<ApiKeyObject>(raw.get()).ok());
+    let same = keys.filter(|key| key.name == name && key.key_id != made && key.revoked_at.is_none());
+    let ids: Vec<String> = same.map(|key| key.key_id).collect();
+    if !ids.is_empty() {
+        say(&format!(
+            "note: {name} has another key at {site}: {}. Name keys by id to revoke one.",
+            ids.join(", ")
+        ));
     }
 }
 
