@@ -47,7 +47,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// # Errors
 /// What kept it from starting: [`StartError::exit_code`] says with which code to exit.
 pub fn run(config: Config) -> Result<(), StartError> {
-    // One thread: it relays more than two that share the work (10-wire, costs).
+    // One thread: in a trial of the bare relay it did more than two that share the work (BENCHMARKS.md, choices).
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
