@@ -24,6 +24,14 @@ pub mod method {
     pub const NODE_LEASES: u32 = 2;
     /// Stream, edge to node: `InferenceOpen` and body -> `InferenceHead`, data, `InferenceEnd`.
     pub const INFERENCE: u32 = 3;
+    /// Request, node to edge: `NodeCredentialRequest` -> `NodeCredentialResponse`.
+    pub const NODE_CREDENTIAL: u32 = 4;
+    /// Request, edge to node: `NodeSettings` -> `NodeSettingsResult`.
+    pub const NODE_SETTINGS: u32 = 5;
+    /// Request, edge to node: `NodeRotate` -> `NodeRotateAck`.
+    pub const NODE_ROTATE: u32 = 6;
+    /// Request, edge to node: `NodeTrust` -> `NodeTrustAck`.
+    pub const NODE_TRUST: u32 = 7;
 }
 
 /// Events.
@@ -39,6 +47,8 @@ pub mod event {
     pub const NODE_TELEMETRY: u32 = 2;
     /// Node to edge: `NodeEngines`.
     pub const NODE_ENGINES: u32 = 3;
+    /// Node to edge: `NodeDeclared`.
+    pub const NODE_DECLARED: u32 = 4;
 }
 
 #[cfg(test)]
@@ -54,10 +64,15 @@ mod tests {
         assert_eq!(method::NODE_HEARTBEAT, node::Method::NodeHeartbeat as u32);
         assert_eq!(method::NODE_LEASES, node::Method::NodeLeases as u32);
         assert_eq!(method::INFERENCE, node::Method::Inference as u32);
+        assert_eq!(method::NODE_CREDENTIAL, node::Method::NodeCredential as u32);
+        assert_eq!(method::NODE_SETTINGS, node::Method::NodeSettings as u32);
+        assert_eq!(method::NODE_ROTATE, node::Method::NodeRotate as u32);
+        assert_eq!(method::NODE_TRUST, node::Method::NodeTrust as u32);
         assert_eq!(event::EDGE_NODE, control::Event::EdgeNode as u32);
         assert_eq!(event::EDGE_COMMAND, control::Event::EdgeCommand as u32);
         assert_eq!(event::NODE_INVENTORY, node::Event::NodeInventory as u32);
         assert_eq!(event::NODE_TELEMETRY, node::Event::NodeTelemetry as u32);
         assert_eq!(event::NODE_ENGINES, node::Event::NodeEngines as u32);
+        assert_eq!(event::NODE_DECLARED, node::Event::NodeDeclared as u32);
     }
 }

@@ -15,10 +15,18 @@ use serde::de::DeserializeOwned;
 use crate::proto::control::OperationClass;
 
 mod args;
+mod audit;
+mod authority;
+mod nodes;
 mod results;
+mod settings;
 
 pub use args::*;
+pub use audit::*;
+pub use authority::*;
+pub use nodes::*;
 pub use results::*;
+pub use settings::*;
 
 /// Longest selector, reason or confirmation in a command, in bytes.
 pub const LONGEST_TEXT: usize = 1024;
@@ -198,36 +206,76 @@ macro_rules! operations {
 }
 
 operations! {
+    /// Gives a page of the site's audit as it is chained.
+    AuditExport = "audit.export", Read, Nothing, AuditExportArgs => AuditExportResult;
+    /// Searches the site's audit.
+    AuditQuery = "audit.query", Read, Nothing, AuditQueryArgs => AuditQueryResult;
     /// Reads the site's audit, newest last.
     AuditTail = "audit.tail", Read, Nothing, AuditTailArgs => AuditTailResult;
+    /// Checks the chain of the site's audit.
+    AuditVerify = "audit.verify", Read, Nothing, NoArgs => AuditVerifyResult;
     /// Makes an API key known by its hash.
     ApiKeyCreate = "apikey.create", Admin, Nothing, ApiKeyCreateArgs => ApiKeyObject;
     /// Lists API keys, without anything secret.
     ApiKeyList = "apikey.list", Read, Nothing, ListArgs => ApiKeyListResult;
     /// Ends an API key.
     ApiKeyRevoke = "apikey.revoke", Admin, Nothing, ApiKeyRevokeArgs => ApiKeyObject;
+    /// Goes a step of a change of the site's certificate authority.
+    CaRotate = "ca.rotate", Admin, Nothing, CaRotateArgs => CaResult;
+    /// Shows the site's certificate authorities, and which nodes lack the newest.
+    CaShow = "ca.show", Read, Nothing, NoArgs => CaResult;
     /// Cancels a command that runs.
     CommandCancel = "command.cancel", Operate, Nothing, CommandArgs => CommandStateResult;
     /// Says where a command stands.
     CommandShow = "command.show", Read, Nothing, CommandArgs => CommandStateResult;
+    /// Makes a consistent copy of the edge's store while it runs.
+    EdgeBackup = "edge.backup", Admin, Nothing, EdgeBackupArgs => EdgeBackupResult;
     /// Makes an enrollment token known by its hash.
     EnrollmentCreate = "enrollment.create", Admin, Nothing, EnrollmentCreateArgs => EnrollmentCreateResult;
     /// Lists enrollment tokens, without anything secret.
     EnrollmentList = "enrollment.list", Read, Nothing, ListArgs => EnrollmentListResult;
     /// Ends an enrollment token that was not used.
     EnrollmentRevoke = "enrollment.revoke", Admin, Nothing, EnrollmentRevokeArgs => EnrollmentObject;
+    /// Lets in a node whose certificate is newer than the backup that the edge was restored from.
+    CredentialApprove = "node.credential.approve", Admin, Nothing, CredentialApproveArgs => CredentialsResult;
+    /// Ends nodes' credentials at once; each has to be enrolled anew with a token that replaces it.
+    CredentialRevoke = "node.credential.revoke", Admin, Nodes, NoArgs => CredentialsResult;
+    /// Has nodes make a new key and get a new certificate.
+    CredentialRotate = "node.credential.rotate", Admin, Nodes, NoArgs => CredentialsResult;
+    /// Retires a node for good.
+    NodeDecommission = "node.decommission", Admin, Nodes, NodeDecommissionArgs => NodeDecommissionResult;
+    /// Keeps nodes out until they are enabled again; they keep their identity.
+    NodeDisable = "node.disable", Operate, Nodes, NoArgs => NodesResult;
     /// Ends new leases on nodes and waits for those that are held.
     NodeDrain = "node.drain", Operate, Nodes, NodeDrainArgs => NodesResult;
     /// Says whether nodes may get application traffic.
     NodeEligible = "node.eligible", Operate, Nodes, NodeEligibleArgs => NodesResult;
+    /// Lets disabled nodes in again.
+    NodeEnable = "node.enable", Operate, Nodes, NoArgs => NodesResult;
+    /// Sets and takes away labels of nodes.
+    NodeLabel = "node.label", Operate, Nodes, NodeLabelArgs => NodesResult;
     /// Lists nodes.
-    NodeList = "node.list", Read, AnyNodes, ListArgs => NodeListResult;
+    NodeList = "node.list", Read, AnyNodes, NodeListArgs => NodeListResult;
+    /// Says of exactly these nodes whether they can serve, each check with its next step.
+    NodeReadinessCheck = "node.readiness", Read, Nodes, NoArgs => NodeReadinessResult;
+    /// Gives one node another display name.
+    NodeRename = "node.rename", Operate, Nodes, NodeRenameArgs => NodesResult;
     /// Shows nodes whole.
     NodeShow = "node.show", Read, Nodes, NoArgs => NodeListResult;
     /// Takes a drain back.
     NodeUndrain = "node.undrain", Operate, Nodes, NoArgs => NodesResult;
     /// Shows the queue of each model.
     QueueShow = "queue.show", Read, Nothing, QueueShowArgs => QueueShowResult;
+    /// Compares two versions of the settings.
+    SettingsDiff = "settings.diff", Read, Nothing, SettingsDiffArgs => SettingsDiffResult;
+    /// Shows the site's settings, and how far they have got.
+    SettingsGet = "settings.get", Read, Nothing, SettingsGetArgs => SettingsGetResult;
+    /// Lists the versions of the settings.
+    SettingsHistory = "settings.history", Read, Nothing, ListArgs => SettingsHistoryResult;
+    /// Makes a new version that says what an older one said.
+    SettingsRollback = "settings.rollback", Admin, Nothing, SettingsRollbackArgs => SettingsChangedResult;
+    /// Changes the site's settings.
+    SettingsSet = "settings.set", Admin, Nothing, SettingsSetArgs => SettingsChangedResult;
 }
 
 /// The operation of a name.

@@ -57,14 +57,30 @@ declare! { crate::proto::control;
         text(13, "protocol_verdict", NAME), one(14, "config", &NODE_CONFIG), one(15, "inventory", &INVENTORY_SUMMARY),
         one(16, "telemetry", &TELEMETRY_SUMMARY), many(17, "providers", 256, &PROVIDER_SNAPSHOT),
         texts(18, "capabilities", 256, NAME), many(19, "problems", 64, &PROBLEM),
-        many(20, "readiness", 16, &READINESS_CHECK),
+        many(20, "readiness", 16, &READINESS_CHECK), one(23, "credential", &CREDENTIAL_SUMMARY),
     ];
-    NODE_CONFIG NodeConfig 5 * 1024 => [text(3, "digest", DIGEST), text(4, "refusal", SENTENCE)];
-    INVENTORY_SUMMARY InventorySummary 32 * 1024 => [
+    CREDENTIAL_SUMMARY CredentialSummary 256 => [];
+    NODE_CONFIG NodeConfig 24 * 1024 => [
+        text(3, "digest", DIGEST), text(4, "refusal", SENTENCE), texts(7, "ignored_keys", 64, NAME),
+        texts(8, "waits_for_restart", 64, NAME),
+    ];
+    INVENTORY_SUMMARY InventorySummary 128 * 1024 => [
         text(1, "hostname", MODEL), text(2, "os", NAME), text(3, "kernel", NAME), text(4, "cpu_model", NAME),
-        many(7, "gpus", 64, &GPU_SUMMARY), text(9, "incomplete_reason", SENTENCE),
+        many(7, "gpus", 64, &GPU_SUMMARY), text(9, "incomplete_reason", SENTENCE), text(11, "accelerator_mode", NAME),
+        text(12, "driver_version", NAME), text(13, "cuda_version", NAME), labels(14, "fabric_labels"),
+        many(15, "storage", 32, &STORAGE_SUMMARY),
     ];
-    GPU_SUMMARY GpuSummary 512 => [text(1, "uuid", NAME), text(2, "name", NAME)];
+    STORAGE_SUMMARY StorageSummary 256 => [text(1, "name", NAME)];
+    GPU_SUMMARY GpuSummary 8 * 1024 => [
+        text(1, "uuid", NAME), text(2, "name", NAME), text(7, "pci_address", NAME),
+        many(9, "mig_instances", 8, &MIG_SUMMARY), text(10, "compute_capability", NAME), text(12, "fabric_cluster", NAME),
+        one(14, "figures", &GPU_FIGURES),
+    ];
+    MIG_SUMMARY MigSummary 320 => [text(1, "uuid", NAME), text(2, "profile", NAME)];
+    GPU_FIGURES GpuFigures 4 * 1024 => [
+        texts(9, "throttle_reasons", 16, 64), many(14, "engines", 64, &ENGINE_MEMORY_SUMMARY),
+    ];
+    ENGINE_MEMORY_SUMMARY EngineMemorySummary 160 => [text(1, "engine", NAME)];
     TELEMETRY_SUMMARY TelemetrySummary 256 => [];
     READINESS_CHECK ReadinessCheck 10 * 1024 => [
         text(1, "name", NAME), text(3, "message", SENTENCE), text(4, "next_step", SENTENCE),

@@ -47,6 +47,11 @@ pub struct EnrollmentCreateArgs {
     /// Whether the node gets application traffic as soon as it is ready.
     #[serde(default)]
     pub eligible: bool,
+    /// The id or name of a node that lost its credential or its machine: the token's host becomes that node, with a new
+    /// key, and the old credential is revoked when the token is used. Name, labels and `eligible` stay the node's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 63))]
+    pub replace: Option<String>,
 }
 
 const fn default_expiry() -> u64 {

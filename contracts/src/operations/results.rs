@@ -54,6 +54,9 @@ pub struct EnrollmentObject {
     pub used_at: Option<Timestamp>,
     /// The node that came of it.
     pub node_id: Option<String>,
+    /// The node that it gives a new credential to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replaces: Option<String>,
     /// It is in force and not on disk, which takes no writes: it is written as soon as that works again, and lost if
     /// the edge restarts before.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -100,6 +103,12 @@ pub struct NodeOutcome {
     pub draining: bool,
     /// It may get application traffic.
     pub eligible: bool,
+    /// One word for its state after the change: `online`, `disabled`, ...
+    #[serde(default)]
+    pub state: String,
+    /// Its labels, those of its own file included.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
     /// Leases that it still holds.
     pub in_flight: u64,
     /// It is in force and not on disk, which takes no writes: it is written as soon as that works again, and lost if

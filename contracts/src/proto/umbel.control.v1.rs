@@ -225,6 +225,40 @@ pub struct EdgeNodeSnapshot {
     pub readiness: ::prost::alloc::vec::Vec<ReadinessCheck>,
     #[prost(bool, tag = "21")]
     pub ready: bool,
+    /// Of the last heartbeat that was taken; it stops with them.
+    #[prost(uint64, tag = "22")]
+    pub heartbeat_sequence: u64,
+    #[prost(message, optional, tag = "23")]
+    pub credential: ::core::option::Option<CredentialSummary>,
+    /// How far the node's clock is ahead (behind: negative) while that is beyond what is allowed.
+    #[prost(sint64, optional, tag = "24")]
+    pub clock_skew_ms: ::core::option::Option<i64>,
+    /// 0: it is not.
+    #[prost(int64, tag = "25")]
+    pub decommissioned_at_unix_ms: i64,
+    #[prost(int64, tag = "26")]
+    pub enrolled_at_unix_ms: i64,
+    /// Reports that were refused or dropped since the edge started: replayed, or more than one a second.
+    #[prost(uint64, tag = "27")]
+    pub reports_refused: u64,
+    /// Numbers that never arrived, since the edge started.
+    #[prost(uint64, tag = "28")]
+    pub reports_missed: u64,
+}
+/// What a node shows at its edge; never a key.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CredentialSummary {
+    #[prost(int64, tag = "1")]
+    pub not_after_unix_ms: i64,
+    /// A rotation was begun and the new certificate not yet shown.
+    #[prost(bool, tag = "2")]
+    pub rotating: bool,
+    /// 0: it was not.
+    #[prost(int64, tag = "3")]
+    pub revoked_at_unix_ms: i64,
+    /// It does not trust the site's newest certificate authority yet.
+    #[prost(bool, tag = "4")]
+    pub lacks_authority: bool,
 }
 /// An observer's summary of the settings sent down; never their content.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -237,6 +271,15 @@ pub struct NodeConfig {
     pub digest: ::prost::alloc::string::String,
     #[prost(string, tag = "4")]
     pub refusal: ::prost::alloc::string::String,
+    /// 0: none.
+    #[prost(uint64, tag = "5")]
+    pub refused_version: u64,
+    #[prost(bool, tag = "6")]
+    pub confirming: bool,
+    #[prost(string, repeated, tag = "7")]
+    pub ignored_keys: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(string, repeated, tag = "8")]
+    pub waits_for_restart: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct InventorySummary {
@@ -260,8 +303,33 @@ pub struct InventorySummary {
     pub incomplete_reason: ::prost::alloc::string::String,
     #[prost(uint64, tag = "10")]
     pub age_ms: u64,
+    #[prost(string, tag = "11")]
+    pub accelerator_mode: ::prost::alloc::string::String,
+    #[prost(string, tag = "12")]
+    pub driver_version: ::prost::alloc::string::String,
+    #[prost(string, tag = "13")]
+    pub cuda_version: ::prost::alloc::string::String,
+    #[prost(btree_map = "string, string", tag = "14")]
+    pub fabric_labels: ::prost::alloc::collections::BTreeMap<::prost::alloc::string::String, ::prost::alloc::string::String>,
+    #[prost(message, repeated, tag = "15")]
+    pub storage: ::prost::alloc::vec::Vec<StorageSummary>,
+    /// The node's clock, only shown; and the edge's.
+    #[prost(int64, tag = "16")]
+    pub observed_at_unix_ms: i64,
+    #[prost(int64, tag = "17")]
+    pub received_at_unix_ms: i64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StorageSummary {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "2")]
+    pub total_bytes: u64,
+    /// Absent: not told lately.
+    #[prost(uint64, optional, tag = "3")]
+    pub free_bytes: ::core::option::Option<u64>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GpuSummary {
     #[prost(string, tag = "1")]
     pub uuid: ::prost::alloc::string::String,
@@ -271,6 +339,76 @@ pub struct GpuSummary {
     pub memory_bytes: u64,
     #[prost(uint32, tag = "4")]
     pub index: u32,
+    #[prost(enumeration = "GpuState", tag = "5")]
+    pub state: i32,
+    /// When a report last had it and it answered, by the edge's clock.
+    #[prost(int64, tag = "6")]
+    pub last_seen_at_unix_ms: i64,
+    #[prost(string, tag = "7")]
+    pub pci_address: ::prost::alloc::string::String,
+    #[prost(bool, optional, tag = "8")]
+    pub mig_enabled: ::core::option::Option<bool>,
+    #[prost(message, repeated, tag = "9")]
+    pub mig_instances: ::prost::alloc::vec::Vec<MigSummary>,
+    #[prost(string, tag = "10")]
+    pub compute_capability: ::prost::alloc::string::String,
+    #[prost(bool, tag = "11")]
+    pub memory_is_host: bool,
+    #[prost(string, tag = "12")]
+    pub fabric_cluster: ::prost::alloc::string::String,
+    #[prost(uint32, optional, tag = "13")]
+    pub fabric_clique: ::core::option::Option<u32>,
+    /// Absent when there are none, or they are older than three intervals.
+    #[prost(message, optional, tag = "14")]
+    pub figures: ::core::option::Option<GpuFigures>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MigSummary {
+    #[prost(string, tag = "1")]
+    pub uuid: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub profile: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "3")]
+    pub memory_bytes: u64,
+}
+/// A value that the driver does not give is absent, never 0.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GpuFigures {
+    #[prost(uint64, tag = "1")]
+    pub age_ms: u64,
+    #[prost(uint32, optional, tag = "2")]
+    pub utilization_percent: ::core::option::Option<u32>,
+    #[prost(uint64, optional, tag = "3")]
+    pub memory_used_bytes: ::core::option::Option<u64>,
+    #[prost(uint64, optional, tag = "4")]
+    pub memory_total_bytes: ::core::option::Option<u64>,
+    #[prost(uint32, optional, tag = "5")]
+    pub temperature_celsius: ::core::option::Option<u32>,
+    #[prost(uint32, optional, tag = "6")]
+    pub power_milliwatts: ::core::option::Option<u32>,
+    #[prost(uint32, optional, tag = "7")]
+    pub sm_clock_mhz: ::core::option::Option<u32>,
+    #[prost(uint32, optional, tag = "8")]
+    pub memory_clock_mhz: ::core::option::Option<u32>,
+    #[prost(string, repeated, tag = "9")]
+    pub throttle_reasons: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(uint64, optional, tag = "10")]
+    pub ecc_corrected: ::core::option::Option<u64>,
+    #[prost(uint64, optional, tag = "11")]
+    pub ecc_uncorrected: ::core::option::Option<u64>,
+    #[prost(uint64, optional, tag = "12")]
+    pub xid_count: ::core::option::Option<u64>,
+    #[prost(uint32, optional, tag = "13")]
+    pub xid_last: ::core::option::Option<u32>,
+    #[prost(message, repeated, tag = "14")]
+    pub engines: ::prost::alloc::vec::Vec<EngineMemorySummary>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EngineMemorySummary {
+    #[prost(string, tag = "1")]
+    pub engine: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "2")]
+    pub bytes: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TelemetrySummary {
@@ -283,6 +421,10 @@ pub struct TelemetrySummary {
     pub load_1m_milli: u32,
     #[prost(uint64, tag = "4")]
     pub storage_free_bytes: u64,
+    #[prost(int64, tag = "5")]
+    pub observed_at_unix_ms: i64,
+    #[prost(int64, tag = "6")]
+    pub received_at_unix_ms: i64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReadinessCheck {
@@ -645,6 +787,40 @@ impl Liveness {
             "LIVENESS_ONLINE" => Some(Self::Online),
             "LIVENESS_STALE" => Some(Self::Stale),
             "LIVENESS_OFFLINE" => Some(Self::Offline),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum GpuState {
+    Unspecified = 0,
+    Ok = 1,
+    /// It was found and does not answer.
+    Lost = 2,
+    /// A complete inventory no longer has it.
+    Missing = 3,
+}
+impl GpuState {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "GPU_STATE_UNSPECIFIED",
+            Self::Ok => "GPU_STATE_OK",
+            Self::Lost => "GPU_STATE_LOST",
+            Self::Missing => "GPU_STATE_MISSING",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "GPU_STATE_UNSPECIFIED" => Some(Self::Unspecified),
+            "GPU_STATE_OK" => Some(Self::Ok),
+            "GPU_STATE_LOST" => Some(Self::Lost),
+            "GPU_STATE_MISSING" => Some(Self::Missing),
             _ => None,
         }
     }

@@ -55,6 +55,11 @@ pub struct NodeHelloRequest {
     /// From the node's file.
     #[prost(btree_map = "string, string", tag = "10")]
     pub labels: ::prost::alloc::collections::BTreeMap<::prost::alloc::string::String, ::prost::alloc::string::String>,
+    /// SHA-256 of each CA certificate that it trusts for its edge.
+    #[prost(bytes = "vec", repeated, tag = "11")]
+    pub trusted_ca_sha256: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
+    #[prost(message, optional, tag = "12")]
+    pub settings: ::core::option::Option<NodeSettingsState>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct NodeHelloResponse {
@@ -69,6 +74,99 @@ pub struct NodeHelloResponse {
     pub telemetry_sequence: u64,
     #[prost(uint64, tag = "5")]
     pub desired_settings_version: u64,
+    /// Every CA certificate that the edge may show, DER: the node keeps exactly these.
+    #[prost(bytes = "vec", repeated, tag = "6")]
+    pub ca_certificates: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
+    /// Ask for a new certificate now: an operator wants it, or the present one is in its last third or over.
+    #[prost(bool, tag = "7")]
+    pub rotate_credential: bool,
+}
+/// The same key proves itself by the connection's certificate; the request holds a new one.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct NodeCredentialRequest {
+    /// PKCS#10, DER.
+    #[prost(bytes = "vec", tag = "1")]
+    pub signing_request: ::prost::alloc::vec::Vec<u8>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct NodeCredentialResponse {
+    /// DER, leaf first. Pending until the first hello with it.
+    #[prost(bytes = "vec", repeated, tag = "1")]
+    pub certificate_chain: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
+    #[prost(int64, tag = "2")]
+    pub not_after_unix_ms: i64,
+    #[prost(bytes = "vec", repeated, tag = "3")]
+    pub ca_certificates: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct NodeRotate {
+    /// For the node's log: operator, age or authority.
+    #[prost(string, tag = "1")]
+    pub cause: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct NodeRotateAck {
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct NodeTrust {
+    /// DER.
+    #[prost(bytes = "vec", repeated, tag = "1")]
+    pub ca_certificates: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct NodeTrustAck {
+    /// SHA-256 of each that it has on its disk now.
+    #[prost(bytes = "vec", repeated, tag = "1")]
+    pub trusted_ca_sha256: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
+}
+/// The whole effective settings of one node.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct NodeSettings {
+    /// Of the site's settings document; only grows.
+    #[prost(uint64, tag = "1")]
+    pub version: u64,
+    /// SHA-256 of settings_json.
+    #[prost(bytes = "vec", tag = "2")]
+    pub digest: ::prost::alloc::vec::Vec<u8>,
+    /// One JSON object; keys that an older agent does not know are ignored and told.
+    #[prost(bytes = "vec", tag = "3")]
+    pub settings_json: ::prost::alloc::vec::Vec<u8>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct NodeSettingsResult {
+    #[prost(message, optional, tag = "1")]
+    pub state: ::core::option::Option<NodeSettingsState>,
+}
+/// Which settings a node has, and what became of the last that it was given.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct NodeSettingsState {
+    #[prost(uint64, tag = "1")]
+    pub applied_version: u64,
+    #[prost(bytes = "vec", tag = "2")]
+    pub applied_digest: ::prost::alloc::vec::Vec<u8>,
+    /// 0: the last one given was not refused.
+    #[prost(uint64, tag = "3")]
+    pub refused_version: u64,
+    /// Why, with the path of the field where there is one.
+    #[prost(string, tag = "4")]
+    pub refusal: ::prost::alloc::string::String,
+    /// Applied and not yet proved to work: it is taken back by itself if it does not.
+    #[prost(bool, tag = "5")]
+    pub confirming: bool,
+    /// Keys that this agent does not know.
+    #[prost(string, repeated, tag = "6")]
+    pub ignored_keys: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Engines that take their new settings with their next start.
+    #[prost(string, repeated, tag = "7")]
+    pub waits_for_restart: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct NodeDeclared {
+    /// All of them, as in a hello.
+    #[prost(message, repeated, tag = "1")]
+    pub engines: ::prost::alloc::vec::Vec<DeclaredEngine>,
+    #[prost(btree_map = "string, string", tag = "2")]
+    pub labels: ::prost::alloc::collections::BTreeMap<::prost::alloc::string::String, ::prost::alloc::string::String>,
 }
 /// An engine kind that this agent can run.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -160,6 +258,11 @@ pub struct NodeHeartbeat {
     pub engines: ::prost::alloc::vec::Vec<EngineStatus>,
     #[prost(message, repeated, tag = "6")]
     pub problems: ::prost::alloc::vec::Vec<NodeProblem>,
+    /// UUIDs of GPUs that fell off the bus: what dispatch depends on comes here, not in telemetry.
+    #[prost(string, repeated, tag = "7")]
+    pub lost_gpus: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(message, optional, tag = "8")]
+    pub settings: ::core::option::Option<NodeSettingsState>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct NodeProblem {
@@ -221,7 +324,7 @@ pub struct StorageRoot {
     #[prost(uint64, tag = "2")]
     pub total_bytes: u64,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Gpu {
     #[prost(string, tag = "1")]
     pub uuid: ::prost::alloc::string::String,
@@ -235,6 +338,32 @@ pub struct Gpu {
     pub index: u32,
     #[prost(bool, optional, tag = "6")]
     pub mig_enabled: ::core::option::Option<bool>,
+    #[prost(message, repeated, tag = "7")]
+    pub mig_instances: ::prost::alloc::vec::Vec<MigInstance>,
+    /// NVLink partition: GPUs with equal ones reach each other.
+    #[prost(string, tag = "8")]
+    pub fabric_cluster: ::prost::alloc::string::String,
+    #[prost(uint32, optional, tag = "9")]
+    pub fabric_clique: ::core::option::Option<u32>,
+    /// CUDA compute capability: 9.0.
+    #[prost(string, tag = "10")]
+    pub compute_capability: ::prost::alloc::string::String,
+    /// The driver tells no memory of its own (unified memory): memory_bytes is the host's.
+    #[prost(bool, tag = "11")]
+    pub memory_is_host: bool,
+    /// It was found and does not answer.
+    #[prost(bool, tag = "12")]
+    pub lost: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MigInstance {
+    #[prost(string, tag = "1")]
+    pub uuid: ::prost::alloc::string::String,
+    /// As the driver names it: 1g.10gb.
+    #[prost(string, tag = "2")]
+    pub profile: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "3")]
+    pub memory_bytes: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct NodeTelemetry {
@@ -260,7 +389,7 @@ pub struct StorageFree {
     pub free_bytes: u64,
 }
 /// A value that the driver does not give is absent, never 0.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GpuTelemetry {
     #[prost(string, tag = "1")]
     pub uuid: ::prost::alloc::string::String,
@@ -274,6 +403,38 @@ pub struct GpuTelemetry {
     pub power_milliwatts: ::core::option::Option<u32>,
     #[prost(bool, tag = "6")]
     pub lost: bool,
+    #[prost(uint64, optional, tag = "7")]
+    pub memory_total_bytes: ::core::option::Option<u64>,
+    #[prost(uint32, optional, tag = "8")]
+    pub sm_clock_mhz: ::core::option::Option<u32>,
+    #[prost(uint32, optional, tag = "9")]
+    pub memory_clock_mhz: ::core::option::Option<u32>,
+    /// Reasons other than idle that hold the clocks down, as the driver names them in lower case: sw_thermal_slowdown.
+    #[prost(string, repeated, tag = "10")]
+    pub throttle_reasons: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Since the driver was loaded.
+    #[prost(uint64, optional, tag = "11")]
+    pub ecc_corrected: ::core::option::Option<u64>,
+    #[prost(uint64, optional, tag = "12")]
+    pub ecc_uncorrected: ::core::option::Option<u64>,
+    /// Errors that the driver reported since the agent started, and the last one's number.
+    #[prost(uint64, optional, tag = "13")]
+    pub xid_count: ::core::option::Option<u64>,
+    #[prost(uint32, optional, tag = "14")]
+    pub xid_last: ::core::option::Option<u32>,
+    /// Memory of processes that belong to engines of this node.
+    #[prost(message, repeated, tag = "15")]
+    pub engines: ::prost::alloc::vec::Vec<EngineMemory>,
+    /// Age of these values when the report was made: above 0 while the driver does not answer.
+    #[prost(uint32, tag = "16")]
+    pub age_ms: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EngineMemory {
+    #[prost(string, tag = "1")]
+    pub engine: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "2")]
+    pub bytes: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 #[prost(skip_debug)]
@@ -339,6 +500,14 @@ pub enum Method {
     NodeLeases = 2,
     /// Stream, edge to node: InferenceOpen and body -> InferenceHead, data, InferenceEnd.
     Inference = 3,
+    /// Request, node to edge: NodeCredentialRequest -> NodeCredentialResponse. A certificate for a new key.
+    NodeCredential = 4,
+    /// Request, edge to node: NodeSettings -> NodeSettingsResult.
+    NodeSettings = 5,
+    /// Request, edge to node: NodeRotate -> NodeRotateAck. The node then asks for a new certificate.
+    NodeRotate = 6,
+    /// Request, edge to node: NodeTrust -> NodeTrustAck. The certificate authorities of the edge, old and new.
+    NodeTrust = 7,
 }
 impl Method {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -351,6 +520,10 @@ impl Method {
             Self::NodeHeartbeat => "METHOD_NODE_HEARTBEAT",
             Self::NodeLeases => "METHOD_NODE_LEASES",
             Self::Inference => "METHOD_INFERENCE",
+            Self::NodeCredential => "METHOD_NODE_CREDENTIAL",
+            Self::NodeSettings => "METHOD_NODE_SETTINGS",
+            Self::NodeRotate => "METHOD_NODE_ROTATE",
+            Self::NodeTrust => "METHOD_NODE_TRUST",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -360,6 +533,10 @@ impl Method {
             "METHOD_NODE_HEARTBEAT" => Some(Self::NodeHeartbeat),
             "METHOD_NODE_LEASES" => Some(Self::NodeLeases),
             "METHOD_INFERENCE" => Some(Self::Inference),
+            "METHOD_NODE_CREDENTIAL" => Some(Self::NodeCredential),
+            "METHOD_NODE_SETTINGS" => Some(Self::NodeSettings),
+            "METHOD_NODE_ROTATE" => Some(Self::NodeRotate),
+            "METHOD_NODE_TRUST" => Some(Self::NodeTrust),
             _ => None,
         }
     }
@@ -374,6 +551,8 @@ pub enum Event {
     NodeTelemetry = 2,
     /// NodeEngines: the engine states changed between two heartbeats.
     NodeEngines = 3,
+    /// NodeDeclared: what the node declares changed without a new hello (settings, an edited file).
+    NodeDeclared = 4,
 }
 impl Event {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -386,6 +565,7 @@ impl Event {
             Self::NodeInventory => "EVENT_NODE_INVENTORY",
             Self::NodeTelemetry => "EVENT_NODE_TELEMETRY",
             Self::NodeEngines => "EVENT_NODE_ENGINES",
+            Self::NodeDeclared => "EVENT_NODE_DECLARED",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -395,6 +575,7 @@ impl Event {
             "EVENT_NODE_INVENTORY" => Some(Self::NodeInventory),
             "EVENT_NODE_TELEMETRY" => Some(Self::NodeTelemetry),
             "EVENT_NODE_ENGINES" => Some(Self::NodeEngines),
+            "EVENT_NODE_DECLARED" => Some(Self::NodeDeclared),
             _ => None,
         }
     }

@@ -172,6 +172,7 @@ fn gpu(device: &Device<'_>, index: u32) -> Result<Gpu, NvmlError> {
         index,
         // Most GPUs have no such mode; then it is absent.
         mig_enabled: device.mig_mode().ok().map(|mode| mode.current == 1),
+        ..Gpu::default()
     })
 }
 

@@ -198,6 +198,7 @@ impl Reports {
             applied_settings_version: 0,
             inventory,
             labels: self.labels.clone(),
+            ..NodeHelloRequest::default()
         }
     }
 
@@ -221,6 +222,7 @@ impl Reports {
             streams_in_flight: u32::try_from(streams_in_flight).unwrap_or(u32::MAX),
             engines,
             problems: self.problems.clone(),
+            ..NodeHeartbeat::default()
         }
     }
 }

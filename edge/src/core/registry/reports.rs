@@ -149,7 +149,7 @@ impl<H: Clone> Registry<H> {
             name: node.row.name.clone(),
             inventory_sequence: node.report.inventory_sequence,
             telemetry_sequence: node.report.telemetry_sequence,
-            desired_settings_version: 0,
+            ..NodeHelloResponse::default()
         })
     }
 

@@ -54,6 +54,7 @@ pub(crate) fn node(node: &Node, now: Instant, figures: &dyn Fn(&str) -> Option<F
         problems: problems(node),
         readiness,
         ready,
+        ..EdgeNodeSnapshot::default()
     }
 }
 
@@ -135,11 +136,13 @@ fn inventory(node: &Node, now: Instant) -> Option<InventorySummary> {
                 name: gpu.name.clone(),
                 memory_bytes: gpu.memory_bytes,
                 index: gpu.index,
+                ..GpuSummary::default()
             })
             .collect(),
         complete: report.complete,
         incomplete_reason: report.incomplete_reason.clone(),
         age_ms: age_ms(received.at, now),
+        ..InventorySummary::default()
     })
 }
 
@@ -150,6 +153,7 @@ fn telemetry(node: &Node, now: Instant) -> Option<TelemetrySummary> {
         memory_used_bytes: received.report.memory_used_bytes,
         load_1m_milli: received.report.load_1m_milli,
         storage_free_bytes: received.report.storage.iter().map(|root| root.free_bytes).sum(),
+        ..TelemetrySummary::default()
     })
 }
 

@@ -36,6 +36,8 @@ pub(super) fn outcome(site: &Site, node: &Node, row: &NodeRow, not_durable: bool
         changed: node.row != *row,
         draining: row.draining,
         eligible: row.eligible,
+        state: Node { row: row.clone(), ..node.clone() }.state().to_owned(),
+        labels: Node { row: row.clone(), ..node.clone() }.all_labels(),
         in_flight,
         not_durable,
     }

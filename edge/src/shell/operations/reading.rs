@@ -42,7 +42,8 @@ pub(super) fn page<T>(
 }
 
 pub(super) fn nodes(commands: &Commands, request: &Request) -> Result<NodeListResult, Error> {
-    let list = args::<NodeList>(request)?;
+    let asked = args::<NodeList>(request)?;
+    let list = ListArgs { limit: asked.limit, cursor: asked.cursor };
     let chosen = match select(commands, &request.selector) {
         Ok(nodes) => nodes,
         // A site without nodes has an empty list; a selector without a match is a mistake.

@@ -145,6 +145,7 @@ fn token_object(row: &EnrollmentRow, now: Wall, not_durable: bool) -> Enrollment
         expires_at: timestamp(row.token.expires_at_unix_ms),
         used_at: claim.map(|claim| timestamp(claim.claimed_at_unix_ms)),
         node_id: claim.map(|claim| claim.subject.clone()),
+        replaces: None,
         not_durable,
     }
 }
