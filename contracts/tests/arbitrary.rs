@@ -58,7 +58,7 @@ fn value(g: &mut Gen, kind: &Kind, depth: u8) -> Value {
         Kind::Uint32 => Value::U32(u32::arbitrary(g)),
         Kind::Uint64 => Value::U64(u64::arbitrary(g)),
         Kind::Int32 => Value::I32(i32::arbitrary(g)),
-        Kind::Int64 => Value::I64(i64::arbitrary(g)),
+        Kind::Int64 | Kind::Sint64 => Value::I64(i64::arbitrary(g)),
         Kind::Enum(names) => {
             let numbers: Vec<_> = names.values().map(|name| name.number()).collect();
             Value::EnumNumber(*g.choose(&numbers).unwrap())

@@ -49,11 +49,14 @@ codecs! {
         EdgeEnrollRequest EdgeEnrollResponse Operation EdgeHelloRequest EdgeHelloResponse EdgeHeartbeat
         EdgeHeartbeatAck Revision EdgeSummary EdgeFacts Problem EdgeStatusRequest EdgeStatusResponse EdgeNodeSnapshot
         NodeConfig InventorySummary GpuSummary TelemetrySummary ReadinessCheck ProviderSnapshot QueueSnapshot
-        EdgeCommandRequest EdgeCommandResponse CommandError EdgeCommandEvent CommandProgress EdgeNodeEvent;
+        EdgeCommandRequest EdgeCommandResponse CommandError EdgeCommandEvent CommandProgress EdgeNodeEvent
+        CredentialSummary StorageSummary MigSummary GpuFigures EngineMemorySummary;
     "umbel.node.v1", umbel_contracts::proto::node, bounded:
         NodeEnrollRequest NodeEnrollResponse NodeHelloRequest NodeHelloResponse EngineRuntime DeclaredEngine
         EngineStatus NodeEngines NodeLeases NodeLeasesAck NodeHeartbeat NodeProblem NodeHeartbeatAck NodeInventory
-        StorageRoot Gpu NodeTelemetry StorageFree GpuTelemetry Header InferenceOpen InferenceHead InferenceEnd;
+        StorageRoot Gpu NodeTelemetry StorageFree GpuTelemetry Header InferenceOpen InferenceHead InferenceEnd
+        NodeCredentialRequest NodeCredentialResponse NodeRotate NodeRotateAck NodeTrust NodeTrustAck NodeSettings
+        NodeSettingsResult NodeSettingsState NodeDeclared MigInstance EngineMemory;
 }
 
 /// The type behind a name.
