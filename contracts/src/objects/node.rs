@@ -1,4 +1,4 @@
-//! What an edge says of one node: identity, state, hardware, figures, readiness.
+//! What an edge says of one node: identity, state, credential, settings, readiness. Its hardware stands in `hardware`.
 //!
 //! Each object has exactly one conversion from its message. Absent and "not reported" are `null`, never zero.
 
@@ -12,6 +12,15 @@ use super::fleet::timestamp;
 use super::site::{ProblemObject, ProviderObject, some};
 use super::words::{CheckResult, NodeLifecycle, NodeLiveness};
 use crate::proto::control;
+
+mod hardware;
+
+pub use hardware::*;
+
+/// A time of the wire that is 0 where there is none.
+fn when(unix_ms: i64) -> Option<Timestamp> {
+    (unix_ms > 0).then(|| timestamp(unix_ms))
+}
 
 /// One node as its edge describes it. It stays in the list while it is not connected.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -61,6 +70,29 @@ pub struct NodeObject {
     pub problems: Vec<ProblemObject>,
     /// Five checks, each with its next step.
     pub readiness: Vec<ReadinessObject>,
+    /// Number of the last heartbeat that the edge took; it stops with them.
+    #[serde(default)]
+    pub heartbeat_sequence: u64,
+    /// What it shows at its edge; never a key.
+    #[serde(default)]
+    pub credential: Option<NodeCredentialObject>,
+    /// How far its clock is ahead (behind: negative) while that is more than is allowed, in milliseconds.
+    #[serde(default)]
+    pub clock_skew_ms: Option<i64>,
+    /// When it joined the site.
+    #[serde(default)]
+    #[schemars(with = "Option<String>")]
+    pub enrolled_at: Option<Timestamp>,
+    /// When it was retired for good.
+    #[serde(default)]
+    #[schemars(with = "Option<String>")]
+    pub decommissioned_at: Option<Timestamp>,
+    /// Reports that were refused or dropped since the edge started: replayed, or more than one a second.
+    #[serde(default)]
+    pub reports_refused: u64,
+    /// Reports that never arrived, since the edge started.
+    #[serde(default)]
+    pub reports_missed: u64,
 }
 
 impl NodeObject {
@@ -85,7 +117,7 @@ impl NodeObject {
             generation: node.generation,
             eligible: node.eligible,
             draining: node.draining,
-            last_seen_at: (node.last_seen_at_unix_ms > 0).then(|| timestamp(node.last_seen_at_unix_ms)),
+            last_seen_at: when(node.last_seen_at_unix_ms),
             agent_version: node.agent_version,
             protocol: node.protocol,
             protocol_verdict: node.protocol_verdict,
@@ -96,6 +128,41 @@ impl NodeObject {
             capabilities: node.capabilities,
             problems: node.problems.into_iter().map(ProblemObject::from_proto).collect(),
             readiness: node.readiness.into_iter().map(ReadinessObject::from_proto).collect(),
+            heartbeat_sequence: node.heartbeat_sequence,
+            credential: node.credential.map(NodeCredentialObject::from_proto),
+            clock_skew_ms: node.clock_skew_ms,
+            enrolled_at: when(node.enrolled_at_unix_ms),
+            decommissioned_at: when(node.decommissioned_at_unix_ms),
+            reports_refused: node.reports_refused,
+            reports_missed: node.reports_missed,
+        }
+    }
+}
+
+/// What a node shows at its edge; never a key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct NodeCredentialObject {
+    /// End of its certificate.
+    #[schemars(with = "Option<String>")]
+    pub not_after: Option<Timestamp>,
+    /// A new certificate was asked for and has not been shown yet.
+    pub rotating: bool,
+    /// When it was revoked.
+    #[schemars(with = "Option<String>")]
+    pub revoked_at: Option<Timestamp>,
+    /// It does not trust the site's newest certificate authority yet.
+    pub lacks_authority: bool,
+}
+
+impl NodeCredentialObject {
+    /// From the wire.
+    #[must_use]
+    pub fn from_proto(credential: control::CredentialSummary) -> Self {
+        Self {
+            not_after: when(credential.not_after_unix_ms),
+            rotating: credential.rotating,
+            revoked_at: when(credential.revoked_at_unix_ms),
+            lacks_authority: credential.lacks_authority,
         }
     }
 }
@@ -111,6 +178,18 @@ pub struct NodeConfigObject {
     pub digest: String,
     /// Why it refused them.
     pub refusal: Option<String>,
+    /// Which it refused last; `null` if it did not.
+    #[serde(default)]
+    pub refused_version: Option<u64>,
+    /// They are applied and not yet proved to work: they are taken back by themselves if they do not.
+    #[serde(default)]
+    pub confirming: bool,
+    /// Keys that its agent does not know.
+    #[serde(default)]
+    pub ignored_keys: Vec<String>,
+    /// Engines that take their new settings with their next start.
+    #[serde(default)]
+    pub waits_for_restart: Vec<String>,
 }
 
 impl NodeConfigObject {
@@ -122,97 +201,10 @@ impl NodeConfigObject {
             applied_version: config.applied_version,
             digest: config.digest,
             refusal: some(config.refusal),
-        }
-    }
-}
-
-/// A node's hardware, as it last reported it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct InventoryObject {
-    /// A label, not an identity.
-    pub hostname: String,
-    /// Operating system.
-    pub os: String,
-    /// Kernel release.
-    pub kernel: String,
-    /// Model of its processors.
-    pub cpu_model: String,
-    /// Processors that the agent may use.
-    pub cpu_count: u32,
-    /// Memory of the host.
-    pub memory_bytes: u64,
-    /// Its GPUs.
-    pub gpus: Vec<GpuObject>,
-    /// Everything could be read.
-    pub complete: bool,
-    /// What could not be read.
-    pub incomplete_reason: Option<String>,
-    /// Age of the report by the edge's clock.
-    pub age_ms: u64,
-}
-
-impl InventoryObject {
-    /// From the wire.
-    #[must_use]
-    pub fn from_proto(inventory: control::InventorySummary) -> Self {
-        Self {
-            hostname: inventory.hostname,
-            os: inventory.os,
-            kernel: inventory.kernel,
-            cpu_model: inventory.cpu_model,
-            cpu_count: inventory.cpu_count,
-            memory_bytes: inventory.memory_bytes,
-            gpus: inventory.gpus.into_iter().map(GpuObject::from_proto).collect(),
-            complete: inventory.complete,
-            incomplete_reason: some(inventory.incomplete_reason),
-            age_ms: inventory.age_ms,
-        }
-    }
-}
-
-/// One GPU.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct GpuObject {
-    /// The driver's UUID.
-    pub uuid: String,
-    /// The product.
-    pub name: String,
-    /// Its memory.
-    pub memory_bytes: u64,
-    /// Its index now; changes with the host's state.
-    pub index: u32,
-}
-
-impl GpuObject {
-    /// From the wire.
-    #[must_use]
-    pub fn from_proto(gpu: control::GpuSummary) -> Self {
-        Self { uuid: gpu.uuid, name: gpu.name, memory_bytes: gpu.memory_bytes, index: gpu.index }
-    }
-}
-
-/// A node's last figures.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct TelemetryObject {
-    /// Age of the report by the edge's clock.
-    pub age_ms: u64,
-    /// Memory in use.
-    pub memory_used_bytes: u64,
-    /// Load average of one minute, in thousandths.
-    pub load_1m_milli: u32,
-    /// Free space of its storage roots together.
-    pub storage_free_bytes: u64,
-}
-
-impl TelemetryObject {
-    /// From the wire.
-    #[must_use]
-    pub fn from_proto(telemetry: control::TelemetrySummary) -> Self {
-        Self {
-            age_ms: telemetry.age_ms,
-            memory_used_bytes: telemetry.memory_used_bytes,
-            load_1m_milli: telemetry.load_1m_milli,
-            storage_free_bytes: telemetry.storage_free_bytes,
+            refused_version: (config.refused_version > 0).then_some(config.refused_version),
+            confirming: config.confirming,
+            ignored_keys: config.ignored_keys,
+            waits_for_restart: config.waits_for_restart,
         }
     }
 }

@@ -118,6 +118,18 @@ words! {
 }
 
 words! {
+    /// Whether a GPU is there and answers.
+    GpuState from control::GpuState {
+        /// It is and does.
+        Ok = "ok",
+        /// It was found and does not answer.
+        Lost = "lost",
+        /// A complete inventory no longer has it.
+        Missing = "missing",
+    }
+}
+
+words! {
     /// How a readiness check came out.
     CheckResult from control::CheckResult {
         /// Good.

@@ -126,6 +126,8 @@ pub(crate) struct Session {
 pub(crate) struct Received<T> {
     pub(crate) report: T,
     pub(crate) at: Instant,
+    /// The edge's wall clock then, in milliseconds.
+    pub(crate) wall: i64,
 }
 
 /// A node. Cheap to share: a reader holds the whole of it at one revision.

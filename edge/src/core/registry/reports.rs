@@ -238,7 +238,7 @@ impl<H: Clone> Registry<H> {
             if good {
                 let [_, newest] = &mut node.observed;
                 *newest = telemetry.observed_at_unix_ms;
-                node.telemetry = Some(Received { report: telemetry, at: now });
+                node.telemetry = Some(Received { report: telemetry, at: now, wall });
             }
         }
         Ok(())
@@ -254,7 +254,7 @@ impl<H: Clone> Registry<H> {
                 node.report.inventory_sequence = node.report.inventory_sequence.max(sequence);
                 // The first one since the edge started shows the host even if its clock is wrong.
                 if node.inventory.is_none() {
-                    node.inventory = Some(Received { report: inventory, at: now });
+                    node.inventory = Some(Received { report: inventory, at: now, wall });
                 }
             });
             return;
@@ -266,7 +266,7 @@ impl<H: Clone> Registry<H> {
             let [newest, _] = &mut node.observed;
             *newest = inventory.observed_at_unix_ms;
             let kept = node.inventory.take();
-            node.inventory = Some(Received { report: merge(kept, inventory), at: now });
+            node.inventory = Some(Received { report: merge(kept, inventory), at: now, wall });
         });
     }
 

@@ -7,8 +7,8 @@
 use std::time::Instant;
 
 use umbel_contracts::proto::control::{
-    self, CheckResult, EdgeNodeSnapshot, GpuSummary, InventorySummary, NodeConfig, ProviderHealth,
-    ProviderSnapshot, ProviderStatus, TelemetrySummary,
+    self, CheckResult, CredentialSummary, EdgeNodeSnapshot, NodeConfig, ProviderHealth, ProviderSnapshot,
+    ProviderStatus,
 };
 use umbel_contracts::proto::node::EngineState;
 use umbel_wire::liveness::State;
@@ -16,6 +16,8 @@ use umbel_wire::liveness::State;
 use super::node::{Declared, Lifecycle, Node, ProviderState};
 use super::problems::{ENGINE_FAILED, NODE_OFFLINE};
 use super::readiness;
+
+mod hardware;
 
 /// A provider's counts as admission holds them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,15 +48,32 @@ pub(crate) fn node(node: &Node, now: Instant, figures: &dyn Fn(&str) -> Option<F
         agent_version: node.report.agent_version.clone(),
         protocol: node.protocol,
         protocol_verdict: if node.protocol == 0 { String::new() } else { "COMPATIBLE".to_owned() },
-        config: Some(NodeConfig { applied_version: node.settings_version, ..NodeConfig::default() }),
-        inventory: inventory(node, now),
-        telemetry: telemetry(node, now),
+        config: Some(config(node)),
+        inventory: hardware::inventory(node, now),
+        telemetry: hardware::telemetry(node, now),
         providers: node.report.engines.iter().map(|engine| provider(node, engine, figures)).collect(),
         capabilities: node.capabilities.clone(),
         problems: problems(node),
         readiness,
         ready,
+        credential: Some(credential(node)),
+        enrolled_at_unix_ms: node.row.enrolled_at_unix_ms,
         ..EdgeNodeSnapshot::default()
+    }
+}
+
+/// Which settings it was given and has applied; never what they say.
+fn config(node: &Node) -> NodeConfig {
+    NodeConfig { applied_version: node.settings_version, ..NodeConfig::default() }
+}
+
+/// What it shows at this edge; never a key.
+fn credential(node: &Node) -> CredentialSummary {
+    let credential = &node.row.credential;
+    CredentialSummary {
+        not_after_unix_ms: credential.not_after_unix_ms,
+        revoked_at_unix_ms: credential.revoked_at_unix_ms.unwrap_or(0),
+        ..CredentialSummary::default()
     }
 }
 
@@ -116,45 +135,6 @@ fn away(node: &Node) -> &'static str {
         (Lifecycle::Enrolled, State::Online) => "not connected",
         _ => node.state(),
     }
-}
-
-fn inventory(node: &Node, now: Instant) -> Option<InventorySummary> {
-    let received = node.inventory.as_ref()?;
-    let report = &received.report;
-    Some(InventorySummary {
-        hostname: report.hostname.clone(),
-        os: report.os.clone(),
-        kernel: report.kernel.clone(),
-        cpu_model: report.cpu_model.clone(),
-        cpu_count: report.cpu_count,
-        memory_bytes: report.memory_bytes,
-        gpus: report
-            .gpus
-            .iter()
-            .map(|gpu| GpuSummary {
-                uuid: gpu.uuid.clone(),
-                name: gpu.name.clone(),
-                memory_bytes: gpu.memory_bytes,
-                index: gpu.index,
-                ..GpuSummary::default()
-            })
-            .collect(),
-        complete: report.complete,
-        incomplete_reason: report.incomplete_reason.clone(),
-        age_ms: age_ms(received.at, now),
-        ..InventorySummary::default()
-    })
-}
-
-fn telemetry(node: &Node, now: Instant) -> Option<TelemetrySummary> {
-    let received = node.telemetry.as_ref()?;
-    Some(TelemetrySummary {
-        age_ms: age_ms(received.at, now),
-        memory_used_bytes: received.report.memory_used_bytes,
-        load_1m_milli: received.report.load_1m_milli,
-        storage_free_bytes: received.report.storage.iter().map(|root| root.free_bytes).sum(),
-        ..TelemetrySummary::default()
-    })
 }
 
 /// Everything that is wrong with a node: what the edge found, then what the node says.
@@ -228,10 +208,6 @@ pub(crate) fn counts<'a>(nodes: impl Iterator<Item = &'a Node>) -> Counts {
         }
     }
     counts
-}
-
-fn age_ms(at: Instant, now: Instant) -> u64 {
-    u64::try_from(now.saturating_duration_since(at).as_millis()).unwrap_or(u64::MAX)
 }
 
 fn lifecycle(lifecycle: Lifecycle) -> control::Lifecycle {
