@@ -81,6 +81,8 @@ pub struct Issued {
     pub serial: String,
     /// Not valid after.
     pub not_after: Wall,
+    /// SHA-256 of the certificate of the CA that signed it.
+    pub issuer: [u8; 32],
 }
 
 /// A server's certificate with its key.
@@ -239,6 +241,7 @@ impl Authority {
             key_hash: issued.key_hash,
             serial: issued.serial,
             not_after: issued.not_after,
+            issuer: self.digest(),
         })
     }
 

@@ -78,11 +78,13 @@ pub(crate) fn judge(
         ));
     }
     // A clock that is certainly wrong must not lock a site out.
-    let expired = now >= CLOCK_FLOOR && now > Wall(row.credential.not_after_unix_ms);
+    let credential = row.credential_of(&certificate.key_hash).unwrap_or(&row.credential);
+    let ends = Wall(credential.not_after_unix_ms);
+    let expired = now >= CLOCK_FLOOR && now > ends;
     if !expired {
         return Ok(Good::Valid);
     }
-    if now > Wall(row.credential.not_after_unix_ms) + GRACE {
+    if now > ends + GRACE {
         return Err(refuse(
             Code::Unauthenticated,
             "CERTIFICATE_EXPIRED",
@@ -128,20 +130,14 @@ mod tests {
     use super::*;
 
     fn row(lifecycle: Lifecycle, not_after: Wall, revoked: bool) -> NodeRow {
-        NodeRow {
-            name: "n".into(),
-            labels: Default::default(),
-            lifecycle,
-            eligible: true,
-            draining: false,
-            enrolled_at_unix_ms: 1,
-            token_id: "t".into(),
-            credential: Credential {
-                key_sha256: KeyHash([7; 32]).to_string(),
-                not_after_unix_ms: not_after.unix_ms(),
-                revoked_at_unix_ms: revoked.then_some(5),
-            },
-        }
+        let credential = Credential {
+            key_sha256: KeyHash([7; 32]).to_string(),
+            not_after_unix_ms: not_after.unix_ms(),
+            revoked_at_unix_ms: revoked.then_some(5),
+            issued_at_unix_ms: 1,
+            issuer: String::new(),
+        };
+        NodeRow { lifecycle, eligible: true, ..NodeRow::enrolled("n", "t", credential, Wall(1)) }
     }
 
     fn certificate(name: Option<PeerName>) -> PeerCertificate {

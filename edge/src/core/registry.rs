@@ -101,9 +101,7 @@ impl<H: Clone> Registry<H> {
         let mut node = Node::new(id, row, position, report);
         self.liveness.insert(id, seen);
         node.liveness = self.liveness.state(&id).unwrap_or(State::Never);
-        if let Some(key) = key_hash(&node.row.credential.key_sha256) {
-            self.keys.insert(key, id);
-        }
+        self.keys.extend(node.row.keys().map(|key| (key, id)));
         for engine in &node.report.engines {
             index(&mut self.models, id, engine);
         }
@@ -117,19 +115,16 @@ impl<H: Clone> Registry<H> {
 
     /// A committed change of a stored row.
     pub(crate) fn apply(&mut self, id: NodeId, row: NodeRow, position: Position) {
-        let key = key_hash(&row.credential.key_sha256);
         let Some(node) = self.nodes.get_mut(&id) else { return };
         // Commits of one row are ordered by their preconditions; their answers may still arrive crossed.
         if position <= node.position {
             return;
         }
         let node = Arc::make_mut(node);
-        if let Some(old) = key_hash(&node.row.credential.key_sha256).filter(|old| Some(*old) != key) {
+        for old in node.row.keys() {
             self.keys.remove(&old);
         }
-        if let Some(key) = key {
-            self.keys.insert(key, id);
-        }
+        self.keys.extend(row.keys().map(|key| (key, id)));
         node.row = row;
         node.position = position;
         self.touch(id);

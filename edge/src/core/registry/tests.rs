@@ -16,6 +16,7 @@ use umbel_wire::{Attempt, Generation, InstanceId, NodeId};
 
 use super::node::{Credential, Lifecycle, NodeRow, ReportRow};
 use super::{Call, Registry, clock, problems};
+use umbel_wire::clock::Wall;
 
 type Site = Registry<u64>;
 
@@ -28,20 +29,14 @@ fn site(now: Instant) -> Site {
 }
 
 fn row(name: &str) -> NodeRow {
-    NodeRow {
-        name: name.into(),
-        labels: Default::default(),
-        lifecycle: Lifecycle::Enrolled,
-        eligible: true,
-        draining: false,
-        enrolled_at_unix_ms: 1,
-        token_id: "t".into(),
-        credential: Credential {
-            key_sha256: "00".repeat(32),
-            not_after_unix_ms: 0,
-            revoked_at_unix_ms: None,
-        },
-    }
+    let credential = Credential {
+        key_sha256: "00".repeat(32),
+        not_after_unix_ms: 0,
+        revoked_at_unix_ms: None,
+        issued_at_unix_ms: 0,
+        issuer: String::new(),
+    };
+    NodeRow { eligible: true, ..NodeRow::enrolled(name, "t", credential, Wall(1)) }
 }
 
 fn engine(name: &str, model: &str, threshold: u32) -> DeclaredEngine {

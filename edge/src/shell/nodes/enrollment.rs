@@ -16,7 +16,7 @@ use umbel_wire::{Code, Error, KeyHash, Newcomer, NodeId, clock};
 
 use super::{protocol, rejection};
 use crate::core::enrollment::EnrollmentRow;
-use crate::core::registry::node::{Credential, Lifecycle, NodeRow, ReportRow};
+use crate::core::registry::node::{Credential, NodeRow, ReportRow};
 use crate::shell::events::Happened;
 use crate::shell::site::{ENROLLMENTS, NODES, Site};
 
@@ -124,19 +124,11 @@ async fn fresh(
         void: false,
     });
     let not_after = issued.not_after.unix_ms();
+    let credential = Credential::new(&issued, wall);
     let node = NodeRow {
-        name: row.name.clone(),
         labels: row.labels.clone(),
-        lifecycle: Lifecycle::Enrolled,
         eligible: row.eligible,
-        draining: false,
-        enrolled_at_unix_ms: wall.unix_ms(),
-        token_id: row.token.token_id.clone(),
-        credential: Credential {
-            key_sha256: key.to_string(),
-            not_after_unix_ms: not_after,
-            revoked_at_unix_ms: None,
-        },
+        ..NodeRow::enrolled(&row.name, &row.token.token_id, credential, wall)
     };
     let token_id = row.token.token_id.clone();
     let audit =
