@@ -3,6 +3,7 @@
 pub(crate) mod admission;
 pub(crate) mod commands;
 pub(crate) mod credentials;
+pub(crate) mod door;
 pub(crate) mod enrollment;
 pub(crate) mod keys;
 pub(crate) mod registry;

@@ -20,6 +20,8 @@ pub mod peer;
 pub mod proto;
 pub mod secret;
 pub(crate) mod session;
+#[cfg(feature = "simulation")]
+pub mod simulation;
 pub mod slots;
 #[cfg(test)]
 mod testing;

@@ -1,8 +1,8 @@
 //! The nodes' port: who may come in, and which of two connections with one identity stays.
 //!
 //! Owns the order of an accepted hello: credential and slot as one step under the registry's lock, the report
-//! applied, WELCOME, then the naming of leases ([`session`]) before the node is ready. Leaves tokens to
-//! [`enrollment`]. Invariant: whatever comes in here is refused with a reason and the remedy, or owned by exactly
+//! applied, WELCOME, then the naming of leases ([`session`]) before the node is ready. Leaves what is judged to
+//! [`door`] and tokens to [`enrollment`]. Invariant: whatever comes in here is refused with a reason and the remedy, or owned by exactly
 //! one generation.
 
 mod enrollment;
@@ -17,13 +17,12 @@ use umbel_contracts::{NODE_PROTOCOL, bounds};
 use umbel_store::AuditRecord;
 use umbel_wire::slots::{Knock, Owner, Probe, Refusal};
 use umbel_wire::{
-    BoxFuture, CloseReason, Code, Connection, Door, Error, Generation, GoawayReason, InstanceId, Intervals,
-    KeyHash, Newcomer, NodeId, Purpose, Rejection, WelcomeOut, clock, limits, negotiate,
+    BoxFuture, CloseReason, Connection, Door, Error, Generation, GoawayReason, InstanceId, Intervals,
+    KeyHash, Newcomer, NodeId, Purpose, Rejection, WelcomeOut, clock, limits,
 };
 
-use crate::core::credentials::{self, Good};
-use crate::core::registry::problems::CERTIFICATE_EXPIRED;
-use crate::core::registry::{Registry, reports};
+use crate::core::door::{self, Shown};
+use crate::core::registry::reports;
 use crate::shell::site::Site;
 
 use self::session::NodeSession;
@@ -64,20 +63,6 @@ fn rejection(newcomer: &Newcomer, error: Error) -> Rejection {
     Rejection { error, verdict: None, yours: newcomer.hello().versions, mine: NODE_PROTOCOL }
 }
 
-/// Refuses versions that do not meet; says both ranges and what to upgrade.
-fn protocol(newcomer: &Newcomer) -> Result<u32, Rejection> {
-    let yours = newcomer.hello().versions;
-    negotiate(NODE_PROTOCOL, yours).map_err(|verdict| {
-        let message = format!(
-            "this edge speaks version {NODE_PROTOCOL} of the node protocol and this agent {yours} ({}): upgrade \
-             control planes first, then edges, then nodes",
-            verdict.name()
-        );
-        let error = Error::new(Code::Conflict, "PROTOCOL_VERSION", message);
-        Rejection { error, verdict: Some(verdict), yours, mine: NODE_PROTOCOL }
-    })
-}
-
 async fn hello(site: &Arc<Site>, newcomer: Newcomer) {
     match judge(site, &newcomer).await {
         Ok(accepted) => accept(site, newcomer, accepted),
@@ -102,30 +87,13 @@ struct Judged {
 async fn judge(site: &Arc<Site>, newcomer: &Newcomer) -> Result<Judged, Box<Rejection>> {
     let refuse = |error: Error| Box::new(rejection(newcomer, error));
     // Who it is comes first: a stranger learns nothing else.
-    site.read(|registry| credential(site, registry, newcomer)).map_err(refuse)?;
-    let protocol = protocol(newcomer).map_err(Box::new)?;
+    site.read(|registry| door::credential(registry, shown(site, newcomer))).map_err(refuse)?;
+    let protocol = door::protocol(newcomer.hello().versions)?;
     let hello = bounds::decode::<NodeHelloRequest>(&newcomer.hello().payload).map_err(refuse)?;
     reports::check_hello(&hello).map_err(refuse)?;
-    let named = &hello.node_id;
     let (id, knock) = site
         .change(|registry| {
-            let (id, good) = credential(site, registry, newcomer)?;
-            if named.is_empty() {
-                let message = "the hello names no node_id; the agent's state directory is not complete";
-                return Err(Error::new(Code::InvalidArgument, "NODE_ID_EMPTY", message));
-            }
-            if *named != id.to_string() {
-                let message = "the hello names another node than its certificate does; enroll this host anew";
-                return Err(Error::new(Code::PermissionDenied, "NODE_ID_FOREIGN", message));
-            }
-            expiry_problem(site, registry, id, good);
-            let said = newcomer.hello();
-            let knock =
-                registry.slots.knock(clock::now(), &id, said.instance, said.attempt, newcomer.connection());
-            if let Knock::Accept(accepted) = &knock {
-                registry.registered(id, accepted.generation);
-            }
-            Ok((id, knock))
+            door::knock(registry, shown(site, newcomer), &hello.node_id, newcomer.connection())
         })
         .map_err(refuse)?;
     let accepted = match knock {
@@ -144,6 +112,18 @@ async fn judge(site: &Arc<Site>, newcomer: &Newcomer) -> Result<Judged, Box<Reje
     Ok(Judged { id, protocol, generation, superseded, hello })
 }
 
+fn shown<'a>(site: &'a Site, newcomer: &'a Newcomer) -> Shown<'a> {
+    let said = newcomer.hello();
+    Shown {
+        certificate: newcomer.certificate(),
+        instance: said.instance,
+        attempt: said.attempt,
+        edge: &site.edge_id,
+        now: clock::now(),
+        wall: site.wall(),
+    }
+}
+
 type Arbitrated = Result<umbel_wire::slots::Accepted<Connection>, Refusal>;
 
 /// Asks the owner for a sign of life, then repeats the credential's check and the registration as one step.
@@ -158,17 +138,7 @@ async fn probe_old(
     let answered = old.handle.probe(PROBE).await;
     guard.probe = None;
     site.change(|registry| {
-        if let Err(error) = credential(site, registry, newcomer) {
-            registry.slots.abandon(&id, probe);
-            return Err(error);
-        }
-        let said = newcomer.hello();
-        let connection = newcomer.connection();
-        let answer = registry.slots.probed(&id, probe, answered, said.instance, said.attempt, connection);
-        if let Ok(accepted) = &answer {
-            registry.registered(id, accepted.generation);
-        }
-        Ok(answer)
+        door::probed(registry, shown(site, newcomer), id, probe, answered, newcomer.connection())
     })
 }
 
@@ -183,33 +153,6 @@ impl Drop for ProbeGuard<'_> {
     fn drop(&mut self) {
         if let Some(probe) = self.probe.take() {
             self.site.change(|registry| registry.slots.abandon(&self.id, probe));
-        }
-    }
-}
-
-fn credential(
-    site: &Site,
-    registry: &Registry<Connection>,
-    newcomer: &Newcomer,
-) -> Result<(NodeId, Good), Error> {
-    let certificate = newcomer.certificate();
-    let known = certificate.and_then(|certificate| registry.by_key(&certificate.key_hash));
-    let row = known.map(|node| (node.id, &node.row));
-    let good = credentials::judge(certificate, row, &site.edge_id, site.wall())?;
-    // `judge` refuses every key that is not known.
-    let id = known.map(|node| node.id).ok_or_else(|| {
-        Error::new(Code::Unauthenticated, "CERTIFICATE_UNKNOWN", "this edge does not know this node's key")
-    })?;
-    Ok((id, good))
-}
-
-fn expiry_problem(site: &Site, registry: &mut Registry<Connection>, id: NodeId, good: Good) {
-    match good {
-        Good::Valid => registry.solved(id, CERTIFICATE_EXPIRED, &id.to_string()),
-        Good::Expired => {
-            let message = "its certificate has ended; it may still connect for 30 days: enroll the host anew";
-            let wall = site.wall().unix_ms();
-            registry.problem(id, CERTIFICATE_EXPIRED, id.to_string(), message.to_owned(), wall, None);
         }
     }
 }

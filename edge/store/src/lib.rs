@@ -28,6 +28,8 @@ mod marks;
 mod memory;
 mod owed;
 mod redb_file;
+#[cfg(feature = "simulation")]
+pub mod simulation;
 mod writer;
 
 #[cfg(test)]

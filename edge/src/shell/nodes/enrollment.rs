@@ -14,15 +14,16 @@ use umbel_wire::enroll::{Claim, ClaimRow, Refusal, claim};
 use umbel_wire::secret::Secret;
 use umbel_wire::{Code, Error, KeyHash, Newcomer, NodeId, clock};
 
-use super::{protocol, rejection};
+use super::rejection;
+use crate::core::door;
 use crate::core::enrollment::EnrollmentRow;
 use crate::core::registry::node::{Credential, NodeRow, ReportRow};
 use crate::shell::events::Happened;
 use crate::shell::site::{ENROLLMENTS, NODES, Site};
 
 pub(super) async fn enroll(site: &Arc<Site>, authority: &Authority, newcomer: Newcomer) {
-    if let Err(rejection) = protocol(&newcomer) {
-        return newcomer.reject(rejection);
+    if let Err(rejection) = door::protocol(newcomer.hello().versions) {
+        return newcomer.reject(*rejection);
     }
     match answer(site, authority, &newcomer).await {
         Ok(response) => newcomer.answer(response.encode_to_vec()),

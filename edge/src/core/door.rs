@@ -1,0 +1,115 @@
+//! Who may come in at the nodes' port, and which of two connections with one identity stays.
+//!
+//! Owns the order of the checks of a hello and what each leaves behind in the registry. Leaves probing, waiting and
+//! answering to the shell. Invariant: credential and slot are one step, before a probe and again after it, so that a
+//! revocation cannot slip between; a stranger learns nothing but that.
+
+use std::time::Instant;
+
+use umbel_contracts::NODE_PROTOCOL;
+use umbel_wire::clock::Wall;
+use umbel_wire::peer::PeerCertificate;
+use umbel_wire::slots::{Accepted, Knock, Probe, Refusal};
+use umbel_wire::{
+    Attempt, Code, EdgeId, Error, InstanceId, NodeId, Rejection, Verdict, VersionRange, negotiate,
+};
+
+use super::credentials::{self, Good};
+use super::registry::Registry;
+use super::registry::problems::CERTIFICATE_EXPIRED;
+
+/// What a newcomer shows, and when and where.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shown<'a> {
+    /// Whose key it proved to hold.
+    pub(crate) certificate: Option<&'a PeerCertificate>,
+    pub(crate) instance: InstanceId,
+    pub(crate) attempt: Attempt,
+    /// This site.
+    pub(crate) edge: &'a EdgeId,
+    pub(crate) now: Instant,
+    pub(crate) wall: Wall,
+}
+
+/// Refuses versions that do not meet; says both ranges and what to upgrade.
+pub(crate) fn protocol(yours: VersionRange) -> Result<u32, Box<Rejection>> {
+    negotiate(NODE_PROTOCOL, yours).map_err(|verdict: Verdict| {
+        let message = format!(
+            "this edge speaks version {NODE_PROTOCOL} of the node protocol and this agent {yours} ({}): upgrade \
+             control planes first, then edges, then nodes",
+            verdict.name()
+        );
+        let error = Error::new(Code::Conflict, "PROTOCOL_VERSION", message);
+        Box::new(Rejection { error, verdict: Some(verdict), yours, mine: NODE_PROTOCOL })
+    })
+}
+
+/// The node whose key it is, if that opens the door now.
+pub(crate) fn credential<H: Clone>(
+    registry: &Registry<H>,
+    shown: Shown<'_>,
+) -> Result<(NodeId, Good), Error> {
+    let known = shown.certificate.and_then(|certificate| registry.by_key(&certificate.key_hash));
+    let row = known.map(|node| (node.id, &node.row));
+    let good = credentials::judge(shown.certificate, row, shown.edge, shown.wall)?;
+    // `judge` refuses every key that is not known.
+    let id = known.map(|node| node.id).ok_or_else(|| {
+        Error::new(Code::Unauthenticated, "CERTIFICATE_UNKNOWN", "this edge does not know this node's key")
+    })?;
+    Ok((id, good))
+}
+
+/// A hello that names `named`: judged and, if nothing stands against it, registered, in one step.
+pub(crate) fn knock<H: Clone>(
+    registry: &mut Registry<H>,
+    shown: Shown<'_>,
+    named: &str,
+    handle: H,
+) -> Result<(NodeId, Knock<H>), Error> {
+    let (id, good) = credential(registry, shown)?;
+    if named.is_empty() {
+        let message = "the hello names no node_id; the agent's state directory is not complete";
+        return Err(Error::new(Code::InvalidArgument, "NODE_ID_EMPTY", message));
+    }
+    if *named != id.to_string() {
+        let message = "the hello names another node than its certificate does; enroll this host anew";
+        return Err(Error::new(Code::PermissionDenied, "NODE_ID_FOREIGN", message));
+    }
+    expiry_problem(registry, id, good, shown.wall);
+    let knock = registry.slots.knock(shown.now, &id, shown.instance, shown.attempt, handle);
+    if let Knock::Accept(accepted) = &knock {
+        registry.registered(id, accepted.generation);
+    }
+    Ok((id, knock))
+}
+
+/// The owner was asked for a sign of life: the credential's check and the registration are repeated as one step.
+pub(crate) fn probed<H: Clone>(
+    registry: &mut Registry<H>,
+    shown: Shown<'_>,
+    id: NodeId,
+    probe: Probe,
+    answered: bool,
+    handle: H,
+) -> Result<Result<Accepted<H>, Refusal>, Error> {
+    if let Err(error) = credential(registry, shown) {
+        registry.slots.abandon(&id, probe);
+        return Err(error);
+    }
+    let answer = registry.slots.probed(&id, probe, answered, shown.instance, shown.attempt, handle);
+    if let Ok(accepted) = &answer {
+        registry.registered(id, accepted.generation);
+    }
+    Ok(answer)
+}
+
+fn expiry_problem<H: Clone>(registry: &mut Registry<H>, id: NodeId, good: Good, wall: Wall) {
+    match good {
+        Good::Valid => registry.solved(id, CERTIFICATE_EXPIRED, &id.to_string()),
+        Good::Expired => {
+            let message = "its certificate has ended; it may still connect for 30 days: enroll the host anew";
+            let wall = wall.unix_ms();
+            registry.problem(id, CERTIFICATE_EXPIRED, id.to_string(), message.to_owned(), wall, None);
+        }
+    }
+}
