@@ -10,7 +10,7 @@ use umbel_wire::clock::Wall;
 use umbel_wire::peer::{PeerCertificate, PeerName};
 use umbel_wire::{Code, EdgeId, Error, NodeId};
 
-use super::registry::node::{Lifecycle, NodeRow};
+use super::registry::node::{KeyState, Lifecycle, NodeRow, Retirement};
 
 /// A host that was off may come back with an expired certificate for so long, by proof of its key.
 pub(crate) const GRACE: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -53,30 +53,8 @@ pub(crate) fn judge(
             "the certificate names another peer than the one that holds its key; enroll this host anew",
         ));
     }
-    match row.lifecycle {
-        Lifecycle::Enrolled => {}
-        Lifecycle::Disabled => {
-            return Err(refuse(
-                Code::PermissionDenied,
-                "NODE_DISABLED",
-                "this node is disabled at its edge; an operator can enable it again",
-            ));
-        }
-        Lifecycle::Decommissioned => {
-            return Err(refuse(
-                Code::Gone,
-                "NODE_DECOMMISSIONED",
-                "this node was decommissioned for good; remove its state directory and enroll the host anew",
-            ));
-        }
-    }
-    if row.credential.revoked_at_unix_ms.is_some() {
-        return Err(refuse(
-            Code::Unauthenticated,
-            "CREDENTIAL_REVOKED",
-            "this node's credential was revoked; enroll the host anew with a token of its own",
-        ));
-    }
+    let state = row.key(&certificate.key_hash).ok_or_else(|| unknown(certificate, edge))?;
+    allowed(row, state)?;
     // A clock that is certainly wrong must not lock a site out.
     let credential = row.credential_of(&certificate.key_hash).unwrap_or(&row.credential);
     let ends = Wall(credential.not_after_unix_ms);
@@ -88,10 +66,45 @@ pub(crate) fn judge(
         return Err(refuse(
             Code::Unauthenticated,
             "CERTIFICATE_EXPIRED",
-            "this node's certificate ended more than 30 days ago; enroll the host anew with a token of its own",
+            "this node's certificate ended more than 30 days ago; enroll the host with a token that replaces the node",
         ));
     }
     Ok(Good::Expired)
+}
+
+/// Whether people let a node in, and this key of it.
+fn allowed(row: &NodeRow, key: KeyState) -> Result<(), Error> {
+    if row.lifecycle == Lifecycle::Decommissioned {
+        return Err(refuse(
+            Code::Gone,
+            "NODE_DECOMMISSIONED",
+            "this node was decommissioned for good; remove its state directory and enroll the host anew",
+        ));
+    }
+    match key {
+        KeyState::Retired(Retirement::Rotated) => Err(refuse(
+            Code::Unauthenticated,
+            "CREDENTIAL_RETIRED",
+            "this node has a newer key than the one shown: an old copy of its state directory; use the newer one, or \
+             enroll the host with a token that replaces the node",
+        )),
+        KeyState::Retired(Retirement::Replaced) => Err(refuse(
+            Code::Unauthenticated,
+            "CREDENTIAL_REPLACED",
+            "another enrollment took this node's place; if this host is wanted too, enroll it with a token of its own",
+        )),
+        KeyState::InUse | KeyState::Pending if row.lifecycle == Lifecycle::Disabled => Err(refuse(
+            Code::PermissionDenied,
+            "NODE_DISABLED",
+            "this node is disabled at its edge; an operator can enable it again",
+        )),
+        _ if row.credential.revoked_at_unix_ms.is_some() => Err(refuse(
+            Code::Unauthenticated,
+            "CREDENTIAL_REVOKED",
+            "this node's credential was revoked; enroll the host with a token that replaces the node",
+        )),
+        KeyState::InUse | KeyState::Pending => Ok(()),
+    }
 }
 
 fn unknown(certificate: &PeerCertificate, edge: &EdgeId) -> Error {
@@ -182,6 +195,26 @@ mod tests {
         assert_eq!(ask(Some(&good), Some(&expired)).unwrap(), Good::Expired);
         let ended = row(Lifecycle::Enrolled, Wall(now.unix_ms() - 31 * 24 * 3_600_000), false);
         assert_eq!(reason(ask(Some(&good), Some(&ended))), "CERTIFICATE_EXPIRED");
+        let mut rotated = row(Lifecycle::Enrolled, later, false);
+        let next = |byte| Credential {
+            key_sha256: KeyHash([byte; 32]).to_string(),
+            not_after_unix_ms: later.unix_ms(),
+            ..Credential::default()
+        };
+        rotated.pending = Some(next(8));
+        assert_eq!(
+            ask(Some(&good), Some(&rotated)).unwrap(),
+            Good::Valid,
+            "both open until the new one is shown"
+        );
+        let newer = PeerCertificate { key_hash: KeyHash([8; 32]), ..good.clone() };
+        assert_eq!(ask(Some(&newer), Some(&rotated)).unwrap(), Good::Valid);
+        assert!(rotated.promote(1) && !rotated.promote(2));
+        assert_eq!(reason(ask(Some(&good), Some(&rotated))), "CREDENTIAL_RETIRED");
+        assert_eq!(ask(Some(&newer), Some(&rotated)).unwrap(), Good::Valid);
+        let mut replaced = row(Lifecycle::Disabled, later, true);
+        replaced.replace("t2".into(), next(9), 1);
+        assert_eq!(reason(ask(Some(&good), Some(&replaced))), "CREDENTIAL_REPLACED");
         // Row 19: with a clock from before this program, nothing is called expired.
         assert_eq!(judge(Some(&good), Some((id, &ended)), &edge, Wall(0)).unwrap(), Good::Valid);
     }

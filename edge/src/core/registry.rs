@@ -6,7 +6,9 @@
 //! sees raises the revision.
 
 mod clock;
+pub(crate) mod identity;
 mod judge;
+mod lifecycle;
 pub(crate) mod node;
 pub(crate) mod problems;
 mod readiness;
@@ -68,6 +70,8 @@ pub(crate) struct Registry<H> {
     notices: Vec<Notice>,
     // Nodes whose report has to be written.
     unsaved: BTreeSet<NodeId>,
+    // Connections that a changed row lets in no more.
+    evicted: Vec<H>,
     changed: bool,
     revision: u64,
 }
@@ -90,6 +94,7 @@ impl<H: Clone> Registry<H> {
             calls: Vec::new(),
             notices: Vec::new(),
             unsaved: BTreeSet::new(),
+            evicted: Vec::new(),
             changed: true,
             revision: 0,
         }
@@ -99,9 +104,13 @@ impl<H: Clone> Registry<H> {
     pub(crate) fn insert(&mut self, id: NodeId, row: NodeRow, position: Position, report: ReportRow) {
         let seen = report.last_seen_at_unix_ms > 0;
         let mut node = Node::new(id, row, position, report);
+        self.index_keys(id, &node.row);
+        if node.row.lifecycle == node::Lifecycle::Decommissioned {
+            self.nodes.insert(id, Arc::new(node));
+            return self.touch(id);
+        }
         self.liveness.insert(id, seen);
         node.liveness = self.liveness.state(&id).unwrap_or(State::Never);
-        self.keys.extend(node.row.keys().map(|key| (key, id)));
         for engine in &node.report.engines {
             index(&mut self.models, id, engine);
         }
@@ -120,14 +129,8 @@ impl<H: Clone> Registry<H> {
         if position <= node.position {
             return;
         }
-        let node = Arc::make_mut(node);
-        for old in node.row.keys() {
-            self.keys.remove(&old);
-        }
-        self.keys.extend(row.keys().map(|key| (key, id)));
-        node.row = row;
-        node.position = position;
-        self.touch(id);
+        Arc::make_mut(node).position = position;
+        self.set_row(id, row);
     }
 
     /// One node.

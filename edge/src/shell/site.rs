@@ -11,7 +11,7 @@ use umbel_store::{AuditRecord, Commit, CommitError, HighWater, Store};
 use umbel_wire::clock::{self, Wall};
 use umbel_wire::guesses::Guesses;
 use umbel_wire::liveness::Times;
-use umbel_wire::{Code, Connection, EdgeId, Error, Generation, NodeId};
+use umbel_wire::{CloseReason, Code, Connection, EdgeId, Error, Generation, NodeId};
 
 use crate::core::admission;
 use crate::core::enrollment::{EnrollmentRow, Refusals, Tokens};
@@ -142,7 +142,7 @@ impl Site {
 
     /// Changes the registry; admission and people learn what follows from it, in this order.
     pub(crate) fn change<T>(&self, work: impl FnOnce(&mut Registry<Connection>) -> T) -> T {
-        let (result, notices) = {
+        let (result, notices, evicted) = {
             let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
             let result = work(&mut registry);
             for call in registry.take_calls() {
@@ -156,8 +156,12 @@ impl Site {
                 let revision = self.revisions.take();
                 registry.set_revision(revision);
             }
-            (result, registry.take_notices())
+            (result, registry.take_notices(), registry.take_evicted())
         };
+        // Outside the lock: closing wakes the session, which asks the registry.
+        for connection in evicted {
+            connection.close(CloseReason::Revoked);
+        }
         self.notify(notices);
         result
     }

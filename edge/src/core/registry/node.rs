@@ -1,132 +1,21 @@
 //! One node as its edge knows it: what is stored, what it said, and what is measured.
 //!
-//! Owns the rows' shapes and the derived answers (dispatchable or not, state of a provider). Leaves every change
-//! to [`super::Registry`].
+//! Owns the reports' shapes and the derived answers (dispatchable or not, state of a provider). Leaves the stored
+//! identity to [`super::identity`] and every change to [`super::Registry`].
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use data_encoding::HEXLOWER;
 use serde::{Deserialize, Serialize};
 use umbel_contracts::proto::node::{
     AgentHealth, DeclaredEngine, EngineState, EngineStatus, NodeInventory, NodeTelemetry,
 };
 use umbel_store::Position;
-use umbel_wire::ca::Issued;
-use umbel_wire::clock::Wall;
 use umbel_wire::liveness;
-use umbel_wire::{Generation, KeyHash, NodeId};
+use umbel_wire::{Generation, NodeId};
 
-use super::key_hash;
+pub(crate) use super::identity::{Credential, Decision, KeyState, Lifecycle, NodeRow, Retirement, Wanted};
 use super::problems::Problem;
-
-/// Decided by people; never by a timer or a report.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Lifecycle {
-    /// It may connect and serve.
-    Enrolled,
-    /// It keeps its identity and may not connect.
-    Disabled,
-    /// A tombstone.
-    Decommissioned,
-}
-
-/// What a node shows at hello: the registry's word on it counts, not the certificate's.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Credential {
-    /// SHA-256 of the public key, in lower-case hexadecimal.
-    pub(crate) key_sha256: String,
-    /// End of the certificate.
-    pub(crate) not_after_unix_ms: i64,
-    /// When it was revoked.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) revoked_at_unix_ms: Option<i64>,
-    /// When it was issued; 0 in rows from before this was kept.
-    #[serde(default)]
-    pub(crate) issued_at_unix_ms: i64,
-    /// SHA-256 of the authority's certificate that signed it, in lower-case hexadecimal; empty: the site's first.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub(crate) issuer: String,
-}
-
-impl Credential {
-    /// One that was just signed.
-    pub(crate) fn new(issued: &Issued, now: Wall) -> Self {
-        Self {
-            key_sha256: issued.key_hash.to_string(),
-            not_after_unix_ms: issued.not_after.unix_ms(),
-            revoked_at_unix_ms: None,
-            issued_at_unix_ms: now.unix_ms(),
-            issuer: HEXLOWER.encode(&issued.issuer),
-        }
-    }
-}
-
-/// A new certificate is wanted of a node, by people.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Wanted {
-    /// Since when.
-    pub(crate) at_unix_ms: i64,
-    /// By whom, for the audit.
-    pub(crate) by: String,
-}
-
-/// The stored identity of a node: table `nodes`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct NodeRow {
-    pub(crate) name: String,
-    #[serde(default)]
-    pub(crate) labels: BTreeMap<String, String>,
-    pub(crate) lifecycle: Lifecycle,
-    pub(crate) eligible: bool,
-    pub(crate) draining: bool,
-    pub(crate) enrolled_at_unix_ms: i64,
-    /// The token it enrolled with.
-    pub(crate) token_id: String,
-    pub(crate) credential: Credential,
-    /// Given during a rotation and not yet shown: the first hello with it retires the one above.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) pending: Option<Credential>,
-    /// People want a new certificate; a node that is away is asked when it connects.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) rotate: Option<Wanted>,
-}
-
-impl NodeRow {
-    /// A node that has just enrolled with `token_id`.
-    pub(crate) fn enrolled(name: &str, token_id: &str, credential: Credential, now: Wall) -> Self {
-        Self {
-            name: name.to_owned(),
-            labels: BTreeMap::new(),
-            lifecycle: Lifecycle::Enrolled,
-            eligible: false,
-            draining: false,
-            enrolled_at_unix_ms: now.unix_ms(),
-            token_id: token_id.to_owned(),
-            credential,
-            pending: None,
-            rotate: None,
-        }
-    }
-
-    /// The keys that name this node: what it shows now and, during a rotation, what it will show.
-    pub(crate) fn keys(&self) -> impl Iterator<Item = KeyHash> {
-        let keys = [Some(&self.credential), self.pending.as_ref()];
-        keys.into_iter().flatten().filter_map(|credential| key_hash(&credential.key_sha256))
-    }
-
-    /// The credential of this key.
-    pub(crate) fn credential_of(&self, key: &KeyHash) -> Option<&Credential> {
-        let holds = |credential: &&Credential| key_hash(&credential.key_sha256) == Some(*key);
-        Some(&self.credential).filter(holds).or_else(|| self.pending.as_ref().filter(holds))
-    }
-
-    /// Whether this key is the one that a rotation gave and the node has not shown yet.
-    pub(crate) fn is_pending(&self, key: &KeyHash) -> bool {
-        self.pending.as_ref().is_some_and(|pending| key_hash(&pending.key_sha256) == Some(*key))
-    }
-}
 
 /// What a node last declared of an engine, and since when: where nodes differ on a model, the first stands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

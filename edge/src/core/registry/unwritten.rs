@@ -18,10 +18,10 @@ impl<H: Clone> Registry<H> {
         if self.nodes.get(&id).is_some_and(|node| node.row == row) {
             return false;
         }
-        self.change(id, |node| {
-            node.row = row;
-            node.unwritten += 1;
-        });
+        if let Some(node) = self.nodes.get_mut(&id) {
+            std::sync::Arc::make_mut(node).unwritten += 1;
+        }
+        self.set_row(id, row);
         true
     }
 
