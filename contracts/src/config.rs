@@ -162,7 +162,7 @@ fn unknown_key(message: &str) -> Option<String> {
 }
 
 /// The known name that differs least from `key`, if it differs by at most a third.
-fn closest<'a>(key: &str, known: &[&'a str]) -> Option<&'a str> {
+pub(crate) fn closest<'a>(key: &str, known: &[&'a str]) -> Option<&'a str> {
     known
         .iter()
         .map(|name| (distance(key, name), *name))

@@ -13,5 +13,6 @@ pub mod proto;
 pub mod selector;
 #[cfg(feature = "serve")]
 pub mod serve;
+pub mod settings;
 
 pub use numbers::{CONTROL_PROTOCOL, NODE_PROTOCOL, event, method};
