@@ -125,7 +125,7 @@ impl Commands {
                 replayed: false,
             });
         }
-        if request.dry_run {
+        if perform::only_asks(&request) {
             let result = perform::dry_run(self, &request).await?;
             return Ok(Standing {
                 phase: CommandPhase::Succeeded,

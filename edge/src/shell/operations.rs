@@ -4,19 +4,24 @@
 //! storing outcomes to [`crate::shell::commands`]. Invariant: a mutation is one commit that holds its effect, its
 //! audit entry and its command; what is refused has changed nothing.
 
+mod audit;
+mod backup;
+mod ca;
+mod credential;
 mod drain;
 mod nodes;
 mod reading;
 mod secrets;
+mod settings;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::Value;
 use umbel_contracts::operations::{
-    self, ApiKeyCreate, ApiKeyList, ApiKeyRevoke, AuditTail, Class, CommandCancel, CommandShow,
-    EnrollmentCreate, EnrollmentList, EnrollmentRevoke, LARGEST_ARGS, LARGEST_STORED_RESULT, LONGEST_TEXT,
-    NodeDrain, NodeEligible, NodeList, NodeShow, NodeUndrain, Operation, QueueShow, Target,
+    self, ApiKeyCreate, ApiKeyList, ApiKeyRevoke, Class, CommandCancel, CommandShow, EnrollmentCreate,
+    EnrollmentList, EnrollmentRevoke, LARGEST_ARGS, LARGEST_STORED_RESULT, LONGEST_TEXT, NodeDrain,
+    NodeEligible, NodeList, NodeShow, NodeUndrain, Operation, QueueShow, Target,
 };
 use umbel_contracts::selector::{Candidate, Selector};
 use umbel_wire::{Code, Error};
@@ -25,8 +30,17 @@ use crate::core::commands::Request;
 use crate::core::registry::node::Node;
 use crate::shell::commands::{Commands, Context};
 
+pub(crate) use audit::audit_object;
 pub(crate) use drain::resume as resume_drain;
-pub(crate) use reading::audit_object;
+
+/// Operations that take something away from somebody: whoever asks has to say why.
+const REASONED: [&str; 5] = [
+    NodeDrain::NAME,
+    operations::NodeDisable::NAME,
+    operations::CredentialRevoke::NAME,
+    operations::NodeDecommission::NAME,
+    operations::SettingsRollback::NAME,
+];
 
 fn invalid(reason: &'static str, message: impl Into<String>) -> Error {
     Error::new(Code::InvalidArgument, reason, message)
@@ -74,10 +88,17 @@ pub(crate) fn check(request: &Request) -> Result<Class, Error> {
             format!("args are above {LARGEST_ARGS} bytes"),
         ));
     }
-    if spec.name == NodeDrain::NAME && request.reason.trim().is_empty() {
-        return Err(invalid("REASON", "a drain needs a reason"));
+    if REASONED.contains(&spec.name) && !only_asks(request) && request.reason.trim().is_empty() {
+        return Err(invalid("REASON", format!("{} needs a reason: who reads the audit wants it", spec.name)));
     }
     Ok(spec.class)
+}
+
+/// Whether nothing is to be changed: a dry run, or the preview of what cannot be undone.
+pub(crate) fn only_asks(request: &Request) -> bool {
+    let preview = request.operation == operations::NodeDecommission::NAME
+        && request.args.get("preview").is_some_and(|preview| *preview == Value::Bool(true));
+    request.dry_run || preview
 }
 
 fn args<O: Operation>(request: &Request) -> Result<O::Args, Error> {
@@ -141,7 +162,6 @@ pub(crate) fn matches(selector: &Selector, node: &Node) -> bool {
 /// Operations of class read.
 pub(crate) async fn read(commands: &Arc<Commands>, request: &Request) -> Result<Value, Error> {
     match request.operation.as_str() {
-        AuditTail::NAME => result::<AuditTail>(reading::audit(commands, args::<AuditTail>(request)?).await?),
         ApiKeyList::NAME => {
             result::<ApiKeyList>(secrets::list_keys(commands, &args::<ApiKeyList>(request)?)?)
         }
@@ -155,8 +175,18 @@ pub(crate) async fn read(commands: &Arc<Commands>, request: &Request) -> Result<
             result::<NodeShow>(reading::show(commands, &request.selector)?)
         }
         QueueShow::NAME => result::<QueueShow>(reading::queues(commands, &args::<QueueShow>(request)?)?),
-        other => Err(unknown(other)),
+        other => match family(other) {
+            "audit" => audit::read(commands, request).await,
+            "ca" => ca::read(commands, request).await,
+            "settings" => settings::read(commands, request).await,
+            _ => Err(unknown(other)),
+        },
     }
+}
+
+/// What stands before the last word: `node.credential` of `node.credential.rotate`.
+fn family(operation: &str) -> &str {
+    operation.rsplit_once('.').map_or("", |(family, _)| family)
 }
 
 fn unknown(operation: &str) -> Error {
@@ -195,7 +225,13 @@ pub(crate) async fn dry_run(commands: &Arc<Commands>, request: &Request) -> Resu
             result::<ApiKeyRevoke>(secrets::known_key(commands, &key_id)?)
         }
         CommandCancel::NAME => result::<CommandCancel>(reading::command(commands, request).await?),
-        other => Err(unknown(other)),
+        other => match family(other) {
+            "ca" => ca::dry_run(commands, request).await,
+            "edge" => backup::dry_run(commands, request).await,
+            "node.credential" => credential::dry_run(commands, request).await,
+            "settings" => settings::dry_run(commands, request).await,
+            _ => Err(unknown(other)),
+        },
     }
 }
 
@@ -224,6 +260,12 @@ pub(crate) async fn start(context: &Context<'_>) -> Result<(), Error> {
         ApiKeyCreate::NAME => secrets::create_key(context, args::<ApiKeyCreate>(request)?).await,
         ApiKeyRevoke::NAME => secrets::revoke_key(context, &args::<ApiKeyRevoke>(request)?.key_id).await,
         CommandCancel::NAME => reading::cancel(context).await,
-        other => Err(unknown(other)),
+        other => match family(other) {
+            "ca" => ca::start(context).await,
+            "edge" => backup::start(context).await,
+            "node.credential" => credential::start(context).await,
+            "settings" => settings::start(context).await,
+            _ => Err(unknown(other)),
+        },
     }
 }

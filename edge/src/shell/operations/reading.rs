@@ -1,13 +1,12 @@
-//! Operations that read: nodes, queues, commands, the audit; and `command.cancel`, which asks a running one to end.
+//! Operations that read: nodes, queues, commands; and `command.cancel`, which asks a running one to end.
 
 use std::sync::Arc;
 
-use umbel_contracts::objects::{AuditObject, CommandPhase, NodeObject, QueueObject, timestamp};
+use umbel_contracts::objects::{CommandPhase, NodeObject, QueueObject, timestamp};
 use umbel_contracts::operations::{
-    AuditTailArgs, AuditTailResult, CommandArgs, CommandCancel, CommandShow, CommandStateResult, ListArgs,
-    NodeList, NodeListResult, QueueShowArgs, QueueShowResult,
+    CommandArgs, CommandCancel, CommandShow, CommandStateResult, ListArgs, NodeList, NodeListResult,
+    QueueShowArgs, QueueShowResult,
 };
-use umbel_store::AuditEntry;
 use umbel_wire::{Code, Error};
 
 use super::{args, invalid, result, select, stored};
@@ -15,10 +14,8 @@ use crate::core::commands::Request;
 use crate::shell::commands::{Commands, Context, store_error};
 use crate::shell::status;
 
-/// Entries a page unless said.
-const PAGE: u32 = 100;
 /// Most entries a page.
-const PAGE_MAX: u32 = 1_000;
+pub(super) const PAGE_MAX: u32 = 1_000;
 
 /// One page of a list that is already in its order; the cursor is the key of the last entry of the page before.
 pub(super) fn page<T>(
@@ -135,42 +132,4 @@ pub(super) async fn cancel(context: &Context<'_>) -> Result<(), Error> {
     }
     context.done(value);
     Ok(())
-}
-
-/// An entry as operators see it.
-pub(crate) fn audit_object(edge_id: &str, entry: AuditEntry) -> AuditObject {
-    let some = |text: String| (!text.is_empty()).then_some(text);
-    let record = entry.record;
-    AuditObject {
-        sequence: entry.sequence,
-        at: timestamp(record.at_unix_ms),
-        actor: record.actor,
-        action: record.action,
-        edge_id: Some(edge_id.to_owned()),
-        subject: some(record.subject),
-        command_id: some(record.command_id),
-        selector: None,
-        argument_names: Vec::new(),
-        reason: some(record.detail),
-        outcome: record.outcome,
-        took_ms: None,
-        correlation_id: some(record.correlation_id),
-    }
-}
-
-pub(super) async fn audit(commands: &Commands, args: AuditTailArgs) -> Result<AuditTailResult, Error> {
-    let limit = args.limit.unwrap_or(PAGE);
-    if limit == 0 || limit > PAGE_MAX {
-        return Err(invalid("ARGS", format!("limit must be 1 to {PAGE_MAX}")));
-    }
-    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    let store = &commands.site.store;
-    let read = match args.after {
-        Some(after) => store.audit_after(after, limit).await,
-        None => store.audit_tail(limit).await,
-    };
-    let entries =
-        read.map_err(|error| Error::new(Code::Unavailable, "STORE_UNREADABLE", error.to_string()))?;
-    let edge = commands.site.edge_id.as_str();
-    Ok(AuditTailResult { entries: entries.into_iter().map(|entry| audit_object(edge, entry)).collect() })
 }
