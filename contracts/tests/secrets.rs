@@ -133,7 +133,7 @@ fn no_argument_or_result_is_made_for_what_must_not_travel() {
 }
 
 /// `OPERATION args.PATH` and `OPERATION result.PATH` for every property of every schema.
-fn all_properties() -> Vec<String> {
+pub(crate) fn all_properties() -> Vec<String> {
     let mut found = Vec::new();
     for spec in operations::ALL {
         let args = serde_json::to_value(spec.args_schema()).unwrap();
@@ -206,7 +206,7 @@ fn a_commands_metadata_has_no_place_for_it() {
 }
 
 /// What in a text looks like something that must not travel.
-fn found_in(text: &str) -> Option<String> {
+pub(crate) fn found_in(text: &str) -> Option<String> {
     let word = |character: char| {
         character.is_ascii_alphanumeric() || matches!(character, '.' | ':' | '_' | '-' | '[' | ']')
     };
