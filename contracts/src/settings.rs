@@ -23,7 +23,7 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
-pub use compare::{diff, overlay, tidy};
+pub use compare::{diff, overlay, tidy, undo};
 pub use path::{InvalidPath, Path};
 pub use table::{Row, rows};
 pub use typed::{

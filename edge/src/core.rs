@@ -7,3 +7,4 @@ pub(crate) mod door;
 pub(crate) mod enrollment;
 pub(crate) mod keys;
 pub(crate) mod registry;
+pub(crate) mod settings;

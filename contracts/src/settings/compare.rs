@@ -32,6 +32,20 @@ pub fn tidy(value: Value) -> Value {
     Value::Object(kept.filter(|(_, value)| full(value)).collect())
 }
 
+/// What a document said before these differences came about.
+#[must_use]
+pub fn undo(document: &Value, differences: &[SettingsDifference]) -> Value {
+    let mut document = document.clone();
+    // What was not there goes away first: it may stand where a table has to be again.
+    let (gone, back): (Vec<_>, Vec<_>) = differences.iter().partition(|one| one.from.is_null());
+    for one in gone.into_iter().chain(back) {
+        if let Ok(path) = one.path.parse::<Path>() {
+            path.put(&mut document, one.from.clone());
+        }
+    }
+    tidy(document)
+}
+
 /// Every field that differs, in the order of the paths.
 #[must_use]
 pub fn diff(from: &Value, to: &Value) -> Vec<SettingsDifference> {

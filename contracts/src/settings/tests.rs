@@ -228,20 +228,7 @@ quickcheck! {
         upper_holds && lower_holds
     }
 
-    // Each difference, put into the old one, gives the new one; and back.
-    fn a_diff_leads_there_and_back(from: Tree, to: Tree) -> bool {
-        let apply = |start: &Value, back: bool| {
-            let mut document = start.clone();
-            let mut differences = diff(&from.0, &to.0);
-            // What goes away goes first: it may stand where a table has to be.
-            differences.sort_by_key(|one| if back { !one.from.is_null() } else { !one.to.is_null() });
-            for one in differences {
-                let value = if back { one.from } else { one.to };
-                let path: Path = one.path.parse().unwrap();
-                path.put(&mut document, value);
-            }
-            tidy(document)
-        };
-        apply(&from.0, false) == to.0 && apply(&to.0, true) == from.0
+    fn a_diff_leads_back(from: Tree, to: Tree) -> bool {
+        undo(&to.0, &diff(&from.0, &to.0)) == from.0
     }
 }

@@ -13,6 +13,7 @@ pub(crate) mod node;
 pub(crate) mod problems;
 mod readiness;
 pub(crate) mod reports;
+pub(crate) mod settings;
 pub(crate) mod snapshot;
 /// A change of liveness in words.
 fn said(from: State, to: State) -> String {
@@ -41,6 +42,7 @@ use self::node::{Declared, Node, NodeRow, ReportRow};
 use self::problems::Problem;
 pub(crate) use self::told::Call;
 use self::told::Told;
+use crate::core::settings::Targets;
 
 /// What people are told after the state has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,6 +74,8 @@ pub(crate) struct Registry<H> {
     unsaved: BTreeSet<NodeId>,
     // Connections that a changed row lets in no more.
     evicted: Vec<H>,
+    // Which settings each node should have.
+    targets: Targets,
     changed: bool,
     revision: u64,
 }
@@ -95,6 +99,7 @@ impl<H: Clone> Registry<H> {
             notices: Vec::new(),
             unsaved: BTreeSet::new(),
             evicted: Vec::new(),
+            targets: Targets::default(),
             changed: true,
             revision: 0,
         }
@@ -111,6 +116,7 @@ impl<H: Clone> Registry<H> {
         }
         self.liveness.insert(id, seen);
         node.liveness = self.liveness.state(&id).unwrap_or(State::Never);
+        node.settings.desired = self.targets.of(&id);
         for engine in &node.report.engines {
             index(&mut self.models, id, engine);
         }
@@ -288,6 +294,11 @@ impl<H: Clone> Registry<H> {
                 node.problems.retain(|_, one| one.until.is_none_or(|until| until > now));
             });
         }
+    }
+
+    /// New times of liveness, from the next sweep on.
+    pub(crate) fn set_times(&mut self, times: Times) {
+        self.liveness.set_times(times);
     }
 
     /// When [`Registry::sweep`] is next wanted.

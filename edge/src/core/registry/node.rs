@@ -16,6 +16,7 @@ use umbel_wire::{Generation, NodeId};
 
 pub(crate) use super::identity::{Credential, Decision, KeyState, Lifecycle, NodeRow, Retirement, Wanted};
 use super::problems::Problem;
+use crate::core::settings::NodeSettings;
 
 /// What a node last declared of an engine, and since when: where nodes differ on a model, the first stands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -105,7 +106,7 @@ pub(crate) struct Node {
     pub(crate) engines: BTreeMap<String, EngineStatus>,
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) capabilities: Vec<String>,
-    pub(crate) settings_version: u64,
+    pub(crate) settings: NodeSettings,
     pub(crate) health: AgentHealth,
     pub(crate) inventory: Option<Received<NodeInventory>>,
     pub(crate) telemetry: Option<Received<NodeTelemetry>>,
@@ -132,7 +133,7 @@ impl Node {
             engines: BTreeMap::new(),
             labels: BTreeMap::new(),
             capabilities: Vec::new(),
-            settings_version: 0,
+            settings: NodeSettings::default(),
             health: AgentHealth::Unspecified,
             inventory: None,
             telemetry: None,

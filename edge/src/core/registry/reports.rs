@@ -104,20 +104,7 @@ impl<H: Clone> Registry<H> {
         wall: i64,
     ) -> Result<NodeHelloResponse, StaleGeneration> {
         self.current(id, generation)?;
-        let old: Vec<Declared> =
-            self.nodes.get(&id).map(|node| node.report.engines.clone()).unwrap_or_default();
-        let engines: Vec<Declared> = hello
-            .engines
-            .iter()
-            .map(|engine| {
-                let new = Declared::new(engine, wall);
-                // Unchanged since it was stored: its place in the order stays.
-                old.iter()
-                    .find(|old| Declared { since_unix_ms: wall, ..(*old).clone() } == new)
-                    .cloned()
-                    .unwrap_or(new)
-            })
-            .collect();
+        let engines = self.declared_anew(&id, &hello, wall);
         let states: BTreeMap<String, EngineStatus> = hello
             .engines
             .iter()
@@ -130,7 +117,6 @@ impl<H: Clone> Registry<H> {
             node.engines = states;
             node.labels = hello.labels.into_iter().collect();
             node.capabilities = hello.capabilities;
-            node.settings_version = hello.applied_settings_version;
             node.report.agent_version = hello.agent_version;
             node.report.last_seen_at_unix_ms = wall;
             let report = &mut node.report;
@@ -138,6 +124,7 @@ impl<H: Clone> Registry<H> {
             report.telemetry_sequence = report.telemetry_sequence.max(hello.telemetry_sequence);
         });
         self.declare(id, engines);
+        self.settings_greeted(id, hello.settings);
         if let Some(inventory) = hello.inventory {
             self.take_inventory(id, inventory, now, wall);
         }
@@ -149,6 +136,7 @@ impl<H: Clone> Registry<H> {
             name: node.row.name.clone(),
             inventory_sequence: node.report.inventory_sequence,
             telemetry_sequence: node.report.telemetry_sequence,
+            desired_settings_version: node.settings.desired.version,
             ..NodeHelloResponse::default()
         })
     }

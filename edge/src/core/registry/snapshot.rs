@@ -64,7 +64,7 @@ pub(crate) fn node(node: &Node, now: Instant, figures: &dyn Fn(&str) -> Option<F
 
 /// Which settings it was given and has applied; never what they say.
 fn config(node: &Node) -> NodeConfig {
-    NodeConfig { applied_version: node.settings_version, ..NodeConfig::default() }
+    node.settings_config()
 }
 
 /// What it shows at this edge; never a key.

@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use prost::Message;
 use umbel_contracts::proto::node::{
-    NodeEngines, NodeHeartbeat, NodeHeartbeatAck, NodeInventory, NodeLeases, NodeLeasesAck, NodeTelemetry,
+    NodeDeclared, NodeEngines, NodeHeartbeat, NodeHeartbeatAck, NodeInventory, NodeLeases, NodeLeasesAck,
+    NodeTelemetry,
 };
 use umbel_contracts::{bounds, event, method};
 use umbel_wire::{
@@ -71,7 +72,7 @@ impl NodeSession {
     }
 
     fn heartbeat(&self, connection: &Connection, payload: &[u8]) -> Result<Vec<u8>, Error> {
-        let heartbeat = bounds::decode::<NodeHeartbeat>(payload)?;
+        let mut heartbeat = bounds::decode::<NodeHeartbeat>(payload)?;
         if heartbeat.engines.len() > reports::ENGINES_MAX {
             return Err(Error::new(
                 Code::InvalidArgument,
@@ -80,14 +81,19 @@ impl NodeSession {
             ));
         }
         let wall = self.site.wall().unix_ms();
-        let taken = self
-            .site
-            .change(|registry| registry.heartbeat(self.id, self.generation, heartbeat, clock::now(), wall));
-        taken.map_err(|StaleGeneration| self.stale(connection))?;
+        let taken = self.site.change(|registry| {
+            let settings = heartbeat.settings.take();
+            registry.heartbeat(self.id, self.generation, heartbeat, clock::now(), wall)?;
+            if let Some(state) = settings {
+                registry.settings_said(self.id, self.generation, state)?;
+            }
+            Ok(registry.desired_settings(&self.id).version)
+        });
+        let desired_settings_version = taken.map_err(|StaleGeneration| self.stale(connection))?;
         let spread = u32::try_from(self.site.reconnect_spread().as_millis()).unwrap_or(u32::MAX);
         let ack = NodeHeartbeatAck {
             received_at_unix_ms: wall,
-            desired_settings_version: 0,
+            desired_settings_version,
             reconnect_spread_ms: spread,
         };
         Ok(ack.encode_to_vec())
@@ -136,6 +142,10 @@ impl Handler for NodeSession {
                 let report = bounds::decode::<NodeEngines>(payload)?;
                 let taken = self.site.change(|registry| registry.engines(id, generation, report));
                 taken.map_err(|StaleGeneration| self.stale(connection))
+            }
+            event::NODE_DECLARED => {
+                let declared = bounds::decode::<NodeDeclared>(payload)?;
+                self.site.change(|registry| registry.redeclared(id, generation, declared, wall))
             }
             _ => Err(Error::new(Code::Unimplemented, "UNKNOWN_EVENT", "this edge does not know the event")),
         }
