@@ -16,5 +16,6 @@ mod control;
 mod enrollment;
 mod full_disk;
 mod life;
+mod lifecycle;
 mod rig;
 mod slots;

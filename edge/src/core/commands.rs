@@ -27,8 +27,14 @@ pub(crate) const FORGET_AFTER: Duration = Duration::from_secs(24 * 3600);
 /// Commands that run at once.
 pub(crate) const RUNNING: usize = 256;
 /// Operations that pass where others are refused for want of room: what ends harm must always work.
-const ALWAYS: [&str; 5] =
-    ["apikey.revoke", "enrollment.revoke", "node.drain", "node.disable", "command.cancel"];
+const ALWAYS: [&str; 6] = [
+    "apikey.revoke",
+    "enrollment.revoke",
+    "node.credential.revoke",
+    "node.drain",
+    "node.disable",
+    "command.cancel",
+];
 
 /// A stored command: table `commands`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -37,6 +43,8 @@ pub(crate) struct CommandRow {
     /// Of everything that makes it this command.
     pub(crate) digest: String,
     pub(crate) actor: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) reason: String,
     #[serde(default)]
     pub(crate) selector: String,
     pub(crate) phase: CommandPhase,
@@ -202,6 +210,7 @@ mod tests {
             operation: request.operation.clone(),
             digest: request.digest(),
             actor: "a".into(),
+            reason: String::new(),
             selector: String::new(),
             phase: CommandPhase::Running,
             message: String::new(),

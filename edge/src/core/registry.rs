@@ -76,6 +76,8 @@ pub(crate) struct Registry<H> {
     evicted: Vec<H>,
     // Which settings each node should have.
     targets: Targets,
+    // Names that a rename under way takes.
+    reserved_names: BTreeSet<String>,
     changed: bool,
     revision: u64,
 }
@@ -100,6 +102,7 @@ impl<H: Clone> Registry<H> {
             unsaved: BTreeSet::new(),
             evicted: Vec::new(),
             targets: Targets::default(),
+            reserved_names: BTreeSet::new(),
             changed: true,
             revision: 0,
         }
@@ -108,12 +111,14 @@ impl<H: Clone> Registry<H> {
     /// A stored node, at start-up or just enrolled.
     pub(crate) fn insert(&mut self, id: NodeId, row: NodeRow, position: Position, report: ReportRow) {
         let seen = report.last_seen_at_unix_ms > 0;
-        let mut node = Node::new(id, row, position, report);
-        self.index_keys(id, &node.row);
-        if node.row.lifecycle == node::Lifecycle::Decommissioned {
-            self.nodes.insert(id, Arc::new(node));
+        self.index_keys(id, &row);
+        if row.lifecycle == node::Lifecycle::Decommissioned {
+            // A report that was written in the same moment counts no more.
+            let tombstone = Node::new(id, row, position, ReportRow::default());
+            self.nodes.insert(id, Arc::new(tombstone));
             return self.touch(id);
         }
+        let mut node = Node::new(id, row, position, report);
         self.liveness.insert(id, seen);
         node.liveness = self.liveness.state(&id).unwrap_or(State::Never);
         node.settings.desired = self.targets.of(&id);

@@ -68,7 +68,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Commands {
-    /// Takes up what is stored. A drain goes on; anything else that ran is `failed`, INTERRUPTED.
+    /// Takes up what is stored. A drain and a decommission go on; anything else that ran is `failed`, INTERRUPTED.
     pub(crate) async fn open(
         site: Arc<Site>,
         keys: Arc<Keys>,
@@ -95,10 +95,8 @@ impl Commands {
             unwritten: Mutex::default(),
         });
         for (id, row) in resumed {
-            if row.operation == "node.drain" {
-                let running = commands.run(&id, row.clone());
-                perform::resume_drain(&commands, id, row, running);
-            } else {
+            let over = perform::resume(&commands, id, row, |id, row| commands.run(id, row));
+            if let Some((id, row)) = over {
                 let error = Error::new(
                     Code::Unavailable,
                     "INTERRUPTED",
@@ -156,6 +154,7 @@ impl Commands {
             operation: request.operation.clone(),
             digest: request.digest(),
             actor: request.actor.clone(),
+            reason: request.reason.clone(),
             selector: request.selector.clone(),
             phase: CommandPhase::Accepted,
             message: String::new(),
@@ -311,6 +310,14 @@ impl Commands {
         self.finish(id, row);
     }
 
+    /// The row of one that succeeds with a change that has yet to be made: both are one transaction, then
+    /// [`Commands::finish`].
+    pub(crate) fn ending(&self, row: &CommandRow, result: &Value) -> CommandRow {
+        let mut row = row.clone();
+        close(&mut row, Ok(result.clone()), self.site.wall().unix_ms());
+        row
+    }
+
     // What cannot be read from the store yet is read from here.
     fn keep_unwritten(&self, id: &str, row: &CommandRow) {
         let mut unwritten = lock(&self.unwritten);
@@ -321,7 +328,8 @@ impl Commands {
         }
     }
 
-    fn finish(&self, id: &str, row: CommandRow) {
+    /// Its end is stored: it is told.
+    pub(crate) fn finish(&self, id: &str, row: CommandRow) {
         self.keep_unwritten(id, &row);
         lock(&self.table).apply(id, &row);
         let running = lock(&self.running).remove(id);

@@ -8,7 +8,9 @@ mod audit;
 mod backup;
 mod ca;
 mod credential;
+mod decommission;
 mod drain;
+mod lifecycle;
 mod nodes;
 mod reading;
 mod secrets;
@@ -19,26 +21,28 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use umbel_contracts::operations::{
-    self, ApiKeyCreate, ApiKeyList, ApiKeyRevoke, Class, CommandCancel, CommandShow, EnrollmentCreate,
-    EnrollmentList, EnrollmentRevoke, LARGEST_ARGS, LARGEST_STORED_RESULT, LONGEST_TEXT, NodeDrain,
-    NodeEligible, NodeList, NodeShow, NodeUndrain, Operation, QueueShow, Target,
+    self, ApiKeyCreate, ApiKeyList, ApiKeyRevoke, Class, CommandCancel, CommandShow, CredentialRevoke,
+    EnrollmentCreate, EnrollmentList, EnrollmentRevoke, LARGEST_ARGS, LARGEST_STORED_RESULT, LONGEST_TEXT,
+    NoArgs, NodeDecommission, NodeDisable, NodeDrain, NodeEligible, NodeEnable, NodeLabel, NodeList,
+    NodeReadinessCheck, NodeRename, NodeShow, NodeUndrain, Operation, QueueShow, Target,
 };
 use umbel_contracts::selector::{Candidate, Selector};
 use umbel_wire::{Code, Error};
 
-use crate::core::commands::Request;
+use crate::core::commands::{CommandRow, Request};
 use crate::core::registry::node::Node;
-use crate::shell::commands::{Commands, Context};
+use crate::shell::commands::{Commands, Context, Running};
+
+use lifecycle::Simple;
 
 pub(crate) use audit::audit_object;
-pub(crate) use drain::resume as resume_drain;
 
 /// Operations that take something away from somebody: whoever asks has to say why.
 const REASONED: [&str; 5] = [
     NodeDrain::NAME,
-    operations::NodeDisable::NAME,
-    operations::CredentialRevoke::NAME,
-    operations::NodeDecommission::NAME,
+    NodeDisable::NAME,
+    CredentialRevoke::NAME,
+    NodeDecommission::NAME,
     operations::SettingsRollback::NAME,
 ];
 
@@ -96,7 +100,7 @@ pub(crate) fn check(request: &Request) -> Result<Class, Error> {
 
 /// Whether nothing is to be changed: a dry run, or the preview of what cannot be undone.
 pub(crate) fn only_asks(request: &Request) -> bool {
-    let preview = request.operation == operations::NodeDecommission::NAME
+    let preview = request.operation == NodeDecommission::NAME
         && request.args.get("preview").is_some_and(|preview| *preview == Value::Bool(true));
     request.dry_run || preview
 }
@@ -121,19 +125,52 @@ fn stored(value: &Value) -> Value {
     serde_json::json!({ "truncated": true, "bytes": length })
 }
 
-/// The nodes that a selector chooses. NOT_FOUND if it chooses none.
+/// The nodes that a selector chooses, of those that can still change. NOT_FOUND if it chooses none.
 fn select(commands: &Commands, selector: &str) -> Result<Vec<Arc<Node>>, Error> {
-    let selector = match selector {
-        "" => Selector::all(),
-        text => Selector::parse(text).map_err(|error| invalid("SELECTOR", error.to_string()))?,
-    };
+    let chosen = select_any(commands, selector)?;
+    let living: Vec<_> = chosen.into_iter().filter(|node| !node.is_tombstone()).collect();
+    if living.is_empty() {
+        let message = "this node was decommissioned for good: it can only be looked at; enroll the host anew";
+        return Err(Error::new(Code::Gone, "NODE_DECOMMISSIONED", message));
+    }
+    Ok(living)
+}
+
+/// The nodes that a selector chooses. Tombstones only where it chooses nothing else: their names are free again.
+fn select_any(commands: &Commands, selector: &str) -> Result<Vec<Arc<Node>>, Error> {
+    let selector = parse(selector)?;
     let (_, nodes) = commands.site.nodes();
-    let chosen: Vec<_> = nodes.into_iter().filter(|node| matches(&selector, node)).collect();
+    let (tombstones, living): (Vec<_>, Vec<_>) =
+        nodes.into_iter().filter(|node| matches(&selector, node)).partition(|node| node.is_tombstone());
+    let chosen = if living.is_empty() { tombstones } else { living };
     if chosen.is_empty() {
         let message = "no node of this site matches the selector; list the nodes to see which there are";
         return Err(Error::new(Code::NotFound, "NO_MATCH", message));
     }
     Ok(chosen)
+}
+
+/// The one node that an operation is about.
+fn one(commands: &Commands, request: &Request) -> Result<Arc<Node>, Error> {
+    let chosen = select(commands, &request.selector)?;
+    match chosen.as_slice() {
+        [node] => Ok(Arc::clone(node)),
+        more => {
+            let message = format!(
+                "{} takes one node and the selector chooses {}; name it by its id",
+                request.operation,
+                more.len()
+            );
+            Err(invalid("SELECTOR", message))
+        }
+    }
+}
+
+fn parse(selector: &str) -> Result<Selector, Error> {
+    match selector {
+        "" => Ok(Selector::all()),
+        text => Selector::parse(text).map_err(|error| invalid("SELECTOR", error.to_string())),
+    }
 }
 
 /// Whether a selector chooses a node.
@@ -174,6 +211,10 @@ pub(crate) async fn read(commands: &Arc<Commands>, request: &Request) -> Result<
             args::<NodeShow>(request)?;
             result::<NodeShow>(reading::show(commands, &request.selector)?)
         }
+        NodeReadinessCheck::NAME => {
+            args::<NodeReadinessCheck>(request)?;
+            lifecycle::readiness(commands, request)
+        }
         QueueShow::NAME => result::<QueueShow>(reading::queues(commands, &args::<QueueShow>(request)?)?),
         other => match family(other) {
             "audit" => audit::read(commands, request).await,
@@ -193,20 +234,38 @@ fn unknown(operation: &str) -> Error {
     Error::new(Code::Unimplemented, "OPERATION_UNKNOWN", format!("this edge does not know {operation}"))
 }
 
+/// Operations on nodes that take nothing but a selector and the reason.
+fn simple(request: &Request) -> Result<Option<Simple>, Error> {
+    let simple = match request.operation.as_str() {
+        NodeUndrain::NAME => Simple::Undrain,
+        NodeDisable::NAME => Simple::Disable,
+        NodeEnable::NAME => Simple::Enable,
+        CredentialRevoke::NAME => Simple::Revoke,
+        _ => return Ok(None),
+    };
+    let NoArgs {} = args::<NodeUndrain>(request)?;
+    Ok(Some(simple))
+}
+
 /// Says what a mutation would do.
 pub(crate) async fn dry_run(commands: &Arc<Commands>, request: &Request) -> Result<Value, Error> {
+    if let Some(simple) = simple(request)? {
+        return lifecycle::preview(commands, request, simple);
+    }
     match request.operation.as_str() {
         NodeDrain::NAME => {
             args::<NodeDrain>(request)?;
-            result::<NodeDrain>(nodes::preview(commands, request, |row| row.draining = true)?)
-        }
-        NodeUndrain::NAME => {
-            args::<NodeUndrain>(request)?;
-            result::<NodeUndrain>(nodes::preview(commands, request, |row| row.draining = false)?)
+            nodes::preview(commands, request, |row| row.draining = true, nodes::outcomes)
         }
         NodeEligible::NAME => {
             let eligible = args::<NodeEligible>(request)?.eligible;
-            result::<NodeEligible>(nodes::preview(commands, request, |row| row.eligible = eligible)?)
+            nodes::preview(commands, request, |row| row.eligible = eligible, nodes::outcomes)
+        }
+        NodeLabel::NAME => lifecycle::preview_label(commands, request, args::<NodeLabel>(request)?),
+        NodeRename::NAME => lifecycle::preview_rename(commands, request, &args::<NodeRename>(request)?),
+        NodeDecommission::NAME => {
+            args::<NodeDecommission>(request)?;
+            decommission::preview(commands, request)
         }
         EnrollmentCreate::NAME => {
             let row = secrets::token(commands, request, args::<EnrollmentCreate>(request)?)?;
@@ -235,6 +294,23 @@ pub(crate) async fn dry_run(commands: &Arc<Commands>, request: &Request) -> Resu
     }
 }
 
+/// Goes on with a command that a restart interrupted; gives back one that cannot be gone on with.
+pub(crate) fn resume(
+    commands: &Arc<Commands>,
+    id: String,
+    row: CommandRow,
+    run: impl FnOnce(&str, CommandRow) -> Arc<Running>,
+) -> Option<(String, CommandRow)> {
+    let go_on = match row.operation.as_str() {
+        NodeDrain::NAME => drain::resume,
+        NodeDecommission::NAME => decommission::resume,
+        _ => return Some((id, row)),
+    };
+    let running = run(&id, row.clone());
+    go_on(commands, id, row, running);
+    None
+}
+
 /// Begins a mutation: when it returns, its effect is stored with its command, and either it is done or it goes on
 /// by itself.
 ///
@@ -242,17 +318,15 @@ pub(crate) async fn dry_run(commands: &Arc<Commands>, request: &Request) -> Resu
 /// A refusal: nothing has changed.
 pub(crate) async fn start(context: &Context<'_>) -> Result<(), Error> {
     let request = context.request;
+    if let Some(simple) = simple(request)? {
+        return lifecycle::start(context, simple).await;
+    }
     match request.operation.as_str() {
         NodeDrain::NAME => drain::start(context, args::<NodeDrain>(request)?).await,
-        NodeUndrain::NAME => {
-            args::<NodeUndrain>(request)?;
-            nodes::change(context, "node_undrained", |row| row.draining = false, true).await
-        }
-        NodeEligible::NAME => {
-            let eligible = args::<NodeEligible>(request)?.eligible;
-            let kind = if eligible { "node_eligible" } else { "node_not_eligible" };
-            nodes::change(context, kind, move |row| row.eligible = eligible, false).await
-        }
+        NodeEligible::NAME => lifecycle::eligible(context, args::<NodeEligible>(request)?.eligible).await,
+        NodeLabel::NAME => lifecycle::label(context, args::<NodeLabel>(request)?).await,
+        NodeRename::NAME => lifecycle::rename(context, args::<NodeRename>(request)?).await,
+        NodeDecommission::NAME => decommission::start(context, &args::<NodeDecommission>(request)?).await,
         EnrollmentCreate::NAME => secrets::mint(context, args::<EnrollmentCreate>(request)?).await,
         EnrollmentRevoke::NAME => {
             secrets::revoke_token(context, &args::<EnrollmentRevoke>(request)?.token_id).await

@@ -14,8 +14,8 @@ use crate::core::registry::node::NodeRow;
 use crate::shell::site::{ENROLLMENTS, NODES, Site};
 
 /// What a revocation, a drain or its undoing does to a node's row.
-pub(crate) trait Set: Fn(&mut NodeRow) + Copy + Send + 'static {}
-impl<T: Fn(&mut NodeRow) + Copy + Send + 'static> Set for T {}
+pub(crate) trait Set: Fn(&mut NodeRow) + Clone + Send + 'static {}
+impl<T: Fn(&mut NodeRow) + Clone + Send + 'static> Set for T {}
 
 /// Calls `then` once it is on disk, with the rows as they stand there.
 pub(crate) fn once_written(store: &Store, settled: Settled, then: impl FnOnce(Vec<Change>) + Send + 'static) {
@@ -80,9 +80,10 @@ impl Site {
         let settled = self.change(|registry| {
             let mut owed = Owed::new().with(rest);
             let changed: Vec<_> =
-                nodes.iter().copied().filter(|id| registry.apply_in_memory(*id, set)).collect();
+                nodes.iter().copied().filter(|id| registry.apply_in_memory(*id, &set)).collect();
             for id in &changed {
-                owed = owed.amend(NODES, id.to_string(), move |old| amended(old, set));
+                let set = set.clone();
+                owed = owed.amend(NODES, id.to_string(), move |old| amended(old, &set));
             }
             let settled = self.store.owe(owed);
             if settled.is_err() {

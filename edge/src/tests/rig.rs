@@ -119,6 +119,39 @@ impl Edge {
         self.running.commands.ask(request, TIME).await
     }
 
+    /// `node.decommission` with the name typed.
+    pub(super) async fn ask_confirmed(
+        &self,
+        selector: &str,
+        name: &str,
+        args: Value,
+    ) -> Result<Standing, Error> {
+        self.ask_confirmed_as(&uuid::Uuid::new_v4().to_string(), selector, name, args).await
+    }
+
+    pub(super) async fn ask_confirmed_as(
+        &self,
+        id: &str,
+        selector: &str,
+        name: &str,
+        args: Value,
+    ) -> Result<Standing, Error> {
+        self.running.commands.ask(self.decommission(id, selector, name, args), TIME).await
+    }
+
+    pub(super) fn decommission(&self, id: &str, selector: &str, name: &str, args: Value) -> Request {
+        Request {
+            command_id: id.to_owned(),
+            operation: "node.decommission".to_owned(),
+            selector: selector.to_owned(),
+            args: args.as_object().cloned().unwrap_or_default(),
+            reason: "a test".to_owned(),
+            confirm: name.to_owned(),
+            actor: "local".to_owned(),
+            ..Request::default()
+        }
+    }
+
     /// Mints a token as an operator does: the secret stays here.
     pub(super) async fn token(&self, name: &str) -> (String, Secret) {
         self.token_for(name, 900, true).await
@@ -209,6 +242,7 @@ impl Edge {
 pub(super) struct FakeNode {
     pub(super) id: NodeId,
     pub(super) identity: ClientIdentity,
+    pub(super) key: Arc<KeyPair>,
     pub(super) instance: InstanceId,
     pub(super) hello: NodeHelloRequest,
     pub(super) versions: VersionRange,
@@ -242,6 +276,7 @@ impl FakeNode {
         Self {
             id: NodeId::parse(&answer.node_id).unwrap(),
             identity: ClientIdentity::new(chain, key.private_key()),
+            key: Arc::new(key),
             instance: InstanceId::random(),
             hello: NodeHelloRequest {
                 node_id: answer.node_id.clone(),

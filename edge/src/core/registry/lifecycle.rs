@@ -6,9 +6,9 @@
 use std::sync::Arc;
 
 use umbel_contracts::proto::node::NodeInventory;
-use umbel_wire::NodeId;
+use umbel_wire::{Code, Error, NodeId};
 
-use super::node::{Lifecycle, NodeRow};
+use super::node::{Lifecycle, Node, NodeRow};
 use super::{Call, Registry, ReportRow};
 
 impl<H: Clone> Registry<H> {
@@ -37,6 +37,35 @@ impl<H: Clone> Registry<H> {
     /// Connections to be closed as revoked, those of the last changes.
     pub(crate) fn take_evicted(&mut self) -> Vec<H> {
         std::mem::take(&mut self.evicted)
+    }
+
+    /// Whether a node may be called so. Tombstones' names are free.
+    ///
+    /// # Errors
+    /// CONFLICT `NAME_TAKEN`.
+    pub(crate) fn name_free(&self, id: NodeId, name: &str) -> Result<(), Error> {
+        let taken = |node: &Arc<Node>| node.id != id && !node.is_tombstone() && node.row.name == name;
+        if !self.reserved_names.contains(name) && !self.nodes.values().any(taken) {
+            return Ok(());
+        }
+        let message =
+            format!("another node of this site is called {name}; names tell people which one is meant");
+        Err(Error::new(Code::Conflict, "NAME_TAKEN", message))
+    }
+
+    /// Keeps a free name for one rename, until [`Registry::release_name`].
+    ///
+    /// # Errors
+    /// As [`Registry::name_free`].
+    pub(crate) fn reserve_name(&mut self, id: NodeId, name: &str) -> Result<(), Error> {
+        self.name_free(id, name)?;
+        self.reserved_names.insert(name.to_owned());
+        Ok(())
+    }
+
+    /// The rename is done, or came to nothing.
+    pub(crate) fn release_name(&mut self, name: &str) {
+        self.reserved_names.remove(name);
     }
 
     // Whoever owns the node owns it no longer; its leases end.

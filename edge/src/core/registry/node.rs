@@ -159,6 +159,11 @@ impl Node {
             && self.row.lifecycle == Lifecycle::Enrolled
     }
 
+    /// It was decommissioned: only its identity is left.
+    pub(crate) fn is_tombstone(&self) -> bool {
+        self.row.lifecycle == Lifecycle::Decommissioned
+    }
+
     /// The labels people gave it over those of its own file.
     pub(crate) fn all_labels(&self) -> BTreeMap<String, String> {
         let mut labels = self.labels.clone();

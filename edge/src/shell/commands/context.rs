@@ -79,6 +79,7 @@ impl Context<'_> {
             operation: self.request.operation.clone(),
             digest: self.request.digest(),
             actor: self.request.actor.clone(),
+            reason: self.request.reason.clone(),
             selector: self.request.selector.clone(),
             phase: CommandPhase::Accepted,
             message: String::new(),

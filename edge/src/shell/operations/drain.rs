@@ -11,8 +11,8 @@ use umbel_contracts::operations::{NodeDrainArgs, NodeOutcome};
 use umbel_wire::clock::Wall;
 use umbel_wire::{Code, Error, NodeId};
 
-use super::nodes;
-use crate::core::commands::CommandRow;
+use super::nodes::{self, Deed, Full};
+use crate::core::commands::{CommandRow, Request};
 use crate::shell::commands::{Commands, Context, Running};
 use crate::shell::events::Happened;
 
@@ -23,29 +23,37 @@ const LONGEST: u64 = 86_400;
 /// Progress is told this often.
 const PROGRESS: Duration = Duration::from_secs(2);
 
+/// As it is told.
+const DRAINING: Deed = Deed { kind: "node_draining", what: "takes no new request", full: Full::InForce };
+
 pub(super) async fn start(context: &Context<'_>, args: NodeDrainArgs) -> Result<(), Error> {
-    let seconds = args.deadline_seconds.unwrap_or(PATIENCE.as_secs());
-    if seconds > LONGEST {
-        let message = format!("deadline_seconds must be at most {LONGEST}");
-        return Err(Error::new(Code::InvalidArgument, "ARGS", message));
-    }
-    let mut patience = Duration::from_secs(seconds);
-    if !context.request.deadline.is_zero() {
-        patience = patience.min(context.request.deadline);
-    }
+    let patience = patience(context.request, args.deadline_seconds)?;
     let until = context.commands.site.wall() + patience;
     let begun = context.begun();
-    let row = |chosen: &[Arc<crate::core::registry::node::Node>]| CommandRow {
-        phase: CommandPhase::Running,
-        nodes: chosen.iter().map(|node| node.id.to_string()).collect(),
-        until_unix_ms: Some(until.unix_ms()),
-        ..begun.clone()
+    let row = |chosen: &[Arc<crate::core::registry::node::Node>]| {
+        Ok(CommandRow {
+            phase: CommandPhase::Running,
+            nodes: chosen.iter().map(|node| node.id.to_string()).collect(),
+            until_unix_ms: Some(until.unix_ms()),
+            ..begun.clone()
+        })
     };
-    let row = nodes::mark(context, "node_draining", |row| row.draining = true, row).await?;
+    let row = nodes::mark(context, DRAINING, |row| row.draining = true, row).await?;
     if let Some(running) = context.commands.running(&context.request.command_id) {
         resume(context.commands, context.request.command_id.clone(), row, running);
     }
     Ok(())
+}
+
+/// How long held leases may take.
+pub(super) fn patience(request: &Request, asked: Option<u64>) -> Result<Duration, Error> {
+    let seconds = asked.unwrap_or(PATIENCE.as_secs());
+    if seconds > LONGEST {
+        let message = format!("deadline_seconds must be at most {LONGEST}");
+        return Err(Error::new(Code::InvalidArgument, "ARGS", message));
+    }
+    let patience = Duration::from_secs(seconds);
+    Ok(if request.deadline.is_zero() { patience } else { patience.min(request.deadline) })
 }
 
 /// Waits for the leases of a drain that is stored, also one that a restart interrupted.
@@ -74,7 +82,7 @@ pub(crate) fn resume(commands: &Arc<Commands>, id: String, row: CommandRow, runn
                 "DRAIN_DEADLINE",
                 "leases are still held; the nodes stay draining and finish them",
             )),
-            never = progress(&commands, &id, &ids) => never,
+            () = progress(&commands, &id, &ids) => Ok(()),
         };
         let nodes = outcomes(&commands, &ids);
         let ended = match outcome {
@@ -88,7 +96,8 @@ pub(crate) fn resume(commands: &Arc<Commands>, id: String, row: CommandRow, runn
     });
 }
 
-async fn progress(commands: &Commands, id: &str, ids: &[NodeId]) -> Result<(), Error> {
+/// Tells how many requests are left, for ever.
+pub(super) async fn progress(commands: &Commands, id: &str, ids: &[NodeId]) {
     let held = || outcomes(commands, ids).iter().map(|node| node.in_flight).sum::<u64>();
     let total = held();
     let mut last = None;

@@ -1,7 +1,8 @@
-//! Operations that set a mark on nodes: undrain, eligible, and the first half of drain.
+//! Changes of chosen nodes' rows: undrain, eligible, what `lifecycle` changes, and the first half of drain.
 //!
-//! Invariant: the rows of all chosen nodes change in one transaction, or none does; a repeated one changes nothing
-//! and says so.
+//! Owns proposing them and what becomes of them when the store takes no writes. Leaves each transition to
+//! `core/registry/identity.rs`. Invariant: the rows of all chosen nodes change in one transaction, or none does; a
+//! repeated one changes nothing and says so.
 
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use umbel_contracts::operations::{NodeOutcome, NodeUndrain, NodesResult};
 use umbel_store::{Commit, CommitError};
 use umbel_wire::{Code, Error, NodeId};
 
-use super::{result, select, stored};
+use super::{invalid, result, select, stored};
 use crate::core::commands::{CommandRow, Request};
 use crate::core::registry::node::{Node, NodeRow};
 use crate::shell::commands::{Commands, Context, store_error};
@@ -18,6 +19,12 @@ use crate::shell::events::Happened;
 use crate::shell::owing::Set;
 use crate::shell::site::Site;
 
+/// Longest node or key name, label key or value, in bytes.
+pub(super) const NAME: usize = 63;
+/// Most labels that people give a node.
+pub(super) const LABELS: usize = 32;
+/// Nodes that one audit entry names one by one.
+const SUBJECTS: usize = 16;
 /// How often a change is proposed again when a row changed in the same moment.
 const TRIES: usize = 8;
 
@@ -43,7 +50,7 @@ pub(super) fn outcome(site: &Site, node: &Node, row: &NodeRow, not_durable: bool
     }
 }
 
-fn changed(chosen: Vec<Arc<Node>>, set: &dyn Fn(&mut NodeRow)) -> Vec<(Arc<Node>, NodeRow)> {
+fn changed(chosen: Vec<Arc<Node>>, set: &dyn Fn(&mut NodeRow)) -> Changes {
     chosen
         .into_iter()
         .map(|node| {
@@ -59,64 +66,143 @@ pub(super) fn preview(
     commands: &Commands,
     request: &Request,
     set: impl Fn(&mut NodeRow),
-) -> Result<NodesResult, Error> {
+    shape: Shape,
+) -> Result<Value, Error> {
     let changes = changed(select(commands, &request.selector)?, &set);
-    let nodes = changes.iter().map(|(node, row)| outcome(&commands.site, node, row, false)).collect();
-    Ok(NodesResult { nodes })
+    check(&changes)?;
+    shape(&commands.site, &changes, false)
 }
 
-/// A change that is done with its first write. `undoes`: it may take back in memory what is in memory only.
+/// What happens when the store takes no writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Full {
+    /// The change is refused.
+    Refuse,
+    /// It may take back in memory what is in memory only.
+    TakeBack,
+    /// It takes force in memory: it ends harm.
+    InForce,
+}
+
+/// A change of nodes, as it is told and done.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Deed {
+    /// Of the event.
+    pub(super) kind: &'static str,
+    /// What the node does from now on.
+    pub(super) what: &'static str,
+    pub(super) full: Full,
+}
+
+type Changes = Vec<(Arc<Node>, NodeRow)>;
+
+/// The result of changed nodes; the flag: in memory only.
+pub(super) type Shape = fn(&Site, &[(Arc<Node>, NodeRow)], bool) -> Result<Value, Error>;
+
+/// As most operations on nodes give it.
+pub(super) fn outcomes(
+    site: &Site,
+    changes: &[(Arc<Node>, NodeRow)],
+    in_memory: bool,
+) -> Result<Value, Error> {
+    let one =
+        |(node, row): &(Arc<Node>, NodeRow)| outcome(site, node, row, in_memory && only_here(node, row));
+    value(changes.iter().map(one).collect())
+}
+
+/// While the store takes no writes: whether a row is on disk as it will stand.
+pub(super) fn only_here(node: &Node, row: &NodeRow) -> bool {
+    node.row != *row || node.unwritten > 0
+}
+
+/// A change that is done with its first write.
 pub(super) async fn change(
     context: &Context<'_>,
-    kind: &'static str,
+    deed: Deed,
     set: impl Set,
-    undoes: bool,
+    shape: Shape,
 ) -> Result<(), Error> {
     for _ in 0..TRIES {
         let changes = changed(select(context.commands, &context.request.selector)?, &set);
+        check(&changes)?;
         let site = &context.commands.site;
-        let mut nodes: Vec<_> = changes.iter().map(|(node, row)| outcome(site, node, row, false)).collect();
-        let durable = value(nodes.clone())?;
+        let durable = shape(site, &changes, false)?;
         let also = context.outcome(&stored(&durable)).audit(context.audit(subjects(&changes)));
         let told = match apply(site, &changes, also.clone()).await {
             Ok(None) => continue,
             Ok(Some(())) => durable,
-            Err(error) if is_full(&error) && undoes && only_in_memory(&changes) => {
+            Err(error) if is_full(&error) && may_owe(deed.full, &changes) => {
                 site.owe_nodes(&ids(&changes), set, also)?;
-                nodes.iter_mut().for_each(|node| node.not_durable = node.changed);
-                value(nodes)?
+                shape(site, &changes, true)?
             }
             Err(error) => return Err(error),
         };
-        tell(site, kind, &changes, &context.request.reason);
+        tell(site, deed, &changes, &context.request.reason);
         context.done(told);
         return Ok(());
     }
     Err(store_error(&CommitError::Conflict(0)))
 }
 
+fn may_owe(full: Full, changes: &Changes) -> bool {
+    match full {
+        Full::Refuse => false,
+        Full::TakeBack => only_in_memory(changes),
+        Full::InForce => true,
+    }
+}
+
+/// What no row may become, whatever changes it.
+fn check(changes: &Changes) -> Result<(), Error> {
+    changes.iter().filter(|(node, row)| node.row != *row).try_for_each(|(_, row)| {
+        check_name("name", &row.name)?;
+        check_labels(&row.labels)
+    })
+}
+
+pub(super) fn check_name(what: &str, name: &str) -> Result<(), Error> {
+    let sound = !name.trim().is_empty() && name.len() <= NAME && !name.chars().any(char::is_control);
+    if sound {
+        Ok(())
+    } else {
+        Err(invalid("ARGS", format!("{what} must have 1 to {NAME} printable characters")))
+    }
+}
+
+pub(super) fn check_labels(labels: &std::collections::BTreeMap<String, String>) -> Result<(), Error> {
+    if labels.len() > LABELS {
+        return Err(invalid("ARGS", format!("a node has at most {LABELS} labels")));
+    }
+    labels.iter().try_for_each(|(key, value)| {
+        check_name("a label's key", key)?;
+        check_name("a label's value", value)
+    })
+}
+
 /// Marks the chosen nodes and stores the command as running: its row. A drain takes force in memory even when the
 /// store cannot be written.
 pub(super) async fn mark(
     context: &Context<'_>,
-    kind: &'static str,
+    deed: Deed,
     set: impl Set,
-    row: impl Fn(&[Arc<Node>]) -> CommandRow,
+    row: impl Fn(&[Arc<Node>]) -> Result<CommandRow, Error>,
 ) -> Result<CommandRow, Error> {
     let site = &context.commands.site;
     for _ in 0..TRIES {
         let chosen = select(context.commands, &context.request.selector)?;
-        let command = row(&chosen);
+        let command = row(&chosen)?;
         let changes = changed(chosen, &set);
         let also = context.storing(&command).audit(context.audit(subjects(&changes)));
         match apply(site, &changes, also.clone()).await {
             Ok(None) => continue,
             Ok(Some(())) => {}
-            Err(error) if is_full(&error) => site.owe_nodes(&ids(&changes), set, also)?,
+            Err(error) if is_full(&error) && may_owe(deed.full, &changes) => {
+                site.owe_nodes(&ids(&changes), set, also)?;
+            }
             Err(error) => return Err(error),
         }
         context.stored(&command);
-        tell(site, kind, &changes, &context.request.reason);
+        tell(site, deed, &changes, &context.request.reason);
         return Ok(command);
     }
     Err(store_error(&CommitError::Conflict(0)))
@@ -126,44 +212,38 @@ fn is_full(error: &Error) -> bool {
     error.code == Code::InsufficientStorage
 }
 
-fn ids(changes: &[(Arc<Node>, NodeRow)]) -> Vec<NodeId> {
+fn ids(changes: &Changes) -> Vec<NodeId> {
     changes.iter().map(|(node, _)| node.id).collect()
 }
 
 /// Whether it changes anything, and only rows that are not on disk as they stand.
-fn only_in_memory(changes: &[(Arc<Node>, NodeRow)]) -> bool {
+fn only_in_memory(changes: &Changes) -> bool {
     let mut changed = changes.iter().filter(|(node, row)| node.row != *row).peekable();
     changed.peek().is_some() && changed.all(|(node, _)| node.unwritten > 0)
 }
 
-async fn apply(site: &Site, changes: &[(Arc<Node>, NodeRow)], also: Commit) -> Result<Option<()>, Error> {
+async fn apply(site: &Site, changes: &Changes, also: Commit) -> Result<Option<()>, Error> {
     // Unchanged rows are written too: their preconditions make the answer one consistent reading.
-    site.store_nodes(changes.to_vec(), also).await.map_err(|error| store_error(&error))
+    site.store_nodes(changes.clone(), also).await.map_err(|error| store_error(&error))
 }
 
-fn subjects(changes: &[(Arc<Node>, NodeRow)]) -> String {
-    let mut text: String =
-        changes.iter().take(16).map(|(node, _)| node.id.to_string()).collect::<Vec<_>>().join(",");
-    if changes.len() > 16 {
-        text.push_str(&format!(" and {} more", changes.len() - 16));
+fn subjects(changes: &Changes) -> String {
+    let shown: Vec<_> = changes.iter().take(SUBJECTS).map(|(node, _)| node.id.to_string()).collect();
+    let mut text = shown.join(",");
+    if changes.len() > SUBJECTS {
+        text.push_str(&format!(" and {} more", changes.len() - SUBJECTS));
     }
     text
 }
 
-fn tell(site: &Site, kind: &'static str, changes: &[(Arc<Node>, NodeRow)], reason: &str) {
+fn tell(site: &Site, deed: Deed, changes: &Changes, reason: &str) {
     for (node, row) in changes.iter().filter(|(node, row)| node.row != *row) {
-        let what = match kind {
-            "node_draining" => "takes no new request",
-            "node_undrained" => "takes requests again",
-            "node_eligible" => "may get application traffic",
-            _ => "gets no application traffic",
-        };
-        let mut message = format!("{}: {what}", row.name);
+        let mut message = format!("{}: {}", row.name, deed.what);
         if !reason.is_empty() {
             message.push_str(&format!(" ({reason})"));
         }
         site.events.tell(Happened {
-            kind,
+            kind: deed.kind,
             node_id: node.id.to_string(),
             generation: node.generation.0,
             message,

@@ -9,8 +9,9 @@ use umbel_contracts::operations::{
 };
 use umbel_wire::{Code, Error};
 
-use super::{args, invalid, result, select, stored};
+use super::{args, invalid, matches, parse, result, select_any, stored};
 use crate::core::commands::Request;
+use crate::core::registry::node::Node;
 use crate::shell::commands::{Commands, Context, store_error};
 use crate::shell::status;
 
@@ -41,12 +42,14 @@ pub(super) fn page<T>(
 pub(super) fn nodes(commands: &Commands, request: &Request) -> Result<NodeListResult, Error> {
     let asked = args::<NodeList>(request)?;
     let list = ListArgs { limit: asked.limit, cursor: asked.cursor };
-    let chosen = match select(commands, &request.selector) {
-        Ok(nodes) => nodes,
-        // A site without nodes has an empty list; a selector without a match is a mistake.
-        Err(error) if error.code == Code::NotFound && request.selector.is_empty() => Vec::new(),
-        Err(error) => return Err(error),
-    };
+    let selector = parse(&request.selector)?;
+    let (_, nodes) = commands.site.nodes();
+    let shown = |node: &Arc<Node>| (asked.decommissioned || !node.is_tombstone()) && matches(&selector, node);
+    let chosen: Vec<_> = nodes.into_iter().filter(shown).collect();
+    // A site without nodes has an empty list; a selector without a match is a mistake.
+    if chosen.is_empty() && !request.selector.is_empty() {
+        select_any(commands, &request.selector)?;
+    }
     let (chosen, next_cursor) = page(chosen, &list, |node| node.id.to_string())?;
     let nodes =
         chosen.iter().map(|node| NodeObject::from_proto(status::node(&commands.site, node))).collect();
@@ -54,7 +57,7 @@ pub(super) fn nodes(commands: &Commands, request: &Request) -> Result<NodeListRe
 }
 
 pub(super) fn show(commands: &Commands, selector: &str) -> Result<NodeListResult, Error> {
-    let chosen = select(commands, selector)?;
+    let chosen = select_any(commands, selector)?;
     let nodes =
         chosen.iter().map(|node| NodeObject::from_proto(status::node(&commands.site, node))).collect();
     Ok(NodeListResult { nodes, next_cursor: None })

@@ -17,6 +17,7 @@ use umbel_wire::secret::SecretHash;
 use umbel_wire::token::is_token_id;
 use umbel_wire::{Code, Error};
 
+use super::nodes::{check_labels, check_name};
 use super::reading::page;
 use super::{invalid, result, stored};
 use crate::core::commands::Request;
@@ -24,20 +25,6 @@ use crate::core::enrollment::EnrollmentRow;
 use crate::shell::commands::{Commands, Context, store_error};
 use crate::shell::keys::{Actor, KeyRow, Revoked};
 use crate::shell::site::ENROLLMENTS;
-
-/// Longest node or key name, label key or value, in bytes.
-const NAME: usize = 63;
-/// Most labels of a node.
-const LABELS: usize = 32;
-
-fn check_name(what: &str, name: &str) -> Result<(), Error> {
-    let sound = !name.trim().is_empty() && name.len() <= NAME && !name.chars().any(char::is_control);
-    if sound {
-        Ok(())
-    } else {
-        Err(invalid("ARGS", format!("{what} must have 1 to {NAME} printable characters")))
-    }
-}
 
 /// The row of a token that is asked for.
 pub(super) fn token(
@@ -52,13 +39,7 @@ pub(super) fn token(
         return Err(invalid("ARGS", "secret_sha256 must have 64 hexadecimal digits"));
     };
     check_name("name", &args.name)?;
-    if args.labels.len() > LABELS {
-        return Err(invalid("ARGS", format!("a node has at most {LABELS} labels")));
-    }
-    for (key, value) in &args.labels {
-        check_name("a label's key", key)?;
-        check_name("a label's value", value)?;
-    }
+    check_labels(&args.labels)?;
     if args.expires_in_seconds == 0 || args.expires_in_seconds > LONGEST_LIFE.as_secs() {
         return Err(invalid("ARGS", "expires_in_seconds must be 1 to 86400"));
     }
