@@ -23,6 +23,10 @@ use crate::peer::{PeerCertificate, PeerName, key_hash};
 use crate::secret::random_bytes;
 use crate::tls::{KeyPair, TlsError, parse_chain, to_pem};
 
+mod change;
+
+pub use change::names;
+
 /// How long a client certificate is good.
 pub const CLIENT_VALIDITY: Duration = Duration::from_secs(90 * 24 * 3600);
 /// How long a server certificate is good; the issuer renews its own at two thirds.
@@ -299,10 +303,7 @@ fn read_request(request: &[u8]) -> Result<CertificateSigningRequestParams, Autho
 }
 
 fn leaf(common: &str, now: Wall, validity: Duration) -> CertificateParams {
-    let mut serial = [0; 16];
-    random_bytes(&mut serial);
-    // A serial number is positive and of constant length.
-    serial[0] = serial[0] & 0x7f | 0x40;
+    let serial = random_serial();
     let mut params = CertificateParams::default();
     params.distinguished_name = common_name(common);
     params.serial_number = Some(SerialNumber::from_slice(&serial));
@@ -311,6 +312,14 @@ fn leaf(common: &str, now: Wall, validity: Duration) -> CertificateParams {
     params.use_authority_key_identifier_extension = true;
     set_times(&mut params, now, validity);
     params
+}
+
+fn random_serial() -> [u8; 16] {
+    let mut serial = [0; 16];
+    random_bytes(&mut serial);
+    // A serial number is positive and of constant length.
+    serial[0] = serial[0] & 0x7f | 0x40;
+    serial
 }
 
 fn common_name(name: &str) -> DistinguishedName {

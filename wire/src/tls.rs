@@ -9,11 +9,14 @@ use std::sync::Arc;
 
 use rustls::crypto::CryptoProvider;
 
+mod authority;
 mod client;
 mod explain;
 mod keys;
 mod server;
 
+pub use authority::UnknownAuthority;
+pub(crate) use authority::signed_client;
 pub use client::{ClientIdentity, Trust, api_client, wire_client};
 pub use explain::{explain, explain_io};
 pub use keys::{KeyPair, parse_chain, parse_key, read_pair, to_pem};

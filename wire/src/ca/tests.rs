@@ -4,6 +4,7 @@
 use std::os::unix::fs::MetadataExt;
 
 use super::*;
+use crate::tls::{Trust, wire_client, wire_server};
 
 const NOW: Wall = Wall(1_800_000_000_000);
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -105,4 +106,71 @@ quickcheck::quickcheck! {
         let request = KeyPair::generate().unwrap().signing_request().unwrap();
         request_key_hash(request.get(..at % request.len()).unwrap()).is_err()
     }
+}
+
+/// Row 32: what the chain of a changed CA is to hosts that know the old one, the new one, both, or another.
+#[test]
+fn row_32_a_bridge_leads_from_the_old_ca_to_the_new_one() {
+    // The handshake looks at this host's clock.
+    let now = Wall::now();
+    let dir = tempfile::tempdir().unwrap();
+    let made = |path: &str, name: &str| Authority::create(&dir.path().join(path), name, now).unwrap();
+    let (old, new, other) = (made("ca", "ber1"), made("next", "ber1 2"), made("other", "ber1"));
+    let mut server = new.issue_server(&["ber1.umbel".to_owned()], now, DAY).unwrap();
+    server.chain.push(old.bridge(new.certificate_der(), now).unwrap());
+    server.chain.push(old.certificate_der().clone());
+    let dial = |trust: Trust, chain: &[CertificateDer<'static>]| {
+        let client = wire_client(trust, None).unwrap();
+        let mut client =
+            rustls::ClientConnection::new(client, "ber1.umbel".to_owned().try_into().unwrap()).unwrap();
+        let config = wire_server(chain.to_vec(), server.key.private_key()).unwrap().config();
+        let mut server = rustls::ServerConnection::new(config).unwrap();
+        let mut bytes = Vec::new();
+        let mut answer = Vec::new();
+        while client.is_handshaking() {
+            bytes.clear();
+            client.write_tls(&mut bytes).unwrap();
+            server.read_tls(&mut bytes.as_slice()).unwrap();
+            server.process_new_packets().unwrap();
+            answer.clear();
+            server.write_tls(&mut answer).unwrap();
+            client.read_tls(&mut answer.as_slice()).unwrap();
+            client.process_new_packets().map_err(|error| crate::tls::explain(&error))?;
+        }
+        Ok::<_, String>(())
+    };
+    let ca = |authority: &Authority| Trust::Ca(vec![authority.certificate_der().clone()]);
+    for trust in [
+        ca(&old),
+        ca(&new),
+        Trust::Ca(vec![new.certificate_der().clone(), old.certificate_der().clone()]),
+        Trust::CaDigest(old.digest()),
+        Trust::CaDigest(new.digest()),
+    ] {
+        dial(trust, &server.chain).unwrap();
+    }
+    let settled = server.chain.get(..2).unwrap();
+    dial(ca(&new), settled).unwrap();
+    for (trust, chain) in
+        [(ca(&old), settled), (Trust::CaDigest(old.digest()), settled), (ca(&other), server.chain.as_slice())]
+    {
+        let error = dial(trust, chain).unwrap_err();
+        assert!(error.contains("CA \"Umbel CA ber1 2\""), "{error}");
+        assert!(
+            error.contains("not of the CA that this host trusts") && error.contains("enroll this host"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_ca_knows_what_it_has_signed_at_any_time() {
+    let (_dir, ours) = authority();
+    let (_dir, other) = authority();
+    let key = KeyPair::generate().unwrap();
+    let request = key.signing_request().unwrap();
+    let issued = ours.sign_node(&request, &edge(), NodeId::random(), Wall(1_600_000_000_000), DAY).unwrap();
+    let leaf = CertificateDer::from(issued.chain.first().unwrap().clone());
+    assert_eq!(issued.issuer, ours.digest());
+    assert!(ours.has_signed(&leaf) && !other.has_signed(&leaf));
 }

@@ -11,6 +11,7 @@ use rustls::crypto::WebPkiSupportedAlgorithms;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
+use super::authority::{NamingVerifier, UnknownAuthority};
 use super::{ALPN, TlsError, not_spoken, provider};
 use crate::ca::certificate_digest;
 
@@ -96,14 +97,16 @@ fn client(trust: Trust, identity: Option<ClientIdentity>) -> Result<ClientConfig
     })
 }
 
-fn anchored(certificates: &[CertificateDer<'static>]) -> Result<Arc<WebPkiServerVerifier>, TlsError> {
+fn anchored(certificates: &[CertificateDer<'static>]) -> Result<Arc<NamingVerifier>, TlsError> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates {
         roots.add(certificate.clone())?;
     }
-    WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider())
+    let inner = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider())
         .build()
-        .map_err(|error| TlsError::Malformed { what: "CA certificate", why: error.to_string() })
+        .map_err(|error| TlsError::Malformed { what: "CA certificate", why: error.to_string() })?;
+    let trusted = certificates.iter().map(|certificate| certificate_digest(certificate)).collect();
+    Ok(Arc::new(NamingVerifier::new(inner, trusted)))
 }
 
 /// Trusts the CA of a digest that the server itself sends, and then verifies as if it had been configured.
@@ -125,7 +128,7 @@ impl ServerCertVerifier for DigestVerifier {
         let authority = intermediates
             .iter()
             .find(|certificate| certificate_digest(certificate) == self.digest)
-            .ok_or(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer))?;
+            .ok_or_else(|| UnknownAuthority::new(end_entity, intermediates, vec![self.digest]).error())?;
         let verifier = anchored(&[authority.clone().into_owned()])
             .map_err(|_| rustls::Error::InvalidCertificate(CertificateError::BadEncoding))?;
         verifier.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)

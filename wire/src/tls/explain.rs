@@ -2,6 +2,8 @@
 
 use rustls::{AlertDescription, CertificateError, Error};
 
+use super::UnknownAuthority;
+
 /// What went wrong and what to do, in one sentence, for a dialer. Names no address.
 #[must_use]
 pub fn explain(error: &Error) -> String {
@@ -54,6 +56,10 @@ fn explain_certificate(error: &CertificateError) -> String {
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
             "the server's certificate is for another name: the address leads to another site or server".to_owned()
         }
+        CertificateError::Other(other) => match other.0.downcast_ref::<UnknownAuthority>() {
+            Some(unknown) => unknown.to_string(),
+            None => format!("the server's certificate is refused: {other}"),
+        },
         other => format!("the server's certificate is refused: {other:?}"),
     }
 }
