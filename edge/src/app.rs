@@ -27,7 +27,7 @@ use crate::shell::control;
 use crate::shell::dispatch::{Dispatch, Limits};
 use crate::shell::events::Happened;
 use crate::shell::keys::Keys;
-use crate::shell::nodes::NodeDoor;
+use crate::shell::nodes::{NodeDoor, keep_credentials};
 use crate::shell::site::{Opening, Site};
 use crate::{Config, StartError};
 
@@ -151,14 +151,14 @@ impl Running {
             // Told to the last: a scrape during the drain shows how it goes.
             keeping.spawn(serve_metrics(listener, Arc::clone(&front), CancellationToken::new()));
         }
-        let tls: Arc<TlsServer> = Arc::clone(&certificates.nodes);
-        let door = NodeDoor { site: Arc::clone(&site), authority: Arc::clone(&certificates.authority) };
+        let tls: Arc<TlsServer> = Arc::clone(certificates.authorities.nodes());
+        let door = NodeDoor { site: Arc::clone(&site) };
         serving.spawn(umbel_wire::serve(nodes, tls, Arc::new(door), shutdown.clone()));
-        let authority = certificates.authority_validity();
-        let admin = Arc::new(Admin { commands: Arc::clone(&commands), authority });
+        let admin = Arc::new(Admin { commands: Arc::clone(&commands) });
         serving.spawn(serve_local(local, router(admin, Door::Local), shutdown.clone()));
         serving.spawn(control::keep(Arc::clone(&commands), control_planes, shutdown.clone()));
         keeping.spawn(certificates.watch(shutdown.clone()));
+        keeping.spawn(keep_credentials(Arc::clone(&site), shutdown.clone()));
         site.events.tell(Happened {
             kind: "edge_started",
             message: format!("version {}", env!("CARGO_PKG_VERSION")),
@@ -260,11 +260,11 @@ impl Parts {
             dispatch: Arc::clone(&dispatch),
             times,
             heartbeat: config.liveness.heartbeat,
+            authorities: Arc::clone(&certificates.authorities),
         })
         .await
         .map_err(state)?;
-        let digest = data_encoding::HEXLOWER.encode(&certificates.authority.digest());
-        let commands = Commands::open(Arc::clone(&site), Arc::clone(&keys), digest).await.map_err(state)?;
+        let commands = Commands::open(Arc::clone(&site), Arc::clone(&keys)).await.map_err(state)?;
         let options = FrontOptions {
             body_max: usize::try_from(config.api.body_max).unwrap_or(usize::MAX),
             held_max: config.api.held_max,

@@ -1,10 +1,12 @@
 //! What an edge decides, without a socket, a file, a clock or a random source.
 
 pub(crate) mod admission;
+pub(crate) mod authority;
 pub(crate) mod commands;
 pub(crate) mod credentials;
 pub(crate) mod door;
 pub(crate) mod enrollment;
 pub(crate) mod keys;
 pub(crate) mod registry;
+pub(crate) mod rotation;
 pub(crate) mod settings;

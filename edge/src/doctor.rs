@@ -8,13 +8,12 @@ use std::time::Duration;
 
 use umbel_contracts::daemon::{Check, answers};
 use umbel_store::{OpenError, Store};
-use umbel_wire::ca::Authority;
 use umbel_wire::clock::Wall;
 
 use crate::Config;
 use crate::app::{CONTROL_PLANES, STORE_FILE, STORE_OWNER};
 use crate::core::credentials::CLOCK_FLOOR;
-use crate::shell::authority::ca_dir;
+use crate::shell::authority::{Authorities, ca_dir};
 use crate::shell::control::membership::{self, Membership, REJECTION};
 
 /// For each address of a control plane.
@@ -60,11 +59,10 @@ fn state(path: &Path) -> Check {
 }
 
 fn authority(config: &Config) -> Check {
-    match Authority::open(&ca_dir(config)) {
-        Ok(authority) => Check::passed(
-            "authority",
-            format!("certificate SHA-256 {}", data_encoding::HEXLOWER.encode(&authority.digest())),
-        ),
+    match Authorities::open(&ca_dir(config), config.site.as_str()) {
+        Ok(authorities) => {
+            Check::passed("authority", format!("certificate SHA-256 {}", authorities.held().sha256()))
+        }
         Err(error) => Check::failed(
             "authority",
             error.to_string(),

@@ -10,7 +10,7 @@ use umbel_wire::clock::Wall;
 use umbel_wire::files;
 
 use crate::app::{STORE_FILE, STORE_OWNER};
-use crate::shell::authority::ca_dir;
+use crate::shell::authority::{ca_dir, is_initialised};
 use crate::{Config, StartError};
 
 /// What `init` made.
@@ -33,7 +33,7 @@ pub fn init(config: &Config) -> Result<Initialised, StartError> {
     let failed = |error: &dyn std::fmt::Display| StartError::State(format!("{}: {error}", state.display()));
     files::private_dir(state).map_err(|error| failed(&error))?;
     let directory = ca_dir(config);
-    if directory.join(CERTIFICATE_FILE).exists() {
+    if is_initialised(&directory) {
         return Err(StartError::State(format!(
             "{} holds a site's authority already; nothing was changed. To start anew, give the new site another \
              state_dir: enrolled nodes trust this one.",

@@ -16,7 +16,6 @@ use umbel_wire::{
 
 use super::credentials::{self, Good};
 use super::registry::Registry;
-use super::registry::problems::CERTIFICATE_EXPIRED;
 
 /// What a newcomer shows, and when and where.
 #[derive(Clone, Copy, Debug)]
@@ -66,7 +65,7 @@ pub(crate) fn knock<H: Clone>(
     named: &str,
     handle: H,
 ) -> Result<(NodeId, Knock<H>), Error> {
-    let (id, good) = credential(registry, shown)?;
+    let (id, _) = credential(registry, shown)?;
     if named.is_empty() {
         let message = "the hello names no node_id; the agent's state directory is not complete";
         return Err(Error::new(Code::InvalidArgument, "NODE_ID_EMPTY", message));
@@ -75,7 +74,7 @@ pub(crate) fn knock<H: Clone>(
         let message = "the hello names another node than its certificate does; enroll this host anew";
         return Err(Error::new(Code::PermissionDenied, "NODE_ID_FOREIGN", message));
     }
-    expiry_problem(registry, id, good, shown.wall);
+    registry.judge_credential(id, shown.wall);
     let knock = registry.slots.knock(shown.now, &id, shown.instance, shown.attempt, handle);
     if let Knock::Accept(accepted) = &knock {
         registry.registered(id, accepted.generation);
@@ -101,15 +100,4 @@ pub(crate) fn probed<H: Clone>(
         registry.registered(id, accepted.generation);
     }
     Ok(answer)
-}
-
-fn expiry_problem<H: Clone>(registry: &mut Registry<H>, id: NodeId, good: Good, wall: Wall) {
-    match good {
-        Good::Valid => registry.solved(id, CERTIFICATE_EXPIRED, &id.to_string()),
-        Good::Expired => {
-            let message = "its certificate has ended; it may still connect for 30 days: enroll the host anew";
-            let wall = wall.unix_ms();
-            registry.problem(id, CERTIFICATE_EXPIRED, id.to_string(), message.to_owned(), wall, None);
-        }
-    }
 }

@@ -25,6 +25,9 @@ pub(crate) struct EnrollmentRow {
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) eligible: bool,
     pub(crate) created_by: String,
+    /// The authority that its text names: SHA-256 of the certificate, in hexadecimal. Empty: the site's first.
+    #[serde(default)]
+    pub(crate) ca_sha256: String,
 }
 
 impl EnrollmentRow {

@@ -6,6 +6,7 @@
 //! sees raises the revision.
 
 mod clock;
+mod credentials;
 pub(crate) mod identity;
 mod judge;
 mod lifecycle;
@@ -37,6 +38,8 @@ use umbel_store::Position;
 use umbel_wire::liveness::{Liveness, State, Times};
 use umbel_wire::slots::{Owner, Slots};
 use umbel_wire::{Generation, KeyHash, NodeId};
+
+use crate::core::authority::AuthorityRow;
 
 use self::node::{Declared, Node, NodeRow, ReportRow};
 use self::problems::Problem;
@@ -78,6 +81,8 @@ pub(crate) struct Registry<H> {
     targets: Targets,
     // Names that a rename under way takes.
     reserved_names: BTreeSet<String>,
+    // Which authorities there are; `None` until the site is open.
+    authority: Option<AuthorityRow>,
     changed: bool,
     revision: u64,
 }
@@ -103,6 +108,7 @@ impl<H: Clone> Registry<H> {
             evicted: Vec::new(),
             targets: Targets::default(),
             reserved_names: BTreeSet::new(),
+            authority: None,
             changed: true,
             revision: 0,
         }
@@ -122,6 +128,7 @@ impl<H: Clone> Registry<H> {
         self.liveness.insert(id, seen);
         node.liveness = self.liveness.state(&id).unwrap_or(State::Never);
         node.settings.desired = self.targets.of(&id);
+        node.lacks_authority = self.lacks(&node.report.trusts);
         for engine in &node.report.engines {
             index(&mut self.models, id, engine);
         }

@@ -16,7 +16,6 @@ use umbel_contracts::objects::{
 use umbel_contracts::operations::{self, Class};
 use umbel_contracts::proto::control::EdgeStatusRequest;
 use umbel_contracts::serve::{AuditQuestion, Caller, CommandCall, Feed, Fleet, Follow, StatusQuestion, Told};
-use umbel_wire::clock::Wall;
 use umbel_wire::{Code, Error};
 
 use crate::core::commands::Request;
@@ -27,8 +26,6 @@ use crate::shell::status::{self, Question, Reading};
 /// The site behind its local socket.
 pub(crate) struct Admin {
     pub(crate) commands: Arc<Commands>,
-    /// The authority's certificate begins and ends: when the site was made, and how long it can be.
-    pub(crate) authority: (Wall, Wall),
 }
 
 impl Admin {
@@ -80,6 +77,7 @@ impl Admin {
 
     async fn itself(&self) -> EdgeObject {
         let site = &self.commands.site;
+        let held = site.authorities.held();
         let operations = operations::ALL
             .iter()
             .map(|spec| OperationObject { name: spec.name.to_owned(), class: spec.class.as_str().to_owned() })
@@ -98,12 +96,12 @@ impl Admin {
             // Its own authority's: an edge asked directly shows whom its nodes trust.
             credential: CredentialObject {
                 state: CredentialState::Active,
-                key_sha256: self.commands.ca_sha256.clone(),
-                not_after: timestamp(self.authority.1.unix_ms()),
+                key_sha256: held.sha256(),
+                not_after: timestamp(held.signing().not_after().unix_ms()),
                 revoked_at: None,
                 revoked_reason: None,
             },
-            enrolled_at: timestamp(self.authority.0.unix_ms()),
+            enrolled_at: timestamp(held.signing().not_before().unix_ms()),
             last_summary: Some(SummaryObject::from_proto(status::summary(site).await)),
             last_summary_age_ms: Some(0),
             problems: Vec::new(),

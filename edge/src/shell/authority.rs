@@ -4,16 +4,17 @@
 //! never has to be kept or renewed by hand; the certificate of the HTTPS front is the operator's and is read again
 //! when its file changes. Invariant: the authority's key leaves neither its 0600 file nor this process.
 
+mod held;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use tokio_util::sync::CancellationToken;
-use umbel_wire::ca::{Authority, SERVER_VALIDITY};
 use umbel_wire::clock::Wall;
-use umbel_wire::peer::PeerCertificate;
-use umbel_wire::tls::{TlsServer, front_server, read_pair, wire_server};
+use umbel_wire::tls::{TlsServer, front_server, read_pair};
 
+pub(crate) use self::held::{Authorities, is_initialised};
 use crate::{Config, StartError};
 
 /// Directory of the authority in the state directory.
@@ -36,35 +37,19 @@ struct Given {
 
 /// Keys and certificates in use.
 pub(crate) struct Certificates {
-    pub(crate) authority: Arc<Authority>,
-    pub(crate) nodes: Arc<TlsServer>,
-    server_name: String,
+    pub(crate) authorities: Arc<Authorities>,
     given: Option<Given>,
 }
 
 impl Certificates {
     /// Opens the authority and makes or reads the servers' certificates.
     pub(crate) fn open(config: &Config) -> Result<Self, StartError> {
-        let authority = Authority::open(&ca_dir(config)).map_err(|error| {
-            StartError::State(format!(
-                "{error}. If this site is new, run `umbel edge init` first; if it is not, restore the directory from a \
-                 backup: a new authority would lock out every enrolled node."
-            ))
-        })?;
-        let server_name = format!("{}.umbel", config.site);
-        let (chain, key) = issue(&authority, &server_name)?;
-        let nodes = wire_server(chain, key).map_err(|error| StartError::Failed(error.to_string()))?;
+        let authorities = Authorities::open(&ca_dir(config), config.site.as_str())?;
         let given = match (&config.api.cert_file, &config.api.key_file) {
             (Some(chain), Some(key)) => Some(Given::open(chain, key)?),
             _ => None,
         };
-        Ok(Self { authority: Arc::new(authority), nodes, server_name, given })
-    }
-
-    /// From when to when the authority's own certificate holds.
-    pub(crate) fn authority_validity(&self) -> (Wall, Wall) {
-        let read = PeerCertificate::parse(self.authority.certificate_der());
-        read.map_or((Wall(0), Wall(0)), |certificate| (certificate.not_before, certificate.not_after))
+        Ok(Self { authorities: Arc::new(authorities), given })
     }
 
     /// The HTTPS front's certificate, if the file names one.
@@ -75,7 +60,7 @@ impl Certificates {
     /// Renews what is about to end and reads again what changed, until it is cancelled.
     pub(crate) async fn watch(mut self, shutdown: CancellationToken) {
         while shutdown.run_until_cancelled(tokio::time::sleep(LOOK_EVERY)).await.is_some() {
-            if Wall::now() >= self.nodes.renew_at() {
+            if Wall::now() >= self.authorities.nodes().renew_at() {
                 self.renew();
             }
             if let Some(given) = &mut self.given {
@@ -85,10 +70,7 @@ impl Certificates {
     }
 
     fn renew(&self) {
-        let renewed = issue(&self.authority, &self.server_name).and_then(|(chain, key)| {
-            self.nodes.reload(chain, key).map_err(|error| StartError::Failed(error.to_string()))
-        });
-        match renewed {
+        match self.authorities.renew() {
             Ok(()) => tracing::info!("the nodes' port has a new certificate"),
             Err(error) => tracing::error!("the certificate of the nodes' port cannot be renewed: {error}"),
         }
@@ -122,13 +104,4 @@ impl Given {
 /// When the two files were written.
 fn changed(chain: &Path, key: &Path) -> [Option<SystemTime>; 2] {
     [chain, key].map(|path| std::fs::metadata(path).and_then(|meta| meta.modified()).ok())
-}
-
-type Pair = (Vec<rustls::pki_types::CertificateDer<'static>>, rustls::pki_types::PrivateKeyDer<'static>);
-
-fn issue(authority: &Authority, name: &str) -> Result<Pair, StartError> {
-    let made = authority
-        .issue_server(&[name.to_owned()], Wall::now(), SERVER_VALIDITY)
-        .map_err(|error| StartError::Failed(format!("cannot make the server's certificate: {error}")))?;
-    Ok((made.chain, made.key.private_key()))
 }

@@ -56,7 +56,6 @@ pub(crate) struct Running {
 pub(crate) struct Commands {
     pub(crate) site: Arc<Site>,
     pub(crate) keys: Arc<Keys>,
-    pub(crate) ca_sha256: String,
     table: Mutex<Table>,
     running: Mutex<HashMap<String, Arc<Running>>>,
     // Outcomes that are not on disk yet, because that takes no writes.
@@ -69,11 +68,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Commands {
     /// Takes up what is stored. A drain and a decommission go on; anything else that ran is `failed`, INTERRUPTED.
-    pub(crate) async fn open(
-        site: Arc<Site>,
-        keys: Arc<Keys>,
-        ca_sha256: String,
-    ) -> Result<Arc<Self>, Error> {
+    pub(crate) async fn open(site: Arc<Site>, keys: Arc<Keys>) -> Result<Arc<Self>, Error> {
         let rows = site.store.load(COMMANDS).await.map_err(|error| {
             Error::new(Code::Internal, "STORE_UNREADABLE", format!("{error}; restore the last backup"))
         })?;
@@ -89,7 +84,6 @@ impl Commands {
         let commands = Arc::new(Self {
             site,
             keys,
-            ca_sha256,
             table: Mutex::new(table),
             running: Mutex::default(),
             unwritten: Mutex::default(),

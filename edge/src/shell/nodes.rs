@@ -6,6 +6,7 @@
 //! one generation.
 
 mod enrollment;
+mod rotation;
 mod session;
 
 use std::sync::Arc;
@@ -23,8 +24,10 @@ use umbel_wire::{
 
 use crate::core::door::{self, Shown};
 use crate::core::registry::reports;
+use crate::core::rotation::wanted as rotates;
 use crate::shell::site::Site;
 
+pub(crate) use self::rotation::{Nudge, keep as keep_credentials};
 use self::session::NodeSession;
 
 /// How long the old connection may take to answer a probe.
@@ -39,7 +42,6 @@ const INVENTORY: Duration = Duration::from_secs(600);
 /// The door of the nodes' port.
 pub(crate) struct NodeDoor {
     pub(crate) site: Arc<Site>,
-    pub(crate) authority: Arc<umbel_wire::ca::Authority>,
 }
 
 impl Door for NodeDoor {
@@ -49,11 +51,10 @@ impl Door for NodeDoor {
 
     fn knock(&self, newcomer: Newcomer) -> BoxFuture<'static, ()> {
         let site = Arc::clone(&self.site);
-        let authority = Arc::clone(&self.authority);
         Box::pin(async move {
             match newcomer.hello().purpose {
                 Purpose::Hello => hello(&site, newcomer).await,
-                Purpose::Enroll => enrollment::enroll(&site, &authority, newcomer).await,
+                Purpose::Enroll => enrollment::enroll(&site, newcomer).await,
             }
         })
     }
@@ -91,6 +92,11 @@ async fn judge(site: &Arc<Site>, newcomer: &Newcomer) -> Result<Judged, Box<Reje
     let protocol = door::protocol(newcomer.hello().versions)?;
     let hello = bounds::decode::<NodeHelloRequest>(&newcomer.hello().payload).map_err(refuse)?;
     reports::check_hello(&hello).map_err(refuse)?;
+    if let Some(certificate) = newcomer.certificate()
+        && let Ok(named) = NodeId::parse(&hello.node_id)
+    {
+        rotation::shown(site, named, &certificate.key_hash).await.map_err(refuse)?;
+    }
     let (id, knock) = site
         .change(|registry| {
             door::knock(registry, shown(site, newcomer), &hello.node_id, newcomer.connection())
@@ -168,8 +174,14 @@ fn duplicate(site: &Site, id: NodeId) {
 fn accept(site: &Arc<Site>, newcomer: Newcomer, judged: Judged) {
     let Judged { id, protocol, generation, superseded, hello } = judged;
     let address = newcomer.address();
-    let wall = site.wall().unix_ms();
-    let applied = site.change(|registry| registry.greet(id, generation, protocol, hello, clock::now(), wall));
+    let now = site.wall();
+    let wall = now.unix_ms();
+    let trusts = hello.trusted_ca_sha256.clone();
+    let applied = site.change(|registry| {
+        let answer = registry.greet(id, generation, protocol, hello, clock::now(), wall);
+        registry.trusts(id, generation, &trusts);
+        answer
+    });
     let Ok(mut answer) = applied else {
         // Superseded or revoked between its registration and here.
         let error = reports::stale_error();
@@ -177,6 +189,10 @@ fn accept(site: &Arc<Site>, newcomer: Newcomer, judged: Judged) {
         return newcomer.reject(rejection);
     };
     answer.edge_id = site.edge_id.to_string();
+    let held = site.authorities.held();
+    answer.ca_certificates = held.bundle();
+    let row = site.read(|registry| registry.node(&id).map(|node| node.row.clone()));
+    answer.rotate_credential = row.is_some_and(|row| rotates(&row, &held.row, now).is_some());
     let welcome = WelcomeOut {
         protocol,
         generation,

@@ -14,11 +14,14 @@ use umbel_wire::liveness::Times;
 use umbel_wire::{CloseReason, Code, Connection, EdgeId, Error, Generation, NodeId};
 
 use crate::core::admission;
+use crate::core::authority::AuthorityRow;
 use crate::core::enrollment::{EnrollmentRow, Refusals, Tokens};
 use crate::core::registry::node::{Declared, Node, NodeRow, ProviderState, ReportRow};
 use crate::core::registry::{Call, Notice, Registry};
+use crate::shell::authority::Authorities;
 use crate::shell::dispatch::{Category, Dispatch, ProviderSpec, ProviderUp};
 use crate::shell::events::{Events, Happened};
+use crate::shell::nodes::Nudge;
 
 /// Table of the nodes' stored identities.
 pub(crate) const NODES: &str = "nodes";
@@ -27,8 +30,10 @@ pub(crate) const REPORTS: &str = "reports";
 /// Table of enrollment tokens.
 pub(crate) const ENROLLMENTS: &str = "enrollments";
 /// Table of what this process has to remember of itself.
-const SELF: &str = "self";
+pub(crate) const SELF: &str = "self";
 const WALL: &str = "wall";
+/// Which certificate authorities there are.
+pub(crate) const AUTHORITY: &str = "authority";
 
 /// Generations reserved at a time: at one reconnect a second for each of 10,000 nodes still a rare write.
 const GENERATIONS: u64 = 65_536;
@@ -53,6 +58,8 @@ pub(crate) struct Site {
     pub(crate) dispatch: Arc<Dispatch>,
     pub(crate) events: Events,
     pub(crate) heartbeat: Duration,
+    pub(crate) authorities: Arc<Authorities>,
+    pub(crate) rotations: Nudge,
     pub(crate) started: Instant,
     registry: Mutex<Registry<Connection>>,
     pub(crate) tokens: Mutex<Tokens>,
@@ -74,6 +81,7 @@ pub(crate) struct Opening {
     pub(crate) dispatch: Arc<Dispatch>,
     pub(crate) times: Times,
     pub(crate) heartbeat: Duration,
+    pub(crate) authorities: Arc<Authorities>,
 }
 
 /// How often liveness is judged: a third of the heartbeat, so that `stale` is right to a fraction of one.
@@ -89,12 +97,16 @@ fn unreadable(error: impl std::fmt::Display) -> Error {
 impl Site {
     /// Takes up what is stored. Fails if the store cannot be read.
     pub(crate) async fn open(opening: Opening) -> Result<Arc<Self>, Error> {
-        let Opening { edge_id, name, advertise, store, dispatch, times, heartbeat } = opening;
+        let Opening { edge_id, name, advertise, store, dispatch, times, heartbeat, authorities } = opening;
+        let row = store.get(SELF, AUTHORITY).await.map_err(unreadable)?;
+        let row = row.map(|row| row.json::<AuthorityRow>()).transpose().map_err(unreadable)?;
+        authorities.take_up(row).map_err(unreadable)?;
         let generations = mark(&store, "generation", GENERATIONS).await?;
         let revisions = mark(&store, "revision", REVISIONS).await?;
         let now = clock::now();
         let above = Generation(generations.last());
         let mut registry = Registry::new(times, sweep_period(heartbeat), above, now);
+        registry.set_authority(authorities.held().row.clone());
         let mut reports = std::collections::HashMap::new();
         for row in store.load(REPORTS).await.map_err(unreadable)? {
             reports.insert(row.key.clone(), row.json::<ReportRow>().map_err(unreadable)?);
@@ -119,6 +131,8 @@ impl Site {
             dispatch,
             events,
             heartbeat,
+            authorities,
+            rotations: Nudge::default(),
             started: now,
             registry: Mutex::new(registry),
             tokens: Mutex::new(tokens),

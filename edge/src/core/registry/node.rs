@@ -15,7 +15,7 @@ use umbel_wire::liveness;
 use umbel_wire::{Generation, NodeId};
 
 pub(crate) use super::identity::{Credential, Decision, KeyState, Lifecycle, NodeRow, Retirement, Wanted};
-use super::problems::Problem;
+use super::problems::{CREDENTIAL_EXPIRED, Problem};
 use crate::core::settings::NodeSettings;
 
 /// What a node last declared of an engine, and since when: where nodes differ on a model, the first stands.
@@ -69,6 +69,9 @@ pub(crate) struct ReportRow {
     pub(crate) telemetry_sequence: u64,
     #[serde(default)]
     pub(crate) agent_version: String,
+    /// SHA-256 of each authority's certificate that it trusts, in lower-case hexadecimal; empty: it never said.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) trusts: Vec<String>,
     #[serde(default)]
     pub(crate) engines: Vec<Declared>,
 }
@@ -117,6 +120,8 @@ pub(crate) struct Node {
     pub(crate) protocol: u32,
     pub(crate) generation: Generation,
     pub(crate) liveness: liveness::State,
+    /// It does not trust the newest authority yet.
+    pub(crate) lacks_authority: bool,
     pub(crate) problems: BTreeMap<(&'static str, String), Problem>,
     /// What the node says of itself.
     pub(crate) reported: Vec<Problem>,
@@ -142,6 +147,7 @@ impl Node {
             protocol: 0,
             generation: Generation(0),
             liveness: liveness::State::Never,
+            lacks_authority: false,
             problems: BTreeMap::new(),
             reported: Vec::new(),
         }
@@ -176,8 +182,14 @@ impl Node {
         match self.row.lifecycle {
             Lifecycle::Decommissioned => "decommissioned",
             Lifecycle::Disabled => "disabled",
+            Lifecycle::Enrolled if self.credential_is_lost() => "credential_expired",
             Lifecycle::Enrolled => self.liveness.name(),
         }
+    }
+
+    /// Its certificate opens nothing any more: whatever its host does, it does not come back by itself (row 30).
+    pub(crate) fn credential_is_lost(&self) -> bool {
+        self.session.is_none() && self.problems.contains_key(&(CREDENTIAL_EXPIRED, self.id.to_string()))
     }
 
     /// The state of one of its engines and why, as the node last said to this process.

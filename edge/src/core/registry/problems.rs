@@ -16,6 +16,10 @@ pub(crate) const CLOCK_BEHIND: &str = "CLOCK_BEHIND";
 pub(crate) const CLOCK_AHEAD: &str = "CLOCK_AHEAD";
 /// It connects with a certificate whose time is over, within the grace time.
 pub(crate) const CERTIFICATE_EXPIRED: &str = "CERTIFICATE_EXPIRED";
+/// Its certificate ends soon.
+pub(crate) const CERTIFICATE_ENDS: &str = "CERTIFICATE_ENDS";
+/// Its certificate is over, and so is the grace time.
+pub(crate) const CREDENTIAL_EXPIRED: &str = "CREDENTIAL_EXPIRED";
 
 /// Nothing was heard of the node for the offline time.
 pub(crate) const NODE_OFFLINE: &str = "NODE_OFFLINE";

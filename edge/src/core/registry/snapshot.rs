@@ -73,7 +73,8 @@ fn credential(node: &Node) -> CredentialSummary {
     CredentialSummary {
         not_after_unix_ms: credential.not_after_unix_ms,
         revoked_at_unix_ms: credential.revoked_at_unix_ms.unwrap_or(0),
-        ..CredentialSummary::default()
+        rotating: node.row.rotate.is_some() || node.row.pending.is_some(),
+        lacks_authority: node.lacks_authority,
     }
 }
 

@@ -9,7 +9,7 @@ use prost::Message;
 use umbel_contracts::bounds;
 use umbel_contracts::proto::node::{NodeEnrollRequest, NodeEnrollResponse};
 use umbel_store::{AuditRecord, Commit, CommitError, Position};
-use umbel_wire::ca::{self, Authority};
+use umbel_wire::ca;
 use umbel_wire::enroll::{Claim, ClaimRow, Refusal, claim};
 use umbel_wire::secret::Secret;
 use umbel_wire::{Code, Error, KeyHash, Newcomer, NodeId, clock};
@@ -21,11 +21,11 @@ use crate::core::registry::node::{Credential, NodeRow, ReportRow};
 use crate::shell::events::Happened;
 use crate::shell::site::{ENROLLMENTS, NODES, Site};
 
-pub(super) async fn enroll(site: &Arc<Site>, authority: &Authority, newcomer: Newcomer) {
+pub(super) async fn enroll(site: &Arc<Site>, newcomer: Newcomer) {
     if let Err(rejection) = door::protocol(newcomer.hello().versions) {
         return newcomer.reject(*rejection);
     }
-    match answer(site, authority, &newcomer).await {
+    match answer(site, &newcomer).await {
         Ok(response) => newcomer.answer(response.encode_to_vec()),
         Err(error) => {
             tracing::info!(address = %newcomer.address(), reason = %error.reason, "an enrollment was refused");
@@ -35,11 +35,7 @@ pub(super) async fn enroll(site: &Arc<Site>, authority: &Authority, newcomer: Ne
     }
 }
 
-async fn answer(
-    site: &Arc<Site>,
-    authority: &Authority,
-    newcomer: &Newcomer,
-) -> Result<NodeEnrollResponse, Error> {
+async fn answer(site: &Arc<Site>, newcomer: &Newcomer) -> Result<NodeEnrollResponse, Error> {
     let address = newcomer.address().ip();
     let wait = site.guesses.lock().unwrap_or_else(PoisonError::into_inner).wait(address, clock::now());
     if let Some(wait) = wait {
@@ -61,11 +57,11 @@ async fn answer(
         let claim = claim(site.wall(), row.as_ref().map(|(row, _)| &row.token), &secret, &key);
         match (&claim, row) {
             (Claim::Fresh, Some((row, position))) => {
-                if let Some(response) = fresh(site, authority, &request, &key, row, position).await? {
+                if let Some(response) = fresh(site, &request, &key, row, position).await? {
                     return Ok(response);
                 }
             }
-            (Claim::Replay(claimed), Some((row, _))) => return replay(site, authority, &row, claimed),
+            (Claim::Replay(claimed), Some((row, _))) => return replay(site, &row, claimed),
             (Claim::Refused(refusal), row) => {
                 refused(site, newcomer, &request.token_id, *refusal, row.is_some());
                 return Err(claim.error().unwrap_or_else(malformed));
@@ -100,7 +96,6 @@ fn audit_refusal(site: &Site, subject: &str, why: &str) {
 /// The one conditional write. `None`: somebody else was faster.
 async fn fresh(
     site: &Arc<Site>,
-    authority: &Authority,
     request: &NodeEnrollRequest,
     key: &KeyHash,
     row: EnrollmentRow,
@@ -112,7 +107,9 @@ async fn fresh(
     }
     let wall = site.wall();
     let id = NodeId::random();
-    let issued = authority
+    let held = site.authorities.held();
+    let issued = held
+        .signing()
         .sign_node(&request.signing_request, &site.edge_id, id, wall, ca::CLIENT_VALIDITY)
         .map_err(|error| Error::new(Code::InvalidArgument, "SIGNING_REQUEST", error.to_string()))?;
     let chain: Vec<Vec<u8>> = issued.chain.iter().map(|one| one.to_vec()).collect();
@@ -146,22 +143,18 @@ async fn fresh(
         Err(error) => return Err(unavailable(&error)),
     };
     site.tokens.lock().unwrap_or_else(PoisonError::into_inner).apply(claimed, position);
-    site.change(|registry| registry.insert(id, node, position, ReportRow::default()));
+    let trusts = vec![data_encoding::HEXLOWER.encode(&held.named(&row.ca_sha256).digest())];
+    site.change(|registry| registry.insert(id, node, position, ReportRow { trusts, ..ReportRow::default() }));
     site.events.tell(Happened {
         kind: "node_enrolled",
         node_id: id.to_string(),
         message: format!("{}: enrolled", row.name),
         ..Happened::default()
     });
-    Ok(Some(response(site, authority, id.to_string(), &row, chain, not_after)))
+    Ok(Some(response(site, id.to_string(), &row, chain, not_after)))
 }
 
-fn replay(
-    site: &Site,
-    authority: &Authority,
-    row: &EnrollmentRow,
-    claimed: &ClaimRow,
-) -> Result<NodeEnrollResponse, Error> {
+fn replay(site: &Site, row: &EnrollmentRow, claimed: &ClaimRow) -> Result<NodeEnrollResponse, Error> {
     let id = NodeId::parse(&claimed.subject).map_err(|_| malformed())?;
     let node = site.read(|registry| registry.node(&id).cloned()).ok_or_else(malformed)?;
     // Revoked, disabled or gone since: nothing is given out again.
@@ -171,23 +164,25 @@ fn replay(
     }
     let not_after = credential.not_after_unix_ms;
     let chain = claimed.certificate_chain.clone();
-    Ok(response(site, authority, claimed.subject.clone(), row, chain, not_after))
+    Ok(response(site, claimed.subject.clone(), row, chain, not_after))
 }
 
 fn response(
     site: &Site,
-    authority: &Authority,
     node_id: String,
     row: &EnrollmentRow,
     certificate_chain: Vec<Vec<u8>>,
     not_after_unix_ms: i64,
 ) -> NodeEnrollResponse {
+    // The one that the token's text names: the host compares. The others follow with its first hello.
+    let held = site.authorities.held();
+    let told = held.named(&row.ca_sha256);
     NodeEnrollResponse {
         node_id,
         edge_id: site.edge_id.to_string(),
         name: row.name.clone(),
         certificate_chain,
-        ca_certificate: authority.certificate_der().to_vec(),
+        ca_certificate: told.certificate_der().to_vec(),
         not_after_unix_ms,
     }
 }

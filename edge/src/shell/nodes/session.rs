@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use prost::Message;
 use umbel_contracts::proto::node::{
@@ -21,8 +22,13 @@ use umbel_wire::{
 use crate::core::registry::{StaleGeneration, reports};
 use crate::shell::site::Site;
 
+use super::rotation;
+
 /// Most leases that a node may say it carries: its streams, twice over.
 const LEASES_MAX: usize = 2_048;
+
+/// Between two certificates for one connection: each is a signature and a write.
+const ASKING: Duration = Duration::from_secs(1);
 
 /// The handler of one generation.
 pub(super) struct NodeSession {
@@ -30,11 +36,12 @@ pub(super) struct NodeSession {
     id: NodeId,
     generation: Generation,
     named: AtomicBool,
+    asking: Arc<AtomicBool>,
 }
 
 impl NodeSession {
     pub(super) fn new(site: Arc<Site>, id: NodeId, generation: Generation) -> Self {
-        Self { site, id, generation, named: AtomicBool::new(false) }
+        Self { site, id, generation, named: AtomicBool::new(false), asking: Arc::default() }
     }
 
     /// The time for naming leases has passed since WELCOME.
@@ -99,6 +106,23 @@ impl NodeSession {
         Ok(ack.encode_to_vec())
     }
 
+    // One at a time: each is a signature and a write.
+    fn credential(&self, request: IncomingRequest) {
+        if self.asking.swap(true, Ordering::SeqCst) {
+            let message = "this node's last request for a certificate is not answered yet";
+            let error = Error::new(Code::ResourceExhausted, "ASKING_ALREADY", message);
+            return request.respond(Err(error.with_retry_after(Duration::from_secs(1))));
+        }
+        let (site, id, generation) = (Arc::clone(&self.site), self.id, self.generation);
+        let asking = Arc::clone(&self.asking);
+        tokio::spawn(async move {
+            let answer = rotation::give(&site, id, generation, &request.payload).await;
+            request.respond(answer);
+            tokio::time::sleep(ASKING).await;
+            asking.store(false, Ordering::SeqCst);
+        });
+    }
+
     // A heartbeat taken from a connection that owns nothing would keep a node visible nowhere (row 4). One that was
     // replaced may still finish its streams; where nobody owns the node it has to dial anew.
     fn stale(&self, connection: &Connection) -> Error {
@@ -113,6 +137,9 @@ impl NodeSession {
 
 impl Handler for NodeSession {
     fn on_request(&self, connection: &Connection, request: IncomingRequest) {
+        if request.method == method::NODE_CREDENTIAL {
+            return self.credential(request);
+        }
         let answer = match request.method {
             method::NODE_HEARTBEAT => self.heartbeat(connection, &request.payload),
             method::NODE_LEASES => self.leases(connection, &request.payload),

@@ -62,6 +62,7 @@ pub(super) fn token(
         labels: args.labels,
         eligible: args.eligible,
         created_by: request.actor.clone(),
+        ca_sha256: commands.site.authorities.held().sha256(),
     })
 }
 
@@ -70,7 +71,7 @@ pub(super) fn token_result(commands: &Commands, row: &EnrollmentRow) -> Enrollme
         token_id: row.token.token_id.clone(),
         edge_id: commands.site.edge_id.to_string(),
         addresses: commands.site.advertise.clone(),
-        ca_sha256: commands.ca_sha256.clone(),
+        ca_sha256: row.ca_sha256.clone(),
         expires_at: timestamp(row.token.expires_at_unix_ms),
     }
 }

@@ -1,0 +1,212 @@
+//! A change of the site's certificate authority, step by step, and what is trusted meanwhile.
+//!
+//! Owns the stored row and the order of its steps. Leaves keys, files and signing to `shell/authority`. Invariant:
+//! exactly one authority signs; nodes are told of a new one before it signs, and the old one is trusted until
+//! people say that it is over.
+//!
+//! ```text
+//!   settled --begin--> begun --switch--> switched --finish--> settled (the new one)
+//!      ^--------abort----'
+//! ```
+
+use serde::{Deserialize, Serialize};
+use umbel_wire::{Code, Error};
+
+/// Where a change stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// There is one authority.
+    Settled,
+    /// Nodes are told of the next one; it does not sign yet.
+    Begun,
+    /// The new one signs; the previous one is still trusted.
+    Switched,
+}
+
+impl Phase {
+    /// The word in results.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Settled => "settled",
+            Self::Begun => "begun",
+            Self::Switched => "switched",
+        }
+    }
+}
+
+/// Which authorities there are, as SHA-256 of their certificates in lower-case hexadecimal: table `self`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct AuthorityRow {
+    pub(crate) signing: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) next: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) previous: Option<String>,
+    /// No change has ever been finished: a node that never said whom it trusts trusts this one.
+    #[serde(default)]
+    pub(crate) first: bool,
+}
+
+impl AuthorityRow {
+    /// A site's first.
+    pub(crate) fn first(signing: String) -> Self {
+        Self { signing, next: None, previous: None, first: true }
+    }
+
+    /// Where its change stands.
+    pub(crate) fn phase(&self) -> Phase {
+        match (&self.next, &self.previous) {
+            (Some(_), _) => Phase::Begun,
+            (None, Some(_)) => Phase::Switched,
+            (None, None) => Phase::Settled,
+        }
+    }
+
+    /// Whom nodes are told to trust, the one that signs first.
+    pub(crate) fn trusted(&self) -> impl Iterator<Item = &String> {
+        [Some(&self.signing), self.next.as_ref(), self.previous.as_ref()].into_iter().flatten()
+    }
+
+    /// The one that is trusted in the end.
+    pub(crate) fn newest(&self) -> &str {
+        self.next.as_ref().unwrap_or(&self.signing)
+    }
+
+    /// Whether a node with these in its trust lacks the newest one.
+    pub(crate) fn lacks(&self, trusts: &[String]) -> bool {
+        if trusts.is_empty() {
+            // It never said so: an agent from before it could be changed.
+            return !(self.first && self.phase() == Phase::Settled);
+        }
+        !trusts.iter().any(|one| one == self.newest())
+    }
+
+    /// Whether another one than the one that signs now has signed a certificate; an empty name is the site's first.
+    pub(crate) fn is_old(&self, issuer: &str) -> bool {
+        if issuer.is_empty() {
+            !self.first || self.phase() == Phase::Switched
+        } else {
+            issuer != self.signing
+        }
+    }
+
+    /// A new one is there and is told to nodes.
+    pub(crate) fn begin(&self, made: String) -> Result<Self, Error> {
+        self.must_be(Phase::Settled, "begin")?;
+        Ok(Self { next: Some(made), ..self.clone() })
+    }
+
+    /// The new one signs.
+    pub(crate) fn switch(&self) -> Result<Self, Error> {
+        self.must_be(Phase::Begun, "switch")?;
+        let signing = self.next.clone().unwrap_or_else(|| self.signing.clone());
+        Ok(Self { signing, next: None, previous: Some(self.signing.clone()), first: self.first })
+    }
+
+    /// The previous one is over.
+    pub(crate) fn finish(&self) -> Result<Self, Error> {
+        self.must_be(Phase::Switched, "finish")?;
+        Ok(Self { previous: None, first: false, ..self.clone() })
+    }
+
+    /// `begin` is taken back.
+    pub(crate) fn abort(&self) -> Result<Self, Error> {
+        self.must_be(Phase::Begun, "abort")?;
+        Ok(Self { next: None, ..self.clone() })
+    }
+
+    fn must_be(&self, phase: Phase, step: &str) -> Result<(), Error> {
+        let now = self.phase();
+        if now == phase {
+            return Ok(());
+        }
+        let message = format!(
+            "{step} follows on phase {}, and the change of authority is {}: {}",
+            phase.name(),
+            now.name(),
+            next_step(now)
+        );
+        Err(Error::new(Code::Unprocessable, "CA_PHASE", message))
+    }
+}
+
+/// What follows on a phase.
+pub(crate) fn next_step(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Settled => "nothing is under way; `begin` makes a new authority and tells the nodes of it",
+        Phase::Begun => {
+            "wait until no node lacks the new authority, then `switch`; or take it back with `abort`. A switch cuts \
+             nobody off"
+        }
+        Phase::Switched => {
+            "wait until no node lacks the new authority, then `finish`: a node that lacks it then has to be enrolled \
+             anew"
+        }
+    }
+}
+
+/// What is stored, made to agree with the authorities whose keys are there: the first of `found` is the directory's
+/// own, the others follow from the newest to the oldest. The flag: the one that should sign is missing.
+pub(crate) fn taken_up(stored: Option<AuthorityRow>, found: &[String]) -> Option<(AuthorityRow, bool)> {
+    let there = |digest: &String| found.contains(digest);
+    match stored {
+        Some(row) if there(&row.signing) => {
+            // A next or previous one without its key is nothing that could be switched to or vouch for anybody.
+            let next = row.next.filter(|one| there(one));
+            let previous = row.previous.filter(|one| there(one));
+            Some((AuthorityRow { next, previous, ..row }, false))
+        }
+        // The store is older than the directory: what is there signs.
+        Some(_) => {
+            let newest = found.get(1).or(found.first())?.clone();
+            Some((AuthorityRow { first: false, ..AuthorityRow::first(newest) }, true))
+        }
+        // Others than the directory's own are left of a `begin` that was not stored.
+        None => Some((AuthorityRow::first(found.first()?.clone()), false)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    #[test]
+    fn row_32_a_change_overlaps() {
+        let settled = AuthorityRow::first("a".into());
+        assert!(!settled.lacks(&[]) && !settled.is_old("") && !settled.is_old("a"));
+        let begun = settled.begin("b".into()).unwrap();
+        assert_eq!((begun.phase(), begun.signing.as_str(), begun.newest()), (Phase::Begun, "a", "b"));
+        assert!(begun.lacks(&[]) && begun.lacks(&["a".into()]) && !begun.lacks(&["a".into(), "b".into()]));
+        assert!(!begun.is_old("a") && !begun.is_old(""));
+        assert_eq!(begun.abort().unwrap(), settled);
+        let switched = begun.switch().unwrap();
+        assert_eq!(switched.trusted().collect::<Vec<_>>(), ["b", "a"]);
+        assert!(switched.is_old("a") && switched.is_old("") && !switched.is_old("b"));
+        assert!(switched.lacks(&["a".into()]));
+        let over = switched.finish().unwrap();
+        assert_eq!((over.phase(), over.signing.as_str()), (Phase::Settled, "b"));
+        assert!(over.is_old("") && over.lacks(&[]) && !over.lacks(&["b".into()]));
+        for wrong in
+            [settled.switch(), settled.finish(), settled.abort(), begun.begin("c".into()), begun.finish()]
+        {
+            assert_eq!(wrong.unwrap_err().reason, "CA_PHASE");
+        }
+        assert!(switched.abort().is_err() && switched.begin("c".into()).is_err());
+    }
+
+    #[test]
+    fn what_is_stored_follows_the_keys_that_are_there() {
+        let found = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        assert_eq!(taken_up(None, &[]), None);
+        let (row, lost) = taken_up(None, &found(&["a", "b"])).unwrap();
+        assert_eq!((row, lost), (AuthorityRow::first("a".into()), false));
+        let switched = AuthorityRow::first("a".into()).begin("b".into()).unwrap().switch().unwrap();
+        assert_eq!(taken_up(Some(switched.clone()), &found(&["a", "b"])), Some((switched.clone(), false)));
+        let (row, lost) = taken_up(Some(switched), &found(&["b"])).unwrap();
+        assert_eq!((row.phase(), row.signing.as_str(), lost), (Phase::Settled, "b", false));
+        // An older backup of the store than the last change.
+        let (row, lost) = taken_up(Some(AuthorityRow::first("a".into())), &found(&["b"])).unwrap();
+        assert_eq!((row.signing.as_str(), row.first, lost), ("b", false, true));
+    }
+}
