@@ -87,8 +87,7 @@ async fn summary_of(site: &Site, revision: u64, nodes: &[Arc<Node>]) -> EdgeSumm
     for problem in &mut problems {
         cut(&mut problem.message, 256);
     }
-    // A store that cannot be read has its health told above; the audit's place is then 0.
-    let head = site.store.audit_head().await.unwrap_or_default();
+    let head = site.store.audit_head();
     EdgeSummary {
         revision: Some(revision_of(site, revision)),
         facts: Some(facts(site)),

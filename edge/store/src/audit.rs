@@ -1,6 +1,6 @@
 //! The audit: append-only entries, each one chained to its predecessor by SHA-256.
 //!
-//! Owns the entry's shape, its stored bytes and the check of a chain. Leaves appending to [`crate::core`].
+//! Owns the entry's shape, its stored bytes and the check of a chain. Leaves appending to [`crate::chain`].
 //! Invariant: hash(n) = SHA-256(hash(n-1) || stored JSON of n), so no entry can be changed, dropped from
 //! the middle or moved without breaking every later one.
 
@@ -97,6 +97,32 @@ pub struct AuditHead {
     pub hash: [u8; 32],
 }
 
+/// An entry as it is stored and hashed: SHA-256 over `previous` and `entry` gives `hash`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AuditLine {
+    /// From 1, without a gap.
+    pub sequence: u64,
+    /// Hash of the entry before; zeros for the first.
+    pub previous: [u8; 32],
+    /// The exact JSON text.
+    pub entry: String,
+    /// Hash of this entry.
+    pub hash: [u8; 32],
+}
+
+/// What a check of the whole chain found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AuditCheck {
+    /// Entries that follow from each other.
+    pub entries: u64,
+    /// The oldest kept one; what was before it is the checkpoint's.
+    pub first: u64,
+    /// The newest one that follows from all before it.
+    pub last: AuditHead,
+    /// The first entry that does not hold, and how.
+    pub broken: Option<(u64, String)>,
+}
+
 /// The first entry at which a chain does not hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the audit chain breaks at entry {sequence}")]
@@ -138,6 +164,14 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<AuditEntry> {
     }
     let Stored { sequence, record } = serde_json::from_slice(json).ok()?;
     Some(AuditEntry { sequence, record, previous: *previous, hash: *hash })
+}
+
+/// An entry's stored bytes as they are exported; `None` when they are no entry.
+pub(crate) fn line(sequence: u64, bytes: &[u8]) -> Option<AuditLine> {
+    let (previous, rest) = bytes.split_first_chunk::<32>()?;
+    let (hash, json) = rest.split_first_chunk::<32>()?;
+    let entry = String::from_utf8(json.to_vec()).ok()?;
+    Some(AuditLine { sequence, previous: *previous, entry, hash: *hash })
 }
 
 /// Checks that entries follow each other without a gap, each one carrying the hash of the one before.

@@ -46,7 +46,7 @@ fn a_commit_is_all_or_nothing() {
         let rows = store.load("t").await.unwrap();
         assert_eq!(rows.len(), 1);
         assert_eq!(rows[0].position, first);
-        assert_eq!(store.audit_head().await.unwrap().sequence, 0);
+        assert_eq!(store.audit_head().sequence, 0);
         assert_eq!(store.position().await.unwrap(), first);
     });
 }
@@ -143,7 +143,7 @@ fn the_audit_is_a_chain() {
         let entries = store.audit_after(0, 1_000).await.unwrap();
         assert_eq!(entries.len(), 40);
         verify(&entries).unwrap();
-        let head = store.audit_head().await.unwrap();
+        let head = store.audit_head();
         assert_eq!((head.sequence, head.hash), (40, entries[39].hash));
         assert_eq!(store.audit_tail(3).await.unwrap(), entries[37..]);
         assert_eq!(store.audit_after(38, 1).await.unwrap(), entries[38..39]);
@@ -166,6 +166,8 @@ fn a_full_disk_makes_it_read_only_until_there_is_room() {
         assert!(matches!(refused, Err(CommitError::ReadOnly(_))), "{refused:?}");
         assert!(matches!(store.health(), Health::ReadOnly(_)));
         assert!(matches!(store.check().await, Health::ReadOnly(_)));
+        // Reads go on, at once and all the time.
+        assert_eq!(store.get("t", "a").await.unwrap().unwrap().value, b"1");
         switch.full(false);
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
         while store.check().await != Health::Ok {
@@ -175,7 +177,10 @@ fn a_full_disk_makes_it_read_only_until_there_is_room() {
         assert_eq!(store.health(), Health::Ok);
         let row = store.get("t", "a").await.unwrap().unwrap();
         assert_eq!((row.value.as_slice(), row.position), (b"1".as_slice(), before));
-        assert_eq!(store.audit_head().await.unwrap().sequence, 0);
+        // Nothing of what was refused, but that it was.
+        let told = store.audit_tail(9).await.unwrap();
+        assert_eq!((told.len(), told[0].record.action.as_str()), (1, "audit.gap"));
+        assert!(told[0].record.detail.contains("1 were refused"), "{:?}", told[0].record);
         store.commit(put("a", "3").require_at("t", "a", before)).await.unwrap();
     });
 }
@@ -227,8 +232,10 @@ fn what_is_owed_is_written_before_anything_else() {
         let entries = store.audit_after(0, 9).await.unwrap();
         verify(&entries).unwrap();
         let actions: Vec<_> = entries.iter().map(|entry| entry.record.action.as_str()).collect();
-        assert_eq!(actions, ["first", "second", "after"]);
-        assert!(entries[0].record.at_unix_ms <= entries[2].record.at_unix_ms);
+        // A gap is told before what was kept for later: two were refused in it.
+        assert_eq!(actions, ["audit.gap", "first", "second", "after"]);
+        assert!(entries[0].record.detail.contains("2 changes took force"), "{:?}", entries[0].record);
+        assert!(entries[1].record.at_unix_ms <= entries[3].record.at_unix_ms);
     });
 }
 

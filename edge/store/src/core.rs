@@ -1,24 +1,25 @@
 //! What a commit means, whatever engine stores it.
 //!
-//! Owns preconditions, effects, positions, the change list, the audit chain and the marks.
+//! Owns preconditions, effects, positions, the change list and the marks; the audit is in [`crate::chain`].
 //! Pure: engines, threads and clocks are arguments. Invariant: an operation checks all of its
 //! preconditions before it changes anything, so one that fails leaves the shared transaction clean.
 
-use crate::audit::{self, AuditEntry, AuditHead};
-use crate::backend::{Backend, Failure, Space, Transaction, View};
+use sha2::{Digest, Sha256};
+
+use crate::backend::{Failure, Space, Transaction, View};
+use crate::chain;
 use crate::commit::{Change, Commit, Effect, Expected, Position, Row};
 use crate::error::Gone;
 use crate::limits;
 use crate::owed::Owed;
 
 /// Newest schema that this program reads and writes.
-pub(crate) const SCHEMA: u32 = 1;
+pub(crate) const SCHEMA: u32 = 2;
 
 const SCHEMA_KEY: &[u8] = b"schema";
 const OWNER_KEY: &[u8] = b"owner";
 const INCARNATION_KEY: &[u8] = b"incarnation";
 const POSITION_KEY: &[u8] = b"position";
-const AUDIT_KEY: &[u8] = b"audit";
 const MARK_PREFIX: &[u8] = b"mark/";
 
 /// What stands in a file's first rows.
@@ -53,15 +54,6 @@ pub(crate) fn position(view: &dyn View) -> Result<Position, Failure> {
     Ok(Position(number(view, POSITION_KEY)?))
 }
 
-/// Newest audit entry.
-pub(crate) fn audit_head(view: &dyn View) -> Result<AuditHead, Failure> {
-    let Some(bytes) = view.get(Space::Meta, AUDIT_KEY)? else { return Ok(AuditHead::default()) };
-    let decoded = bytes.split_first_chunk::<8>().and_then(|(sequence, hash)| {
-        Some(AuditHead { sequence: u64::from_be_bytes(*sequence), hash: hash.try_into().ok()? })
-    });
-    decoded.ok_or_else(|| Failure("the audit's head does not decode".to_owned()))
-}
-
 /// Applies one operation inside a transaction that it may share with others: its position, or the index
 /// of the precondition that does not hold.
 pub(crate) fn apply(
@@ -70,10 +62,11 @@ pub(crate) fn apply(
     now_unix_ms: i64,
 ) -> Result<Result<Position, usize>, Failure> {
     for (index, condition) in commit.preconditions.iter().enumerate() {
-        let row = row(tx, condition.table, &condition.key)?;
-        let holds = match (condition.expected, row) {
+        // A row that cannot be used is there all the same: its place is not given to another.
+        let stored = tx.get(Space::Rows, &row_key(condition.table, &condition.key))?;
+        let holds = match (condition.expected, stored) {
             (Expected::Absent, None) | (Expected::Present, Some(_)) => true,
-            (Expected::At(position), Some(row)) => row.position == position,
+            (Expected::At(position), Some(stored)) => stored_position(&stored) == Some(position),
             _ => false,
         };
         if !holds {
@@ -85,10 +78,8 @@ pub(crate) fn apply(
     for effect in &commit.effects {
         match effect {
             Effect::Put { table, key, value } => {
-                let mut stored = Vec::with_capacity(8 + value.len());
-                stored.extend_from_slice(&next.0.to_be_bytes());
-                stored.extend_from_slice(value);
-                tx.put(Space::Rows, &row_key(table, key), &stored)?;
+                let row_key = row_key(table, key);
+                tx.put(Space::Rows, &row_key, &encode_row(&row_key, next, value))?;
                 changed.push((*table, key.as_str()));
             }
             Effect::Remove { table, key } => {
@@ -102,7 +93,7 @@ pub(crate) fn apply(
     if let Some(old) = next.0.checked_sub(limits::CHANGES_KEPT) {
         tx.remove(Space::Changes, &old.to_be_bytes())?;
     }
-    append_audit(tx, commit, now_unix_ms)?;
+    chain::append(tx, &commit.audit, now_unix_ms)?;
     tx.put(Space::Meta, POSITION_KEY, &next.0.to_be_bytes())?;
     Ok(Ok(next))
 }
@@ -116,7 +107,8 @@ pub(crate) fn settle(
     let mut commit = Commit::new();
     let mut touched = Vec::with_capacity(owed.amends.len());
     for (table, key, amend) in &owed.amends {
-        let Some(row) = row(tx, table, key)? else { continue };
+        // One that is gone stays gone, and so does one that cannot be used.
+        let Some(Ok(row)) = row(tx, table, key)? else { continue };
         if let Some(value) = amend(&row.value) {
             commit = commit.put(table, key.clone(), value);
         }
@@ -127,50 +119,32 @@ pub(crate) fn settle(
     let Ok(position) = apply(tx, &commit, now_unix_ms)? else { return Ok(Vec::new()) };
     let mut changes = Vec::with_capacity(touched.len());
     for (table, key) in touched {
-        let row = row(tx, table, key)?;
+        let row = row(tx, table, key)?.and_then(Result::ok);
         changes.push(Change { position, table: table.to_owned(), key: key.clone(), row });
     }
     Ok(changes)
 }
 
-fn append_audit(tx: &mut dyn Transaction, commit: &Commit, now_unix_ms: i64) -> Result<(), Failure> {
-    if commit.audit.is_empty() {
-        return Ok(());
-    }
-    let mut head = audit_head(tx)?;
-    for record in &commit.audit {
-        let (bytes, next) = audit::append(head, record.clone(), now_unix_ms);
-        tx.put(Space::Audit, &next.sequence.to_be_bytes(), &bytes)?;
-        if let Some(old) = next.sequence.checked_sub(limits::AUDIT_KEPT) {
-            tx.remove(Space::Audit, &old.to_be_bytes())?;
-        }
-        head = next;
-    }
-    let mut bytes = head.sequence.to_be_bytes().to_vec();
-    bytes.extend_from_slice(&head.hash);
-    tx.put(Space::Meta, AUDIT_KEY, &bytes)
-}
-
-/// All rows of a table, in the order of their keys.
-pub(crate) fn load(view: &dyn View, table: &str) -> Result<Vec<Row>, Failure> {
+/// All rows of a table, in the order of their keys, and the keys of those that cannot be used.
+pub(crate) fn load(view: &dyn View, table: &str) -> Result<(Vec<Row>, Vec<String>), Failure> {
     let from = row_key(table, "");
     // The name ends with NUL, so the next table starts at the name and 1.
     let mut to = table.as_bytes().to_vec();
     to.push(1);
-    let mut rows = Vec::new();
-    for (key, value) in view.scan(Space::Rows, &from, &to, usize::MAX, false)? {
-        let key = key.get(from.len()..).unwrap_or_default();
-        rows.push(decode_row(key, &value)?);
+    let (mut rows, mut unusable) = (Vec::new(), Vec::new());
+    for (row_key, stored) in view.scan(Space::Rows, &from, &to, usize::MAX, false)? {
+        match decode_row(table, &row_key, &stored) {
+            Ok(row) => rows.push(row),
+            Err(Unusable(key)) => unusable.push(key),
+        }
     }
-    Ok(rows)
+    Ok((rows, unusable))
 }
 
-/// One row.
-pub(crate) fn row(view: &dyn View, table: &str, key: &str) -> Result<Option<Row>, Failure> {
-    match view.get(Space::Rows, &row_key(table, key))? {
-        Some(value) => Ok(Some(decode_row(key.as_bytes(), &value)?)),
-        None => Ok(None),
-    }
+/// One row, if it is there; and whether it can be used.
+pub(crate) fn row(view: &dyn View, table: &str, key: &str) -> Result<Option<Result<Row, Unusable>>, Failure> {
+    let row_key = row_key(table, key);
+    Ok(view.get(Space::Rows, &row_key)?.map(|stored| decode_row(table, &row_key, &stored)))
 }
 
 /// What changed after a position, oldest first, each row once for each commit that touched it.
@@ -189,62 +163,53 @@ pub(crate) fn changes_since(view: &dyn View, asked: Position) -> Result<Result<V
         let listed: Vec<(String, String)> =
             serde_json::from_slice(&listed).map_err(|_| Failure("a change does not decode".to_owned()))?;
         for (table, key) in listed {
-            let row = row(view, &table, &key)?;
+            let row = match row(view, &table, &key)? {
+                None => None,
+                Some(Ok(row)) => Some(row),
+                // Whoever loads the table is told; here it would look like one that was removed.
+                Some(Err(_)) => continue,
+            };
             changes.push(Change { position, table, key, row });
         }
     }
     Ok(Ok(changes))
 }
 
-/// At most `limit` audit entries after a sequence, oldest first.
-pub(crate) fn audit_after(view: &dyn View, after: u64, limit: usize) -> Result<Vec<AuditEntry>, Failure> {
-    let from = after.saturating_add(1).to_be_bytes();
-    let pairs = view.scan(Space::Audit, &from, &[0xFF; 9], limit.min(limits::AUDIT_PAGE), false)?;
-    pairs.iter().map(|(_, bytes)| decode_entry(bytes)).collect()
-}
-
-/// The newest `limit` audit entries, oldest first.
-pub(crate) fn audit_tail(view: &dyn View, limit: usize) -> Result<Vec<AuditEntry>, Failure> {
-    let mut pairs = view.scan(Space::Audit, &[0; 8], &[0xFF; 9], limit.min(limits::AUDIT_PAGE), true)?;
-    pairs.reverse();
-    pairs.iter().map(|(_, bytes)| decode_entry(bytes)).collect()
-}
-
-/// Reserves the next `block` numbers of a mark on disk and returns the first.
-pub(crate) fn reserve(tx: &mut dyn Transaction, name: &str, block: u64) -> Result<u64, Failure> {
-    let key = [MARK_PREFIX, name.as_bytes()].concat();
-    let first = number(tx, &key)?.max(1);
+/// Reserves the next `block` numbers of a mark on disk, none below `above`, and returns the first.
+pub(crate) fn reserve(tx: &mut dyn Transaction, name: &str, block: u64, above: u64) -> Result<u64, Failure> {
+    let key = mark_key(name);
+    let first = number(tx, &key)?.max(above).max(1);
     let end = first.checked_add(block).ok_or_else(|| Failure(format!("mark {name} is used up")))?;
     tx.put(Space::Meta, &key, &end.to_be_bytes())?;
     Ok(first)
 }
 
-/// Opens a store's engine: checks whose it is, or makes it this owner's if that is wanted. Else it is somebody's, or
-/// nobody's.
-pub(crate) fn claim(
-    backend: &mut dyn Backend,
-    owner: &str,
-    incarnation: String,
-    make: bool,
-) -> Result<Result<Identity, Option<Identity>>, Failure> {
-    let mut found = None;
-    backend.read(&mut |view| {
-        found = identity(view)?;
-        Ok(())
-    })?;
-    match found {
-        Some(found) if found.owner == owner && found.schema <= SCHEMA => Ok(Ok(found)),
-        Some(found) => Ok(Err(Some(found))),
-        None if !make => Ok(Err(None)),
-        None => {
-            let new = Identity { schema: SCHEMA, owner: owner.to_owned(), incarnation };
-            backend.write(&mut |tx| initialise(tx, &new))?;
-            Ok(Ok(new))
-        }
-    }
+/// The first number of a mark that was never reserved.
+pub(crate) fn unreserved(view: &dyn View, name: &str) -> Result<u64, Failure> {
+    Ok(number(view, &mark_key(name))?.max(1))
 }
 
-fn row_key(table: &str, key: &str) -> Vec<u8> {
+/// Nothing below `least` is given out of any mark from now on.
+pub(crate) fn raise_marks(tx: &mut dyn Transaction, least: u64) -> Result<(), Failure> {
+    let mut end = MARK_PREFIX.to_vec();
+    end.push(0xFF);
+    for (key, _) in tx.scan(Space::Meta, MARK_PREFIX, &end, usize::MAX, false)? {
+        let next = number(tx, &key)?.max(least);
+        tx.put(Space::Meta, &key, &next.to_be_bytes())?;
+    }
+    Ok(())
+}
+
+/// The newest committed position is this one.
+pub(crate) fn put_position(tx: &mut dyn Transaction, position: Position) -> Result<(), Failure> {
+    tx.put(Space::Meta, POSITION_KEY, &position.0.to_be_bytes())
+}
+
+fn mark_key(name: &str) -> Vec<u8> {
+    [MARK_PREFIX, name.as_bytes()].concat()
+}
+
+pub(crate) fn row_key(table: &str, key: &str) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(table.len() + 1 + key.len());
     bytes.extend_from_slice(table.as_bytes());
     bytes.push(0);
@@ -252,19 +217,49 @@ fn row_key(table: &str, key: &str) -> Vec<u8> {
     bytes
 }
 
-fn decode_row(key: &[u8], stored: &[u8]) -> Result<Row, Failure> {
-    let key = String::from_utf8(key.to_vec()).map_err(|_| Failure("a key does not decode".to_owned()))?;
-    let Some((position, value)) = stored.split_first_chunk::<8>() else {
-        return Err(Failure(format!("row {key} does not decode")));
-    };
-    Ok(Row { key, value: value.to_vec(), position: Position(u64::from_be_bytes(*position)) })
+/// A row that does not verify; its key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Unusable(pub(crate) String);
+
+// Over key, position and value: what is read out of a damaged file has nothing else to go by.
+fn check(row_key: &[u8], position: Position, value: &[u8]) -> [u8; 8] {
+    let mut hash = Sha256::new();
+    hash.update(u64::try_from(row_key.len()).unwrap_or(u64::MAX).to_be_bytes());
+    hash.update(row_key);
+    hash.update(position.0.to_be_bytes());
+    hash.update(value);
+    let digest: [u8; 32] = hash.finalize().into();
+    digest.first_chunk().copied().unwrap_or_default()
 }
 
-fn decode_entry(bytes: &[u8]) -> Result<AuditEntry, Failure> {
-    audit::decode(bytes).ok_or_else(|| Failure("an audit entry does not match its hash".to_owned()))
+/// A row's stored bytes.
+pub(crate) fn encode_row(row_key: &[u8], position: Position, value: &[u8]) -> Vec<u8> {
+    let mut stored = Vec::with_capacity(16 + value.len());
+    stored.extend_from_slice(&position.0.to_be_bytes());
+    stored.extend_from_slice(&check(row_key, position, value));
+    stored.extend_from_slice(value);
+    stored
 }
 
-fn number(view: &dyn View, key: &[u8]) -> Result<u64, Failure> {
+/// The position in a row's stored bytes, whether or not the row can be used.
+pub(crate) fn stored_position(stored: &[u8]) -> Option<Position> {
+    stored.first_chunk().map(|bytes| Position(u64::from_be_bytes(*bytes)))
+}
+
+/// A row of a table out of its stored bytes.
+pub(crate) fn decode_row(table: &str, row_key: &[u8], stored: &[u8]) -> Result<Row, Unusable> {
+    let key = row_key.get(table.len() + 1..).unwrap_or_default();
+    let told = || Unusable(String::from_utf8_lossy(key).into_owned());
+    let position = stored_position(stored).ok_or_else(told)?;
+    let (sum, value) = stored.get(8..).and_then(|rest| rest.split_first_chunk::<8>()).ok_or_else(told)?;
+    if *sum != check(row_key, position, value) {
+        return Err(told());
+    }
+    let key = String::from_utf8(key.to_vec()).map_err(|_| told())?;
+    Ok(Row { key, value: value.to_vec(), position })
+}
+
+pub(crate) fn number(view: &dyn View, key: &[u8]) -> Result<u64, Failure> {
     match view.get(Space::Meta, key)? {
         None => Ok(0),
         Some(bytes) => bytes

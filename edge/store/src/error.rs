@@ -50,6 +50,16 @@ pub enum OpenError {
         /// Newest schema that this program knows.
         known: u32,
     },
+    /// It has to be brought to this program's schema, and a copy of it as it is could not be kept.
+    #[error(
+        "the store {path} has an older schema and cannot be brought to this program's: {cause}. Free some space on its disk and start again"
+    )]
+    Unwritable {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        cause: String,
+    },
     /// The file belongs to another kind of daemon.
     #[error("the store {path} belongs to {found}, not to {wanted}. Give this process its own state_dir")]
     WrongOwner {
@@ -118,4 +128,29 @@ pub struct Gone {
     pub asked: Position,
     /// The oldest position that is still kept.
     pub oldest: Position,
+}
+
+/// Why a backup was not restored. Nothing has changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RestoreError {
+    /// The file cannot be opened, or the store is in use.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// It is a backup of something else.
+    #[error("{path} cannot be restored here: {cause}")]
+    NotThis {
+        /// The backup.
+        path: PathBuf,
+        /// Why.
+        cause: String,
+    },
+    /// The store's directory cannot be written.
+    #[error("the store {path} cannot be put in place: {cause}")]
+    Failed {
+        /// The store.
+        path: PathBuf,
+        /// The cause.
+        cause: String,
+    },
 }

@@ -1,23 +1,28 @@
-//! The handle to an open store: a bounded queue to its writer thread.
+//! The handle to an open store: bounded queues to its writer and its reader thread.
 //!
 //! Owns opening, the questions and their answers. Invariant: no call waits for a disk on the caller's thread
 //! (opening apart), and nothing is queued without a bound.
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::audit::{AuditEntry, AuditHead};
-use crate::backend::{Backend, Failure, View};
+use crate::audit::{AuditCheck, AuditEntry, AuditHead, AuditLine};
+use crate::backend::{Backend, Failure, Reader, View};
 use crate::commit::{Change, Commit, Position, Row};
-use crate::core;
 use crate::error::{CommitError, Gone, OpenError, ReadError};
-use crate::limits;
-use crate::memory::{Memory, WriteSwitch};
-use crate::owed::{Debts, Owed, Settled};
+use crate::memory::Memory;
+use crate::opening::{self, Claim, Opened, Origin};
+use crate::owed::{Owed, Settled};
+use crate::reader::{self, Look};
 use crate::redb_file::RedbFile;
-use crate::writer::{Job, Look, Reserved, Writer, now_unix_ms};
+use crate::switch::WriteSwitch;
+use crate::told::{Told, Unreadable};
+use crate::writer::{Job, Reserved, Writer, now_unix_ms};
+use crate::{backup, chain, core, limits};
 
 /// Whether the store can be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,9 +37,11 @@ pub enum Health {
 #[derive(Clone)]
 pub struct Store {
     queue: mpsc::Sender<Job>,
+    looks: mpsc::Sender<Look>,
+    pub(crate) reader: Arc<dyn Reader>,
+    pub(crate) told: Arc<Told>,
     incarnation: Arc<str>,
-    health: watch::Receiver<Health>,
-    debts: Debts,
+    origin: Option<Arc<Origin>>,
 }
 
 impl Store {
@@ -60,19 +67,26 @@ impl Store {
         Self::start_on(RedbFile::open_existing(path, owner, switch)?, path, owner, false)
     }
 
-    fn start_on(mut file: RedbFile, path: &Path, owner: &str, make: bool) -> Result<Self, OpenError> {
+    fn start_on(
+        (mut file, broken): (RedbFile, Option<String>),
+        path: &Path,
+        owner: &str,
+        make: bool,
+    ) -> Result<Self, OpenError> {
         let damaged = |Failure(cause)| OpenError::Damaged { path: path.to_owned(), cause };
-        let identity = core::claim(&mut file, owner, new_incarnation(), make).map_err(damaged)?;
-        match identity {
-            Ok(identity) => Self::start(Box::new(file), identity.incarnation)
+        let mut keep = |reader: &dyn Reader, schema: u32| backup::keep(reader, path, schema);
+        let claim = opening::claim(&mut file, owner, new_incarnation(), make, &mut keep).map_err(damaged)?;
+        match claim {
+            Claim::Ours(opened) => Self::start(Box::new(file), opened, broken)
                 .map_err(|source| OpenError::Io { path: path.to_owned(), source }),
-            Err(None) => Err(OpenError::Missing { path: path.to_owned() }),
-            Err(Some(found)) if found.owner != owner => Err(OpenError::WrongOwner {
+            Claim::Nobodys => Err(OpenError::Missing { path: path.to_owned() }),
+            Claim::Unwritable(cause) => Err(OpenError::Unwritable { path: path.to_owned(), cause }),
+            Claim::Others(found) if found.owner != owner => Err(OpenError::WrongOwner {
                 path: path.to_owned(),
                 found: found.owner,
                 wanted: owner.to_owned(),
             }),
-            Err(Some(found)) => Err(OpenError::NewerSchema {
+            Claim::Others(found) => Err(OpenError::NewerSchema {
                 path: path.to_owned(),
                 found: found.schema,
                 known: core::SCHEMA,
@@ -83,34 +97,40 @@ impl Store {
     /// A store without a disk, with the same behaviour; its switch makes writes fail.
     pub fn in_memory() -> (Self, WriteSwitch) {
         let switch = WriteSwitch::default();
-        let memory = Memory::with_switch(switch.clone());
-        // Neither can fail: an empty map is claimed, and a thread is all that it needs.
-        let store = Self::start_memory(memory);
+        // Neither can fail: an empty map is claimed, and threads are all that it needs.
+        let mut memory = Memory::with_switch(switch.clone());
+        let mut keep = |_: &dyn Reader, _| Ok(());
+        let opened = match opening::claim(&mut memory, "memory", new_incarnation(), true, &mut keep) {
+            Ok(Claim::Ours(opened)) => opened,
+            _ => Opened { incarnation: new_incarnation(), head: AuditHead::default(), origin: None },
+        };
+        let reader = memory.reader();
+        let store = Self::start(Box::new(memory), opened, None).unwrap_or_else(|_| Self {
+            // Without a thread every call answers `Closed`.
+            queue: mpsc::channel(1).0,
+            looks: mpsc::channel(1).0,
+            reader,
+            told: Arc::new(Told::new(Health::Ok, AuditHead::default())),
+            incarnation: Arc::from(""),
+            origin: None,
+        });
         (store, switch)
     }
 
-    fn start_memory(mut memory: Memory) -> Self {
-        let incarnation = new_incarnation();
-        let _ = core::claim(&mut memory, "memory", incarnation.clone(), true);
-        match Self::start(Box::new(memory), incarnation.clone()) {
-            Ok(store) => store,
-            // Without a thread every call answers `Closed`.
-            Err(_) => Self {
-                queue: mpsc::channel(1).0,
-                incarnation: incarnation.into(),
-                health: watch::channel(Health::Ok).1,
-                debts: Debts::default(),
-            },
-        }
-    }
-
-    fn start(backend: Box<dyn Backend>, incarnation: String) -> std::io::Result<Self> {
+    fn start(backend: Box<dyn Backend>, opened: Opened, broken: Option<String>) -> std::io::Result<Self> {
         let (queue, jobs) = mpsc::channel(limits::QUEUED_OPERATIONS);
-        let (told, health) = watch::channel(Health::Ok);
-        let debts = Debts::default();
-        let writer = Writer::new(backend, jobs, told, debts.clone());
+        let (looks, asked) = mpsc::channel(limits::QUEUED_OPERATIONS);
+        let health = broken.clone().map_or(Health::Ok, Health::ReadOnly);
+        let told = Arc::new(Told::new(health, opened.head));
+        let reader = backend.reader();
+        let writer = Writer::new(backend, jobs, Arc::clone(&told), broken);
+        let (reads, writes) = (Arc::clone(&reader), queue.clone());
         std::thread::Builder::new().name("store".to_owned()).spawn(move || writer.run())?;
-        Ok(Self { queue, incarnation: incarnation.into(), health, debts })
+        std::thread::Builder::new()
+            .name("store-read".to_owned())
+            .spawn(move || reader::run(&reads, asked, &writes))?;
+        let origin = opened.origin.map(Arc::new);
+        Ok(Self { queue, looks, reader, told, incarnation: opened.incarnation.into(), origin })
     }
 
     /// Commits all of it or nothing, durably. Waits for its turn when many are queued.
@@ -128,23 +148,61 @@ impl Store {
     /// # Errors
     /// [`CommitError::TooLarge`] when it, or what waits already, is above a bound: then it is not remembered.
     pub fn owe(&self, owed: Owed) -> Result<Settled, CommitError> {
-        self.debts.push(owed, now_unix_ms())
+        self.told.debts.push(owed, now_unix_ms())
     }
 
     /// How many changes are in force and not written yet.
     pub fn owed(&self) -> usize {
-        self.debts.len()
+        self.told.debts.len()
     }
 
-    /// All rows of a table in the order of their keys.
+    /// All rows of a table in the order of their keys. One that does not verify is left out and told by
+    /// [`Store::unreadable`].
     pub async fn load(&self, table: &'static str) -> Result<Vec<Row>, ReadError> {
-        self.read(move |view| core::load(view, table)).await
+        let (rows, unusable) = self.read(move |view| core::load(view, table)).await?;
+        for key in unusable {
+            self.told.unreadable(table, &key, "its bytes do not match their check");
+        }
+        Ok(rows)
+    }
+
+    /// All rows of a table that decode as JSON of this type. Others are left out and told by [`Store::unreadable`].
+    pub async fn load_json<T: serde::de::DeserializeOwned>(
+        &self,
+        table: &'static str,
+    ) -> Result<Vec<(Row, T)>, ReadError> {
+        let rows = self.load(table).await?;
+        let decoded = rows.into_iter().filter_map(|row| match serde_json::from_slice(&row.value) {
+            Ok(value) => Some((row, value)),
+            Err(error) => {
+                self.told.unreadable(table, &row.key, &format!("it does not decode: {error}"));
+                None
+            }
+        });
+        Ok(decoded.collect())
+    }
+
+    /// Records that were asked for and cannot be used, by name: at most [`limits::UNREADABLE_TOLD`].
+    pub fn unreadable(&self) -> Vec<Unreadable> {
+        self.told.all_unreadable()
+    }
+
+    /// Tells of a record that its user cannot use.
+    pub fn not_usable(&self, table: &str, key: &str, cause: &str) {
+        self.told.unreadable(table, key, cause);
     }
 
     /// One row.
     pub async fn get(&self, table: &'static str, key: impl Into<String>) -> Result<Option<Row>, ReadError> {
         let key = key.into();
-        self.read(move |view| core::row(view, table, &key)).await
+        match self.read(move |view| core::row(view, table, &key)).await? {
+            None => Ok(None),
+            Some(Ok(row)) => Ok(Some(row)),
+            Some(Err(core::Unusable(key))) => {
+                self.told.unreadable(table, &key, "its bytes do not match their check");
+                Err(ReadError::Failed(format!("row {key} of {table} does not match its check")))
+            }
+        }
     }
 
     /// The newest committed position.
@@ -158,19 +216,86 @@ impl Store {
         self.read(move |view| core::changes_since(view, position)).await
     }
 
-    /// The newest audit entry's number and hash.
-    pub async fn audit_head(&self) -> Result<AuditHead, ReadError> {
-        self.read(core::audit_head).await
+    /// The newest audit entry's number and hash, as the last commit left it. Waits for nothing.
+    pub fn audit_head(&self) -> AuditHead {
+        *self.told.head.borrow()
     }
 
     /// At most `limit` (and [`limits::AUDIT_PAGE`]) audit entries after a sequence, oldest first.
     pub async fn audit_after(&self, sequence: u64, limit: usize) -> Result<Vec<AuditEntry>, ReadError> {
-        self.read(move |view| core::audit_after(view, sequence, limit)).await
+        self.read(move |view| chain::after(view, sequence, limit)).await
     }
 
     /// The newest `limit` (at most [`limits::AUDIT_PAGE`]) audit entries, oldest first.
     pub async fn audit_tail(&self, limit: usize) -> Result<Vec<AuditEntry>, ReadError> {
-        self.read(move |view| core::audit_tail(view, limit)).await
+        self.read(move |view| chain::tail(view, limit)).await
+    }
+
+    /// At most `limit` (and [`limits::AUDIT_PAGE`]) entries after a sequence as they are stored and hashed.
+    pub async fn audit_lines(&self, sequence: u64, limit: usize) -> Result<Vec<AuditLine>, ReadError> {
+        self.read(move |view| chain::lines(view, sequence, limit)).await
+    }
+
+    /// Entries below `before` (the newest, without it) for which `wanted` holds, newest first, at most `limit`; and
+    /// where the next page begins, unless all that is kept was looked at. One call looks at
+    /// [`limits::AUDIT_SEARCHED`] entries at most, so that a page may be short and yet not the last.
+    pub async fn audit_search(
+        &self,
+        before: Option<u64>,
+        limit: usize,
+        wanted: impl Fn(&AuditEntry) -> bool + Send + Sync + 'static,
+    ) -> Result<(Vec<AuditEntry>, Option<u64>), ReadError> {
+        let wanted = Arc::new(wanted);
+        let mut next = Some(before.unwrap_or(u64::MAX));
+        let (mut entries, mut looked) = (Vec::new(), 0);
+        while let Some(before) = next
+            && entries.len() < limit
+            && looked < limits::AUDIT_SEARCHED
+        {
+            let wanted = Arc::clone(&wanted);
+            let (limit, look) = (limit - entries.len(), limits::AUDIT_SEARCHED - looked);
+            let found = self.read(move |view| chain::search(view, before, limit, look, &*wanted)).await?;
+            looked += found.looked.max(1);
+            entries.extend(found.entries);
+            next = found.before;
+        }
+        Ok((entries, next))
+    }
+
+    /// Checks the whole chain of the audit, from the oldest kept entry to the newest. Reads page by page.
+    pub async fn audit_check(&self) -> Result<AuditCheck, ReadError> {
+        let mut so_far = None;
+        loop {
+            let page = self.read(move |view| chain::check(view, so_far)).await?;
+            if page.done {
+                let chain::Checked { last, entries, first, broken, .. } = page;
+                return Ok(AuditCheck { entries, first, last, broken });
+            }
+            so_far = Some(page);
+        }
+    }
+
+    /// From now on the audit keeps at most so many entries for at most so long. Older ones go with the next commits,
+    /// and leave a checkpoint.
+    pub fn keep_audit(&self, entries: u64, time: Duration) {
+        self.told.keep(entries, time);
+    }
+
+    /// Durable transactions since it was opened: each costs a sync.
+    pub fn transactions(&self) -> u64 {
+        self.told.transactions.load(Ordering::SeqCst)
+    }
+
+    /// Where it came from, if it was put in place from a backup or out of a damaged file.
+    pub fn origin(&self) -> Option<&Origin> {
+        self.origin.as_deref()
+    }
+
+    /// When the state that it was restored to was current, in milliseconds since 1970: what happened after that is not
+    /// in it, so that a certificate given later may be good although no row knows it. `None`: it was never restored;
+    /// 0: it was read out of a damaged file, and any row may be missing.
+    pub fn restored_at(&self) -> Option<i64> {
+        self.origin.as_ref().map(|origin| origin.state_of_unix_ms)
     }
 
     /// Random name of this store, drawn when it was created: positions of different ones do not compare.
@@ -180,12 +305,12 @@ impl Store {
 
     /// Whether it can be written, as the last attempt found.
     pub fn health(&self) -> Health {
-        self.health.borrow().clone()
+        self.told.health.borrow().clone()
     }
 
     /// Tells of each change of [`Store::health`].
     pub fn watch_health(&self) -> watch::Receiver<Health> {
-        self.health.clone()
+        self.told.health.subscribe()
     }
 
     /// Writes nothing but tries to: finds out whether a read-only store can be written again.
@@ -222,8 +347,15 @@ impl Store {
     pub(crate) async fn reserve(&self, name: &'static str, block: u64) -> Result<u64, CommitError> {
         let (answer, answered) = oneshot::channel();
         let answer: Reserved = Box::new(move |first| drop(answer.send(first)));
-        self.queue.send(Job::Reserve { name, block, answer }).await.map_err(|_| CommitError::Closed)?;
+        self.queue
+            .send(Job::Reserve { name, block, above: 0, answer })
+            .await
+            .map_err(|_| CommitError::Closed)?;
         answered.await.unwrap_or(Err(CommitError::Closed))
+    }
+
+    pub(crate) async fn unreserved(&self, name: &'static str) -> Result<u64, ReadError> {
+        self.read(move |view| core::unreserved(view, name)).await
     }
 
     /// Queues a reservation without waiting; `false` when there is no room for it now.
@@ -231,19 +363,22 @@ impl Store {
         &self,
         name: &'static str,
         block: u64,
+        above: u64,
         answer: impl FnOnce(Result<u64, CommitError>) + Send + 'static,
     ) -> bool {
-        self.queue.try_send(Job::Reserve { name, block, answer: Box::new(answer) }).is_ok()
+        self.queue.try_send(Job::Reserve { name, block, above, answer: Box::new(answer) }).is_ok()
     }
 
-    async fn read<T: Send + 'static>(
+    pub(crate) async fn read<T: Send + 'static>(
         &self,
         look: impl FnOnce(&dyn View) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, ReadError> {
         let (answer, answered) = oneshot::channel();
         let look: Look = Box::new(move |view| drop(answer.send(view.and_then(look))));
-        self.queue.send(Job::Read(look)).await.map_err(|_| ReadError::Closed)?;
-        match answered.await {
+        self.looks.send(look).await.map_err(|_| ReadError::Closed)?;
+        let answered = answered.await;
+        match answered {
+            Ok(Err(_)) | Err(_) if self.queue.is_closed() => Err(ReadError::Closed),
             Ok(result) => result.map_err(|Failure(cause)| ReadError::Failed(cause)),
             Err(_) => Err(ReadError::Closed),
         }
@@ -256,7 +391,7 @@ impl std::fmt::Debug for Store {
     }
 }
 
-fn new_incarnation() -> String {
+pub(crate) fn new_incarnation() -> String {
     let mut bytes = [0; 16];
     // Without randomness the time and process tell two stores apart well enough.
     if getrandom::fill(&mut bytes).is_err() {

@@ -1,6 +1,7 @@
 //! The store boundary: what an edge or a control plane must not forget.
 //!
-//! Owns the file, its one writer thread with group commit, the audit chain, positions and high-water marks.
+//! Owns the file, its one writer thread with group commit, its reader, the audit chain, positions, high-water marks,
+//! backups and what is done about damage.
 //! Leaves the meaning of rows to its users: a row is a table name, a key and bytes. No redb type leaves
 //! this crate. Invariant: an answered commit is durable, and one whose preconditions failed changed nothing.
 //!
@@ -19,6 +20,8 @@
 
 mod audit;
 mod backend;
+mod backup;
+mod chain;
 mod commit;
 mod core;
 mod error;
@@ -26,10 +29,16 @@ mod handle;
 pub mod limits;
 mod marks;
 mod memory;
+mod opening;
+mod overlay;
 mod owed;
+mod reader;
 mod redb_file;
+mod restore;
 #[cfg(feature = "simulation")]
 pub mod simulation;
+mod switch;
+mod told;
 mod writer;
 
 #[cfg(test)]
@@ -37,10 +46,14 @@ mod conformance;
 #[cfg(test)]
 mod tests;
 
-pub use audit::{AuditBroken, AuditEntry, AuditHead, AuditRecord, verify};
+pub use audit::{AuditBroken, AuditCheck, AuditEntry, AuditHead, AuditLine, AuditRecord, verify};
+pub use backup::{Backup, BackupError};
 pub use commit::{Change, Commit, Effect, Expected, Position, Precondition, Row};
-pub use error::{CommitError, Gone, OpenError, ReadError};
+pub use error::{CommitError, Gone, OpenError, ReadError, RestoreError};
 pub use handle::{Health, Store};
 pub use marks::HighWater;
-pub use memory::WriteSwitch;
+pub use opening::Origin;
 pub use owed::{Amend, Owed, Settled};
+pub use restore::{Restored, Restoring};
+pub use switch::WriteSwitch;
+pub use told::Unreadable;

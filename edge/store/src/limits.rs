@@ -34,8 +34,11 @@ pub const EFFECTS: usize = 1_024;
 /// Positions that `changes_since` can still tell; older ones are gone and the reader loads anew.
 pub const CHANGES_KEPT: u64 = 10_000;
 
-/// Audit entries kept; each one carries the hash of its predecessor, so a cut chain still verifies.
+/// Audit entries kept unless its user says otherwise: about 400 MiB.
 pub const AUDIT_KEPT: u64 = 1_000_000;
+
+/// How long audit entries are kept unless its user says otherwise: a year and a month, for a yearly review.
+pub const AUDIT_KEPT_FOR: Duration = Duration::from_secs(400 * 24 * 3600);
 
 /// Longest text of one audit field, in bytes; longer ones are cut.
 pub const AUDIT_FIELD: usize = 1_024;
@@ -51,3 +54,24 @@ pub const REOPEN_EVERY: Duration = Duration::from_secs(1);
 
 /// A file above this is compacted when it is opened, if it is mostly free.
 pub const COMPACT_ABOVE: u64 = 32 * 1024 * 1024;
+
+/// Pages of 4 KiB that a store opened on a full disk keeps in memory: the repairs of a large file, and no more.
+pub const OVERLAY_PAGES: usize = 16_384;
+
+/// Bytes written beside the store to see whether its disk takes any: a few pages, as the smallest commit does.
+pub const PROBE: usize = 64 * 1024;
+
+/// Old audit entries removed in one transaction; more would delay the answers in it.
+pub const AUDIT_PRUNED: u64 = 1_000;
+
+/// How often it is looked whether entries of the audit are too old.
+pub const AUDIT_AGED_EVERY: Duration = Duration::from_secs(600);
+
+/// Audit entries that one search looks at; the rest is asked for with the next page.
+pub const AUDIT_SEARCHED: usize = 10_000;
+
+/// Records that cannot be used and are told by name; further ones are counted.
+pub const UNREADABLE_TOLD: usize = 32;
+
+/// Rows copied at a time into a backup.
+pub const COPIED_AT_ONCE: usize = 1_000;

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::CommitError;
 use crate::handle::Store;
+use crate::writer::now_unix_ms;
 
 /// A source of growing numbers, reserved on disk in blocks. Cheap to clone; clones share the numbers.
 #[derive(Clone)]
@@ -31,15 +32,23 @@ struct Range {
 }
 
 impl HighWater {
-    /// Reserves a first block of at least two numbers. Blocks that a crash leaves unused are skipped.
+    /// Reserves a first block of at least two numbers. Blocks that a crash leaves unused are skipped. A store that
+    /// cannot be written gives numbers of the present time, far above those that were reserved.
     pub async fn open(store: &Store, name: &'static str, block: u64) -> Result<Self, CommitError> {
         let block = block.max(2);
-        let first = store.reserve(name, block).await?;
+        let (first, end) = match store.reserve(name, block).await {
+            Ok(first) => (first, first + block),
+            Err(CommitError::ReadOnly(_)) => {
+                let first = unwritten(store, name).await?;
+                (first, first)
+            }
+            Err(error) => return Err(error),
+        };
         Ok(Self(Arc::new(Inner {
             store: store.clone(),
             name,
             block,
-            range: Mutex::new(Range { next: first, end: first + block, following: None }),
+            range: Mutex::new(Range { next: first, end, following: None }),
             asking: AtomicBool::new(false),
             last: AtomicU64::new(first.saturating_sub(1)),
         })))
@@ -63,7 +72,7 @@ impl HighWater {
         };
         inner.last.fetch_max(number, Ordering::SeqCst);
         if low && !inner.asking.swap(true, Ordering::SeqCst) {
-            self.ask();
+            self.ask(number + 1);
         }
         number
     }
@@ -73,9 +82,9 @@ impl HighWater {
         self.0.last.load(Ordering::SeqCst)
     }
 
-    fn ask(&self) {
+    fn ask(&self, above: u64) {
         let mark = self.clone();
-        let asked = self.0.store.reserve_soon(self.0.name, self.0.block, move |answer| {
+        let asked = self.0.store.reserve_soon(self.0.name, self.0.block, above, move |answer| {
             if let Ok(first) = answer {
                 let mut range = mark.0.range.lock().unwrap_or_else(PoisonError::into_inner);
                 range.following = Some((first, first + mark.0.block));
@@ -87,6 +96,17 @@ impl HighWater {
             self.0.asking.store(false, Ordering::SeqCst);
         }
     }
+}
+
+// Above what an earlier process may have given that could not write either: a second has fewer than 65,536 numbers.
+async fn unwritten(store: &Store, name: &'static str) -> Result<u64, CommitError> {
+    let stored = store.unreserved(name).await.map_err(|error| CommitError::ReadOnly(error.to_string()))?;
+    Ok(stored.max(of_this_time(now_unix_ms())))
+}
+
+/// Numbers of a moment: above those of every earlier one, as long as the clock does not go back.
+pub(crate) fn of_this_time(unix_ms: i64) -> u64 {
+    (unix_ms.max(0).unsigned_abs() / 1_000) << 16
 }
 
 impl std::fmt::Debug for HighWater {

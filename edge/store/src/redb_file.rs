@@ -1,48 +1,96 @@
-//! The engine on disk: the only place that names redb.
+//! The engine on disk: the only place that names redb's transactions.
 //!
-//! Owns opening (ownership of the file, its mode, damage, repair, compaction) and redb's transactions.
+//! Owns opening (ownership of the file, its mode, damage, repair, compaction, a full disk) and redb's transactions.
 //! Leaves meaning to [`crate::core`]. Invariant: after any failure the database is closed and opened anew
-//! before it is used again, since redb refuses to go on after an I/O error.
+//! before it is used again, since redb refuses to go on after an I/O error and must not after a panic.
+
+mod session;
 
 use std::fs::{File, OpenOptions};
-use std::ops::Bound;
+use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 
 use redb::backends::FileBackend;
-use redb::{
-    BackendError, Builder, Database, DatabaseError, ReadableDatabase, ReadableTable, StorageError,
-    TableDefinition,
-};
+use redb::{Builder, Database, DatabaseError, ReadableDatabase, StorageError};
 
-use crate::backend::{Backend, Failure, Look, Pair, Space, Transaction, View, Work};
+use self::session::{ReadSession, Switched, WriteSession, failure};
+use crate::backend::{Backend, Failure, Look, Reader, Work};
 use crate::error::OpenError;
 use crate::limits;
-use crate::memory::WriteSwitch;
-
-type Bytes = TableDefinition<'static, &'static [u8], &'static [u8]>;
-const META: Bytes = TableDefinition::new("meta");
-const ROWS: Bytes = TableDefinition::new("rows");
-const CHANGES: Bytes = TableDefinition::new("changes");
-const AUDIT: Bytes = TableDefinition::new("audit");
+use crate::overlay::Overlay;
+use crate::switch::WriteSwitch;
 
 /// An open file.
 pub(crate) struct RedbFile {
     path: PathBuf,
     switch: WriteSwitch,
-    // None only between a failure and the next successful opening.
-    database: Option<Database>,
+    shared: Arc<Shared>,
+    // What is written stays in memory: the disk took no writes when it was opened.
+    overlaid: bool,
+}
+
+/// What readers and the writer share.
+struct Shared {
+    // None only between a failure and the next successful opening, and after the end.
+    database: RwLock<Option<Database>>,
+    // redb panicked: nothing of the handle is used again.
+    panicked: AtomicBool,
+}
+
+impl Shared {
+    fn slot(&self) -> RwLockWriteGuard<'_, Option<Database>> {
+        self.database.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn with(&self, work: impl FnOnce(&Database) -> Result<(), Failure>) -> Result<(), Failure> {
+        let database = self.database.read().unwrap_or_else(PoisonError::into_inner);
+        if self.panicked.load(Ordering::SeqCst) {
+            return Err(inconsistent());
+        }
+        let database =
+            database.as_ref().ok_or_else(|| Failure("the file is closed after a failure".to_owned()))?;
+        // A damaged page can make redb panic; here that is a failure, not an end.
+        catch_unwind(AssertUnwindSafe(|| work(database))).unwrap_or_else(|_| {
+            self.panicked.store(true, Ordering::SeqCst);
+            Err(inconsistent())
+        })
+    }
+}
+
+fn inconsistent() -> Failure {
+    Failure("its pages are not consistent: restore the last backup".to_owned())
+}
+
+/// How a file is opened.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum How {
+    /// For service. With `check` every page is verified, which may write.
+    Real { check: bool },
+    /// Nothing is written.
+    Overlaid { check: bool },
 }
 
 impl RedbFile {
-    pub(crate) fn open(path: &Path, owner: &str, switch: WriteSwitch) -> Result<Self, OpenError> {
+    /// Opens the file, made if there is none; and why it cannot be written, if it cannot.
+    pub(crate) fn open(
+        path: &Path,
+        owner: &str,
+        switch: WriteSwitch,
+    ) -> Result<(Self, Option<String>), OpenError> {
         create_private(path).map_err(|source| open_error(path, owner, DatabaseError::from(source)))?;
         Self::open_existing(path, owner, switch)
     }
 
     /// As [`RedbFile::open`], and makes no file; an empty one is none.
-    pub(crate) fn open_existing(path: &Path, owner: &str, switch: WriteSwitch) -> Result<Self, OpenError> {
+    pub(crate) fn open_existing(
+        path: &Path,
+        owner: &str,
+        switch: WriteSwitch,
+    ) -> Result<(Self, Option<String>), OpenError> {
         match std::fs::metadata(path) {
             Ok(file) if file.len() > 0 => {}
             Ok(_) => return Err(OpenError::Missing { path: path.to_owned() }),
@@ -51,22 +99,52 @@ impl RedbFile {
             }
             Err(source) => return Err(open_error(path, owner, DatabaseError::from(source))),
         }
-        let database = open_checked(path, &switch, true).map_err(|error| match error {
+        let told = |fault| match fault {
+            Fault::Redb(error) => open_error(path, owner, error),
+            Fault::Panic(cause) => OpenError::Damaged { path: path.to_owned(), cause },
+        };
+        match open_checked(path, &switch, How::Real { check: true }).map_err(told) {
+            Ok(database) => Self::with(path, switch, database, false).ready(),
+            Err(OpenError::NoSpace { .. }) => {
+                // Opening writes its repairs and its mark of use. They are kept in memory until there is room.
+                let database = open_checked(path, &switch, How::Overlaid { check: true }).map_err(told)?;
+                Ok((Self::with(path, switch, database, true), Some("no space left on its disk".to_owned())))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// A file that is only read and never changed: a backup, or a damaged one. `check` verifies its pages first.
+    pub(crate) fn look(path: &Path, owner: &str, check: bool) -> Result<Self, OpenError> {
+        let switch = WriteSwitch::default();
+        let database = open_checked(path, &switch, How::Overlaid { check }).map_err(|fault| match fault {
             Fault::Redb(error) => open_error(path, owner, error),
             Fault::Panic(cause) => OpenError::Damaged { path: path.to_owned(), cause },
         })?;
-        let mut file = Self { path: path.to_owned(), switch, database: Some(database) };
-        file.compact();
+        Ok(Self::with(path, switch, database, true))
+    }
+
+    fn with(path: &Path, switch: WriteSwitch, database: Database, overlaid: bool) -> Self {
+        let shared = Shared { database: RwLock::new(Some(database)), panicked: AtomicBool::new(false) };
+        Self { path: path.to_owned(), switch, shared: Arc::new(shared), overlaid }
+    }
+
+    fn ready(mut self) -> Result<(Self, Option<String>), OpenError> {
+        self.compact();
         // All four tables exist from the first transaction on, so that readers need no special case.
-        file.write(&mut |_| Ok(()))
-            .map_err(|Failure(cause)| OpenError::Damaged { path: path.to_owned(), cause })?;
-        Ok(file)
+        let Err(Failure(cause)) = self.write(&mut |_| Ok(())) else { return Ok((self, None)) };
+        let readable = self.read_only().and_then(|()| self.shared.read(&mut |_| Ok(())));
+        match readable {
+            Ok(()) => Ok((self, Some(cause))),
+            Err(Failure(cause)) => Err(OpenError::Damaged { path: self.path, cause }),
+        }
     }
 
     // redb gives freed pages back only here. Before serving, when the file is large and mostly free.
     fn compact(&mut self) {
         let large = std::fs::metadata(&self.path).is_ok_and(|file| file.len() > limits::COMPACT_ABOVE);
-        let Some(database) = self.database.as_mut().filter(|_| large) else { return };
+        let mut slot = self.shared.slot();
+        let Some(database) = slot.as_mut().filter(|_| large) else { return };
         let used = database
             .begin_write()
             .ok()
@@ -80,8 +158,21 @@ impl RedbFile {
         }
     }
 
-    fn database(&self) -> Result<&Database, Failure> {
-        self.database.as_ref().ok_or_else(|| Failure("the file is closed after a failure".to_owned()))
+    // Whether its disk takes a few pages: asked before the file is closed and opened again for it.
+    fn probe(&self) -> std::io::Result<()> {
+        self.switch.room()?;
+        let mut name = self.path.as_os_str().to_owned();
+        name.push(".probe");
+        let path = PathBuf::from(name);
+        let written = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&path)
+            .and_then(|mut file| file.write_all(&[0; limits::PROBE]).and_then(|()| file.sync_all()));
+        let _ = std::fs::remove_file(&path);
+        written
     }
 }
 
@@ -121,15 +212,20 @@ enum Fault {
     Panic(String),
 }
 
-fn open_checked(path: &Path, switch: &WriteSwitch, check: bool) -> Result<Database, Fault> {
+fn open_checked(path: &Path, switch: &WriteSwitch, how: How) -> Result<Database, Fault> {
     // A damaged page can make redb panic; here that is an answer, not an end.
     let opened = catch_unwind(AssertUnwindSafe(|| {
-        let file = OpenOptions::new().read(true).write(true).open(path)?;
-        let file = Switched { file: FileBackend::new(file)?, switch: switch.clone() };
-        Builder::new()
-            .set_cache_size(limits::PAGE_CACHE)
-            .set_check_integrity_on_open(check)
-            .create_with_backend(file)
+        let file = FileBackend::new(OpenOptions::new().read(true).write(true).open(path)?)?;
+        let mut builder = Builder::new();
+        builder.set_cache_size(limits::PAGE_CACHE);
+        match how {
+            How::Real { check } => builder
+                .set_check_integrity_on_open(check)
+                .create_with_backend(Switched { file, switch: switch.clone() }),
+            How::Overlaid { check } => {
+                builder.set_check_integrity_on_open(check).create_with_backend(Overlay::new(file)?)
+            }
+        }
     }));
     match opened {
         Ok(result) => result.map_err(Fault::Redb),
@@ -154,242 +250,76 @@ fn open_error(path: &Path, owner: &str, error: DatabaseError) -> OpenError {
     }
 }
 
+impl Reader for Shared {
+    fn read(&self, look: Look<'_>) -> Result<(), Failure> {
+        self.with(|database| {
+            let tx = database.begin_read().map_err(failure)?;
+            look(&ReadSession::open(&tx)?)
+        })
+    }
+
+    fn is_sound(&self) -> bool {
+        !self.panicked.load(Ordering::SeqCst)
+    }
+}
+
 impl Backend for RedbFile {
     fn write(&mut self, work: Work<'_>) -> Result<(), Failure> {
-        let database = self.database()?;
-        unwinding(|| {
+        if self.overlaid {
+            return Err(Failure("its disk takes no writes".to_owned()));
+        }
+        self.shared.with(|database| {
             let tx = database.begin_write().map_err(failure)?;
-            {
-                let mut session = WriteSession {
-                    meta: tx.open_table(META).map_err(failure)?,
-                    rows: tx.open_table(ROWS).map_err(failure)?,
-                    changes: tx.open_table(CHANGES).map_err(failure)?,
-                    audit: tx.open_table(AUDIT).map_err(failure)?,
-                };
-                // Dropping the transaction without commit aborts it.
-                work(&mut session)?;
-            }
+            // Dropping the transaction without commit aborts it.
+            work(&mut WriteSession::open(&tx)?)?;
             tx.commit().map_err(failure)
         })
     }
 
-    fn read(&mut self, look: Look<'_>) -> Result<(), Failure> {
-        let database = self.database()?;
-        unwinding(|| {
-            let tx = database.begin_read().map_err(failure)?;
-            look(&ReadSession {
-                meta: tx.open_table(META).map_err(failure)?,
-                rows: tx.open_table(ROWS).map_err(failure)?,
-                changes: tx.open_table(CHANGES).map_err(failure)?,
-                audit: tx.open_table(AUDIT).map_err(failure)?,
-            })
-        })
+    fn reader(&self) -> Arc<dyn Reader> {
+        Arc::clone(&self.shared) as Arc<dyn Reader>
+    }
+
+    fn read_only(&mut self) -> Result<(), Failure> {
+        let check = !self.shared.is_sound();
+        let mut slot = self.shared.slot();
+        // The old handle holds the file's lock.
+        drop(slot.take());
+        self.overlaid = true;
+        *slot = Some(opened(&self.path, &self.switch, How::Overlaid { check })?);
+        self.shared.panicked.store(false, Ordering::SeqCst);
+        Ok(())
     }
 
     fn reopen(&mut self) -> Result<(), Failure> {
-        // The old handle holds the file's lock. Without the full check, which writes: a disk may still be full.
-        drop(self.database.take());
-        match open_checked(&self.path, &self.switch, false) {
-            Ok(database) => {
-                self.database = Some(database);
-                Ok(())
+        self.probe().map_err(|error| Failure(error.to_string()))?;
+        // After a panic every page is looked at; else only what the last end left undone.
+        let check = !self.shared.is_sound();
+        {
+            let mut slot = self.shared.slot();
+            drop(slot.take());
+            match opened(&self.path, &self.switch, How::Real { check }) {
+                Ok(database) => {
+                    *slot = Some(database);
+                    self.overlaid = false;
+                    self.shared.panicked.store(false, Ordering::SeqCst);
+                    return Ok(());
+                }
+                Err(failure) => tracing::debug!(cause = %failure.0, "the store cannot be opened for writing"),
             }
-            Err(Fault::Redb(error)) => Err(failure(error)),
-            Err(Fault::Panic(cause)) => Err(Failure(cause)),
         }
+        self.read_only()?;
+        Err(Failure("its disk takes no writes".to_owned()))
+    }
+
+    fn close(&mut self) {
+        drop(self.shared.slot().take());
     }
 }
 
-/// A damaged page can make redb panic; here that is a failure, not an end.
-fn unwinding(work: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
-    catch_unwind(AssertUnwindSafe(work))
-        .unwrap_or_else(|_| Err(Failure("its pages are not consistent".to_owned())))
-}
-
-fn failure(error: impl Into<redb::Error>) -> Failure {
-    Failure(error.into().to_string())
-}
-
-type WriteTable<'a> = redb::Table<'a, &'static [u8], &'static [u8]>;
-type ReadTable = redb::ReadOnlyTable<&'static [u8], &'static [u8]>;
-
-struct WriteSession<'a> {
-    meta: WriteTable<'a>,
-    rows: WriteTable<'a>,
-    changes: WriteTable<'a>,
-    audit: WriteTable<'a>,
-}
-
-impl<'a> WriteSession<'a> {
-    fn table(&self, space: Space) -> &WriteTable<'a> {
-        match space {
-            Space::Meta => &self.meta,
-            Space::Rows => &self.rows,
-            Space::Changes => &self.changes,
-            Space::Audit => &self.audit,
-        }
-    }
-
-    fn table_mut(&mut self, space: Space) -> &mut WriteTable<'a> {
-        match space {
-            Space::Meta => &mut self.meta,
-            Space::Rows => &mut self.rows,
-            Space::Changes => &mut self.changes,
-            Space::Audit => &mut self.audit,
-        }
-    }
-}
-
-struct ReadSession {
-    meta: ReadTable,
-    rows: ReadTable,
-    changes: ReadTable,
-    audit: ReadTable,
-}
-
-impl ReadSession {
-    fn table(&self, space: Space) -> &ReadTable {
-        match space {
-            Space::Meta => &self.meta,
-            Space::Rows => &self.rows,
-            Space::Changes => &self.changes,
-            Space::Audit => &self.audit,
-        }
-    }
-}
-
-fn get(
-    table: &impl ReadableTable<&'static [u8], &'static [u8]>,
-    key: &[u8],
-) -> Result<Option<Vec<u8>>, Failure> {
-    Ok(table.get(key).map_err(failure)?.map(|value| value.value().to_vec()))
-}
-
-fn scan(
-    table: &impl ReadableTable<&'static [u8], &'static [u8]>,
-    from: &[u8],
-    to: &[u8],
-    limit: usize,
-    newest_first: bool,
-) -> Result<Vec<Pair>, Failure> {
-    let mut range = table.range(from..to).map_err(failure)?;
-    let mut pairs = Vec::new();
-    while pairs.len() < limit {
-        let Some(pair) = (if newest_first { range.next_back() } else { range.next() }) else { break };
-        let (key, value) = pair.map_err(failure)?;
-        pairs.push((key.value().to_vec(), value.value().to_vec()));
-    }
-    Ok(pairs)
-}
-
-impl View for ReadSession {
-    fn get(&self, space: Space, key: &[u8]) -> Result<Option<Vec<u8>>, Failure> {
-        get(self.table(space), key)
-    }
-
-    fn scan(
-        &self,
-        space: Space,
-        from: &[u8],
-        to: &[u8],
-        limit: usize,
-        newest_first: bool,
-    ) -> Result<Vec<Pair>, Failure> {
-        scan(self.table(space), from, to, limit, newest_first)
-    }
-}
-
-impl View for WriteSession<'_> {
-    fn get(&self, space: Space, key: &[u8]) -> Result<Option<Vec<u8>>, Failure> {
-        get(self.table(space), key)
-    }
-
-    fn scan(
-        &self,
-        space: Space,
-        from: &[u8],
-        to: &[u8],
-        limit: usize,
-        newest_first: bool,
-    ) -> Result<Vec<Pair>, Failure> {
-        scan(self.table(space), from, to, limit, newest_first)
-    }
-}
-
-impl Transaction for WriteSession<'_> {
-    fn put(&mut self, space: Space, key: &[u8], value: &[u8]) -> Result<(), Failure> {
-        self.table_mut(space).insert(key, value).map_err(failure)?;
-        Ok(())
-    }
-
-    fn remove(&mut self, space: Space, key: &[u8]) -> Result<(), Failure> {
-        self.table_mut(space).remove(key).map_err(failure)?;
-        Ok(())
-    }
-}
-
-/// A file whose writes a test can make fail as a full disk does. In service the switch is never set.
-#[derive(Debug)]
-struct Switched {
-    file: FileBackend,
-    switch: WriteSwitch,
-}
-
-impl Switched {
-    fn room(&self) -> std::io::Result<()> {
-        if self.switch.is_full() { Err(std::io::ErrorKind::StorageFull.into()) } else { Ok(()) }
-    }
-}
-
-impl redb::StorageBackend for Switched {
-    fn len(&self) -> std::io::Result<u64> {
-        self.file.len()
-    }
-
-    fn read(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
-        self.file.read(offset, out)
-    }
-
-    fn set_len(&self, len: u64) -> std::io::Result<()> {
-        self.room()?;
-        self.file.set_len(len)
-    }
-
-    fn sync_data(&self) -> std::io::Result<()> {
-        self.room()?;
-        self.file.sync_data()
-    }
-
-    fn write(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
-        self.room()?;
-        self.file.write(offset, data)
-    }
-
-    fn close(&self) -> std::io::Result<()> {
-        self.file.close()
-    }
-
-    fn try_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
-        self.file.try_lock_range(start, end)
-    }
-
-    fn try_lock_shared_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
-        self.file.try_lock_shared_range(start, end)
-    }
-
-    fn lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
-        self.file.lock_range(start, end)
-    }
-
-    fn lock_shared_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
-        self.file.lock_shared_range(start, end)
-    }
-
-    fn unlock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
-        self.file.unlock_range(start, end)
-    }
-
-    fn query_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
-        self.file.query_lock_range(start, end)
-    }
+fn opened(path: &Path, switch: &WriteSwitch, how: How) -> Result<Database, Failure> {
+    open_checked(path, switch, how).map_err(|fault| match fault {
+        Fault::Redb(error) => failure(error),
+        Fault::Panic(cause) => Failure(cause),
+    })
 }

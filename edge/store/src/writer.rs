@@ -1,47 +1,63 @@
 //! The writer thread.
 //!
 //! Owns the engine, group commit (everything queued goes into one transaction; the sync in progress is the
-//! batching window), what is owed, and the read-only state. Leaves the queue before it to [`crate::handle`]. Invariant: an answer
-//! leaves the thread only after the transaction that holds it is durable.
+//! batching window), what is owed, the marker of a gap in the audit, and the read-only state. Leaves the queue before
+//! it to [`crate::handle`] and reads to [`crate::reader`]. Invariant: an answer leaves the thread only after the
+//! transaction that holds it is durable.
 
 use std::collections::VecDeque;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot};
 
-use crate::backend::{Backend, Failure, View};
+use crate::audit::{AuditHead, AuditRecord};
+use crate::backend::{Backend, Failure, Reader};
 use crate::commit::{Change, Commit, Position};
-use crate::core;
 use crate::error::CommitError;
 use crate::handle::Health;
-use crate::limits;
-use crate::owed::{Debts, Waiting};
+use crate::owed::Waiting;
+use crate::told::Told;
+use crate::{chain, core, limits};
 
 pub(crate) type Reserved = Box<dyn FnOnce(Result<u64, CommitError>) + Send>;
-pub(crate) type Look = Box<dyn FnOnce(Result<&dyn View, Failure>) + Send>;
 
 pub(crate) enum Job {
     Commit(Commit, oneshot::Sender<Result<Position, CommitError>>),
-    Reserve { name: &'static str, block: u64, answer: Reserved },
-    Read(Look),
+    Reserve {
+        name: &'static str,
+        block: u64,
+        above: u64,
+        answer: Reserved,
+    },
+    /// A read found the engine unsound.
+    Mend,
     Close(Box<dyn FnOnce() + Send>),
 }
 
 pub(crate) struct Writer {
     backend: Box<dyn Backend>,
+    reader: Arc<dyn Reader>,
     jobs: mpsc::Receiver<Job>,
-    health: watch::Sender<Health>,
-    // Why the engine has to be opened anew before it is used again.
+    told: Arc<Told>,
+    // Why the engine has to be opened anew before it is written again.
     broken: Option<String>,
-    // When that was last tried.
-    tried: Option<Instant>,
-    // What is in force and not written yet.
-    debts: Debts,
+    // When that was last tried, and how long to wait after it.
+    tried: Option<(Instant, Duration)>,
+    outage: Option<Outage>,
+    aged: Option<Instant>,
+}
+
+// A time in which nothing could be audited.
+struct Outage {
+    since_unix_ms: i64,
+    refused: u64,
 }
 
 enum Pending {
     Commit(Commit, oneshot::Sender<Result<Position, CommitError>>),
-    Reserve { name: &'static str, block: u64, answer: Reserved },
+    Reserve { name: &'static str, block: u64, above: u64, answer: Reserved },
 }
 
 #[derive(Clone, Copy)]
@@ -51,14 +67,23 @@ enum Outcome {
     Reserved(u64),
 }
 
+struct Written {
+    settled: Vec<Vec<Change>>,
+    outcomes: Vec<Outcome>,
+    head: AuditHead,
+}
+
 impl Writer {
+    /// `broken`: why the file could not be opened for writing.
     pub(crate) fn new(
         backend: Box<dyn Backend>,
         jobs: mpsc::Receiver<Job>,
-        health: watch::Sender<Health>,
-        debts: Debts,
+        told: Arc<Told>,
+        broken: Option<String>,
     ) -> Self {
-        Self { backend, jobs, health, broken: None, tried: None, debts }
+        let reader = backend.reader();
+        let outage = broken.is_some().then(|| Outage { since_unix_ms: now_unix_ms(), refused: 0 });
+        Self { backend, reader, jobs, told, broken, tried: None, outage, aged: None }
     }
 
     /// Works until it is told to close or nobody can ask any more.
@@ -67,31 +92,25 @@ impl Writer {
             let mut next = Some(first);
             let mut batch = Vec::new();
             let mut bytes = 0;
-            // A read stands where it was queued: it sees every commit before it and none after.
             while let Some(job) = next.take() {
                 match job {
                     Job::Commit(commit, answer) => {
                         bytes += commit.bytes();
                         batch.push(Pending::Commit(commit, answer));
                     }
-                    Job::Reserve { name, block, answer } => {
-                        batch.push(Pending::Reserve { name, block, answer });
+                    Job::Reserve { name, block, above, answer } => {
+                        batch.push(Pending::Reserve { name, block, above, answer });
                     }
-                    Job::Read(look) => {
-                        self.flush(std::mem::take(&mut batch));
-                        self.read(look);
-                    }
+                    Job::Mend => self.mend(),
                     Job::Close(answer) => {
                         self.flush(batch);
-                        if self.debts.len() > 0 {
+                        if self.told.debts.len() > 0 {
                             self.write(Vec::new());
                         }
                         // Who waits for what could not be written waits no longer.
-                        drop(self.debts.take());
-                        let Self { backend, jobs, health, .. } = self;
-                        drop(jobs);
-                        drop(backend);
-                        drop(health);
+                        drop(self.told.debts.take());
+                        self.jobs.close();
+                        self.backend.close();
                         answer();
                         return;
                     }
@@ -102,92 +121,116 @@ impl Writer {
             }
             self.flush(batch);
         }
+        self.backend.close();
     }
 
-    fn read(&mut self, look: Look) {
-        if let Err(cause) = self.usable() {
-            return look(Err(Failure(cause)));
+    fn mend(&mut self) {
+        if !self.reader.is_sound() && self.broken.is_none() {
+            self.fell("its pages are not consistent: restore the last backup".to_owned());
         }
-        let mut look = Some(look);
-        let result = self.backend.read(&mut |view| {
-            if let Some(look) = look.take() {
-                look(Ok(view));
-            }
-            Ok(())
-        });
-        if let (Err(failure), Some(look)) = (result, look) {
-            look(Err(failure));
-        }
+        // Its end is the next write's to find.
+        let _ = self.usable();
     }
 
-    // A failed engine is opened anew, not more often than the bound says.
+    // From now on it is read-only.
+    fn fell(&mut self, cause: String) {
+        self.tried = Some((Instant::now(), limits::REOPEN_EVERY));
+        self.outage.get_or_insert_with(|| Outage { since_unix_ms: now_unix_ms(), refused: 0 });
+        if let Err(Failure(more)) = self.backend.read_only() {
+            tracing::error!(cause = %more, "the store cannot even be read");
+        }
+        self.tell(Health::ReadOnly(cause.clone()));
+        self.broken = Some(cause);
+    }
+
+    // A failed engine is opened anew, not more often than the bound says nor for most of the time.
     fn usable(&mut self) -> Result<(), String> {
         let Some(cause) = &self.broken else { return Ok(()) };
-        if self.tried.is_some_and(|tried| tried.elapsed() < limits::REOPEN_EVERY) {
+        if self.tried.is_some_and(|(tried, wait)| tried.elapsed() < wait) {
             return Err(cause.clone());
         }
-        self.tried = Some(Instant::now());
-        self.backend.reopen().map_err(|Failure(cause)| cause)?;
+        let began = Instant::now();
+        let reopened = self.backend.reopen();
+        self.tried = Some((Instant::now(), limits::REOPEN_EVERY.max(began.elapsed() * 4)));
+        if reopened.is_err() {
+            return Err(cause.clone());
+        }
         self.broken = None;
         Ok(())
     }
 
     fn flush(&mut self, batch: Vec<Pending>) {
-        // A read alone tries no write: on a full disk each failed one costs the reads after it.
         if !batch.is_empty() {
             self.write(batch);
         }
     }
 
     fn write(&mut self, batch: Vec<Pending>) {
-        let owed = self.debts.take();
-        let result = self.usable().map_err(Failure).and_then(|()| self.transact(&owed, &batch));
+        let owed = self.told.debts.take();
+        let result = match self.usable() {
+            Ok(()) => self.transact(&owed, &batch).map_err(|Failure(cause)| {
+                self.fell(cause.clone());
+                cause
+            }),
+            Err(cause) => Err(cause),
+        };
         match result {
-            Ok((settled, outcomes)) => {
-                // First of all: who asked for a commit of this batch finds the positions that it left behind.
-                for (waiting, changes) in owed.into_iter().zip(settled) {
-                    let _ = waiting.answer.send(changes);
+            Ok(written) => self.written(owed, batch, written),
+            Err(cause) => self.refuse(owed, batch, &cause),
+        }
+    }
+
+    fn written(&mut self, owed: VecDeque<Waiting>, batch: Vec<Pending>, written: Written) {
+        self.told.transactions.fetch_add(1, Ordering::SeqCst);
+        self.told.head.send_replace(written.head);
+        self.outage = None;
+        // First of all: who asked for a commit of this batch finds the positions that it left behind.
+        for (waiting, changes) in owed.into_iter().zip(written.settled) {
+            let _ = waiting.answer.send(changes);
+        }
+        self.tell(Health::Ok);
+        for (pending, outcome) in batch.into_iter().zip(written.outcomes) {
+            match (pending, outcome) {
+                (Pending::Commit(_, answer), Outcome::Committed(position)) => {
+                    let _ = answer.send(Ok(position));
                 }
-                self.tell(Health::Ok);
-                for (pending, outcome) in batch.into_iter().zip(outcomes) {
-                    match (pending, outcome) {
-                        (Pending::Commit(_, answer), Outcome::Committed(position)) => {
-                            let _ = answer.send(Ok(position));
-                        }
-                        (Pending::Commit(_, answer), Outcome::Conflict(index)) => {
-                            let _ = answer.send(Err(CommitError::Conflict(index)));
-                        }
-                        (Pending::Reserve { answer, .. }, Outcome::Reserved(first)) => answer(Ok(first)),
-                        // `transact` gives each operation an outcome of its kind.
-                        _ => {}
-                    }
+                (Pending::Commit(_, answer), Outcome::Conflict(index)) => {
+                    let _ = answer.send(Err(CommitError::Conflict(index)));
                 }
-            }
-            Err(Failure(cause)) => {
-                self.debts.back(owed);
-                self.broken = Some(cause.clone());
-                self.tell(Health::ReadOnly(cause.clone()));
-                for pending in batch {
-                    let error = CommitError::ReadOnly(cause.clone());
-                    match pending {
-                        Pending::Commit(_, answer) => drop(answer.send(Err(error))),
-                        Pending::Reserve { answer, .. } => answer(Err(error)),
-                    }
-                }
+                (Pending::Reserve { answer, .. }, Outcome::Reserved(first)) => answer(Ok(first)),
+                // `transact` gives each operation an outcome of its kind.
+                _ => {}
             }
         }
     }
 
-    fn transact(
-        &mut self,
-        owed: &VecDeque<Waiting>,
-        batch: &[Pending],
-    ) -> Result<(Vec<Vec<Change>>, Vec<Outcome>), Failure> {
+    fn refuse(&mut self, owed: VecDeque<Waiting>, batch: Vec<Pending>, cause: &str) {
+        self.told.debts.back(owed);
+        for pending in batch {
+            let error = CommitError::ReadOnly(cause.to_owned());
+            match pending {
+                Pending::Commit(commit, answer) => {
+                    if let Some(outage) = self.outage.as_mut().filter(|_| !commit.audit.is_empty()) {
+                        outage.refused += 1;
+                    }
+                    drop(answer.send(Err(error)));
+                }
+                Pending::Reserve { answer, .. } => answer(Err(error)),
+            }
+        }
+    }
+
+    fn transact(&mut self, owed: &VecDeque<Waiting>, batch: &[Pending]) -> Result<Written, Failure> {
         let now = now_unix_ms();
-        let backend = &mut self.backend;
+        let lost = self.told.lost.load(Ordering::SeqCst);
+        let gap = gap(self.outage.as_ref(), owed.len(), lost, now);
+        let aged = self.aged.is_none_or(|at| at.elapsed() >= limits::AUDIT_AGED_EVERY);
+        let keep = self.told.retention();
         let mut settled = Vec::with_capacity(owed.len());
         let mut outcomes = Vec::with_capacity(batch.len());
-        backend.write(&mut |tx| {
+        let mut head = AuditHead::default();
+        self.backend.write(&mut |tx| {
+            chain::append(tx, gap.as_slice(), now)?;
             for waiting in owed {
                 settled.push(core::settle(tx, &waiting.owed, now)?);
             }
@@ -197,18 +240,24 @@ impl Writer {
                         Ok(position) => Outcome::Committed(position),
                         Err(index) => Outcome::Conflict(index),
                     },
-                    Pending::Reserve { name, block, .. } => {
-                        Outcome::Reserved(core::reserve(tx, name, *block)?)
+                    Pending::Reserve { name, block, above, .. } => {
+                        Outcome::Reserved(core::reserve(tx, name, *block, *above)?)
                     }
                 });
             }
+            chain::prune(tx, keep, now, aged)?;
+            head = chain::head(tx)?;
             Ok(())
         })?;
-        Ok((settled, outcomes))
+        if aged {
+            self.aged = Some(Instant::now());
+        }
+        self.told.lost.fetch_sub(lost, Ordering::SeqCst);
+        Ok(Written { settled, outcomes, head })
     }
 
     fn tell(&self, health: Health) {
-        self.health.send_if_modified(|old| {
+        self.told.health.send_if_modified(|old| {
             if *old == health {
                 return false;
             }
@@ -220,6 +269,20 @@ impl Writer {
             true
         });
     }
+}
+
+// What the audit says of a time in which it could not be written, before anything that was kept for it.
+fn gap(outage: Option<&Outage>, owed: usize, lost: u64, now_unix_ms: i64) -> Option<AuditRecord> {
+    if outage.is_none() && lost == 0 {
+        return None;
+    }
+    let (since, refused) = outage.map_or((now_unix_ms, 0), |outage| (outage.since_unix_ms, outage.refused));
+    let sentence = format!(
+        "the store took no writes for {} s: {owed} changes took force meanwhile and are written after this, {refused} \
+         were refused, {lost} entries could not be kept",
+        now_unix_ms.saturating_sub(since).max(0) / 1_000
+    );
+    Some(AuditRecord::new("audit.gap", "audit", "observed").by("store").because(sentence))
 }
 
 pub(crate) fn now_unix_ms() -> i64 {

@@ -1,0 +1,92 @@
+//! What a store's threads tell its handles without being asked, and what handles tell the threads.
+//!
+//! Owns shared figures only: health, the audit's newest entry, counts, how much is kept. Nobody waits for any of it.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::audit::AuditHead;
+use crate::chain::Retention;
+use crate::handle::Health;
+use crate::limits;
+use crate::owed::Debts;
+
+/// A record that stands in the store and cannot be used. It is left where it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unreadable {
+    /// Its table.
+    pub table: String,
+    /// Its key.
+    pub key: String,
+    /// Why.
+    pub cause: String,
+}
+
+pub(crate) struct Told {
+    pub(crate) health: watch::Sender<Health>,
+    pub(crate) head: watch::Sender<AuditHead>,
+    pub(crate) debts: Debts,
+    // Audit entries that could not even be kept for later; the next one that can be written says so.
+    pub(crate) lost: AtomicU64,
+    // Durable transactions since the start.
+    pub(crate) transactions: AtomicU64,
+    pub(crate) copying: AtomicBool,
+    entries: AtomicU64,
+    keep_ms: AtomicI64,
+    unreadable: Mutex<BTreeMap<(String, String), String>>,
+}
+
+impl Told {
+    pub(crate) fn new(health: Health, head: AuditHead) -> Self {
+        let told = Self {
+            health: watch::Sender::new(health),
+            head: watch::Sender::new(head),
+            debts: Debts::default(),
+            lost: AtomicU64::new(0),
+            transactions: AtomicU64::new(0),
+            copying: AtomicBool::new(false),
+            entries: AtomicU64::new(0),
+            keep_ms: AtomicI64::new(0),
+            unreadable: Mutex::default(),
+        };
+        told.keep(limits::AUDIT_KEPT, limits::AUDIT_KEPT_FOR);
+        told
+    }
+
+    pub(crate) fn keep(&self, entries: u64, time: Duration) {
+        self.entries.store(entries.max(1), Ordering::SeqCst);
+        self.keep_ms.store(i64::try_from(time.as_millis()).unwrap_or(i64::MAX), Ordering::SeqCst);
+    }
+
+    pub(crate) fn retention(&self) -> Retention {
+        Retention {
+            entries: self.entries.load(Ordering::SeqCst),
+            keep_ms: self.keep_ms.load(Ordering::SeqCst),
+        }
+    }
+
+    pub(crate) fn unreadable(&self, table: &str, key: &str, cause: &str) {
+        let mut told = self.unreadable.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = (table.to_owned(), key.to_owned());
+        if told.contains_key(&name) || told.len() >= limits::UNREADABLE_TOLD {
+            return;
+        }
+        tracing::error!(table, key, cause, "a record of the store cannot be used and is passed over");
+        told.insert(name, cause.to_owned());
+    }
+
+    pub(crate) fn all_unreadable(&self) -> Vec<Unreadable> {
+        let told = self.unreadable.lock().unwrap_or_else(PoisonError::into_inner);
+        told.iter()
+            .map(|((table, key), cause)| Unreadable {
+                table: table.clone(),
+                key: key.clone(),
+                cause: cause.clone(),
+            })
+            .collect()
+    }
+}
