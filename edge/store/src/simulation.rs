@@ -5,12 +5,13 @@
 //! and when its answer is heard. Invariant: what was answered stays, whatever process dies.
 
 use crate::audit::{AuditEntry, AuditHead};
-use crate::backend::{Backend, Failure, View};
+use crate::backend::{Backend, Failure, Reader, View};
 use crate::commit::{Commit, Position, Row};
-use crate::core;
 use crate::error::{CommitError, ReadError};
-use crate::memory::{Memory, WriteSwitch};
+use crate::memory::Memory;
 use crate::owed::Owed;
+use crate::switch::WriteSwitch;
+use crate::{chain, core, opening};
 
 /// The disk of one process; it outlives that.
 pub struct Disk {
@@ -32,7 +33,8 @@ impl Disk {
         let switch = WriteSwitch::default();
         let mut memory = Memory::with_switch(switch.clone());
         // An empty map is always claimed.
-        let _ = core::claim(&mut memory, "simulation", "simulated".to_owned(), true);
+        let mut keep = |_: &dyn Reader, _| Ok(());
+        let _ = opening::claim(&mut memory, "simulation", "simulated".to_owned(), true, &mut keep);
         Self { memory, switch, commits: 0 }
     }
 
@@ -85,7 +87,7 @@ impl Disk {
     pub fn reserve(&mut self, name: &str, block: u64) -> Result<u64, CommitError> {
         let mut first = 0;
         let written = self.memory.write(&mut |tx| {
-            first = core::reserve(tx, name, block)?;
+            first = core::reserve(tx, name, block, 0)?;
             Ok(())
         });
         written.map_err(|Failure(cause)| CommitError::ReadOnly(cause))?;
@@ -95,6 +97,7 @@ impl Disk {
     fn read<T>(&mut self, look: impl Fn(&dyn View) -> Result<T, Failure>) -> Result<T, ReadError> {
         let mut found = Err(Failure("nothing was read".to_owned()));
         self.memory
+            .reader()
             .read(&mut |view| {
                 found = look(view);
                 Ok(())
@@ -108,7 +111,7 @@ impl Disk {
     /// # Errors
     /// If a row does not decode.
     pub fn load(&mut self, table: &str) -> Result<Vec<Row>, ReadError> {
-        self.read(|view| core::load(view, table))
+        self.read(|view| Ok(core::load(view, table)?.0))
     }
 
     /// One row.
@@ -116,7 +119,7 @@ impl Disk {
     /// # Errors
     /// If it does not decode.
     pub fn get(&mut self, table: &str, key: &str) -> Result<Option<Row>, ReadError> {
-        self.read(|view| core::row(view, table, key))
+        self.read(|view| Ok(core::row(view, table, key)?.and_then(Result::ok)))
     }
 
     /// The newest position.
@@ -132,7 +135,7 @@ impl Disk {
     /// # Errors
     /// If it does not decode.
     pub fn audit_head(&mut self) -> Result<AuditHead, ReadError> {
-        self.read(core::audit_head)
+        self.read(chain::head)
     }
 
     /// At most `limit` audit entries after a sequence.
@@ -140,6 +143,6 @@ impl Disk {
     /// # Errors
     /// If one does not match its hash.
     pub fn audit_after(&mut self, sequence: u64, limit: usize) -> Result<Vec<AuditEntry>, ReadError> {
-        self.read(|view| core::audit_after(view, sequence, limit))
+        self.read(|view| chain::after(view, sequence, limit))
     }
 }
