@@ -7,8 +7,11 @@
 
 mod clock;
 mod credentials;
+mod gpus;
 pub(crate) mod identity;
+mod inventory;
 mod judge;
+mod kept;
 mod lifecycle;
 pub(crate) mod node;
 pub(crate) mod problems;
@@ -16,15 +19,7 @@ mod readiness;
 pub(crate) mod reports;
 pub(crate) mod settings;
 pub(crate) mod snapshot;
-/// A change of liveness in words.
-fn said(from: State, to: State) -> String {
-    match (from, to) {
-        (State::Never, State::Online) => "online for the first time".to_owned(),
-        (State::Unknown, to) => format!("{} since this edge started", to.name()),
-        (from, to) => format!("{}, was {}", to.name(), from.name()),
-    }
-}
-
+mod stream;
 #[cfg(test)]
 mod tests;
 mod told;
@@ -34,14 +29,14 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use umbel_store::Position;
 use umbel_wire::liveness::{Liveness, State, Times};
 use umbel_wire::slots::{Owner, Slots};
 use umbel_wire::{Generation, KeyHash, NodeId};
 
 use crate::core::authority::AuthorityRow;
 
-use self::node::{Declared, Node, NodeRow, ReportRow};
+pub(crate) use self::kept::Moment;
+use self::node::{Declared, Lifecycle, Node, ReportRow};
 use self::problems::Problem;
 pub(crate) use self::told::Call;
 use self::told::Told;
@@ -83,6 +78,8 @@ pub(crate) struct Registry<H> {
     reserved_names: BTreeSet<String>,
     // Which authorities there are; `None` until the site is open.
     authority: Option<AuthorityRow>,
+    // How far a node's clock may be from this edge's.
+    allowed_skew: Duration,
     changed: bool,
     revision: u64,
 }
@@ -109,46 +106,10 @@ impl<H: Clone> Registry<H> {
             targets: Targets::default(),
             reserved_names: BTreeSet::new(),
             authority: None,
+            allowed_skew: clock::SKEW_ALLOWED,
             changed: true,
             revision: 0,
         }
-    }
-
-    /// A stored node, at start-up or just enrolled.
-    pub(crate) fn insert(&mut self, id: NodeId, row: NodeRow, position: Position, report: ReportRow) {
-        let seen = report.last_seen_at_unix_ms > 0;
-        self.index_keys(id, &row);
-        if row.lifecycle == node::Lifecycle::Decommissioned {
-            // A report that was written in the same moment counts no more.
-            let tombstone = Node::new(id, row, position, ReportRow::default());
-            self.nodes.insert(id, Arc::new(tombstone));
-            return self.touch(id);
-        }
-        let mut node = Node::new(id, row, position, report);
-        self.liveness.insert(id, seen);
-        node.liveness = self.liveness.state(&id).unwrap_or(State::Never);
-        node.settings.desired = self.targets.of(&id);
-        node.lacks_authority = self.lacks(&node.report.trusts);
-        for engine in &node.report.engines {
-            index(&mut self.models, id, engine);
-        }
-        let models: Vec<_> = node.report.engines.iter().map(|engine| engine.model.clone()).collect();
-        self.nodes.insert(id, Arc::new(node));
-        for model in models {
-            self.judge_model(&model);
-        }
-        self.touch(id);
-    }
-
-    /// A committed change of a stored row.
-    pub(crate) fn apply(&mut self, id: NodeId, row: NodeRow, position: Position) {
-        let Some(node) = self.nodes.get_mut(&id) else { return };
-        // Commits of one row are ordered by their preconditions; their answers may still arrive crossed.
-        if position <= node.position {
-            return;
-        }
-        Arc::make_mut(node).position = position;
-        self.set_row(id, row);
     }
 
     /// One node.
@@ -201,10 +162,21 @@ impl<H: Clone> Registry<H> {
     /// Reports that have to be written, at most `limit`; what is not written stays for the next call.
     pub(crate) fn take_unsaved(&mut self, limit: usize) -> Vec<(NodeId, ReportRow)> {
         let ids: Vec<_> = self.unsaved.iter().take(limit).copied().collect();
-        for id in &ids {
-            self.unsaved.remove(id);
+        let mut rows = Vec::with_capacity(ids.len());
+        for id in ids {
+            self.unsaved.remove(&id);
+            let Some(node) = self.nodes.get_mut(&id) else { continue };
+            let mut row = node.report.clone();
+            row.telemetry_sequence = inventory::on_disk(row.telemetry_sequence);
+            Arc::make_mut(node).telemetry_on_disk = row.telemetry_sequence;
+            rows.push((id, row));
         }
-        ids.into_iter().filter_map(|id| self.nodes.get(&id).map(|node| (id, node.report.clone()))).collect()
+        rows
+    }
+
+    /// How far a node's clock may be from this edge's from now on.
+    pub(crate) fn set_allowed_skew(&mut self, allowed: Duration) {
+        self.allowed_skew = allowed;
     }
 
     /// Whether a report waits to be written.
@@ -335,7 +307,7 @@ impl<H: Clone> Registry<H> {
         // A whole site comes back as `unknown` after a restart: that is no news of any node (row 5).
         let audited = from != State::Unknown;
         let lifecycle = self.nodes.get(&id).map(|node| node.row.lifecycle);
-        if lifecycle == Some(node::Lifecycle::Enrolled) {
+        if lifecycle == Some(Lifecycle::Enrolled) {
             self.notice(id, kind, None, &said(from, to), audited);
         }
     }
@@ -407,4 +379,13 @@ fn index(models: &mut HashMap<String, BTreeSet<(i64, NodeId, String)>>, id: Node
 pub(crate) fn key_hash(text: &str) -> Option<KeyHash> {
     let bytes = data_encoding::HEXLOWER.decode(text.as_bytes()).ok()?;
     bytes.try_into().ok().map(KeyHash)
+}
+
+/// A change of liveness in words.
+fn said(from: State, to: State) -> String {
+    match (from, to) {
+        (State::Never, State::Online) => "online for the first time".to_owned(),
+        (State::Unknown, to) => format!("{} since this edge started", to.name()),
+        (from, to) => format!("{}, was {}", to.name(), from.name()),
+    }
 }

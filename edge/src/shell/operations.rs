@@ -181,11 +181,8 @@ pub(crate) fn matches(selector: &Selector, node: &Node) -> bool {
         models.push(&engine.model);
         models.extend(engine.aliases.iter().map(String::as_str));
     }
-    let gpus: Vec<&str> = node
-        .inventory
-        .as_ref()
-        .map(|received| received.report.gpus.iter().map(|gpu| gpu.name.as_str()).collect())
-        .unwrap_or_default();
+    let inventory = node.inventory().unwrap_or_default();
+    let gpus: Vec<&str> = inventory.gpus.iter().map(|gpu| gpu.name.as_str()).collect();
     let id = node.id.to_string();
     selector.matches(&Candidate {
         node_id: &id,

@@ -13,6 +13,7 @@ use umbel_contracts::proto::control::{
 use umbel_contracts::selector::Selector;
 use umbel_wire::{Code, Error, clock};
 
+use crate::core::registry::Moment;
 use crate::core::registry::node::{Lifecycle, Node};
 use crate::core::registry::snapshot::{self, Figures};
 use crate::shell::operations::matches;
@@ -27,7 +28,8 @@ const PART_BYTES: usize = 128 * 1024;
 
 /// One node as it is told.
 pub(crate) fn node(site: &Site, node: &Node) -> EdgeNodeSnapshot {
-    snapshot::node(node, clock::now(), &|provider| figures(site, provider))
+    let moment = Moment { now: clock::now(), wall: site.wall().unix_ms() };
+    snapshot::node(node, moment, &|provider| figures(site, provider))
 }
 
 fn figures(site: &Site, provider: &str) -> Option<Figures> {

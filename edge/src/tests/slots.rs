@@ -230,7 +230,7 @@ fn replayed_reports_are_refused() {
         until("the newest is taken", || sequence(&edge) == 5).await;
         beat(&connection, 3).await.unwrap();
         assert_eq!(sequence(&edge), 5);
-        let host = edge.view(&node).inventory.clone().unwrap().report.hostname;
+        let host = edge.view(&node).inventory().unwrap().hostname;
         assert_eq!(host, "host-5");
         // Row 73: a node that lost its counter is told where to go on.
         let (_, welcome) = FakeNode {

@@ -7,11 +7,22 @@ use std::time::Instant;
 use umbel_contracts::proto::node::NodeInventory;
 use umbel_wire::NodeId;
 
+use super::kept::Kept;
 use super::node::Declared;
 use super::problems::{
     CLOCK_AHEAD, CLOCK_BEHIND, DUPLICATE_IDENTITY, DUPLICATE_SHOWN, MODEL_MISMATCH, SAME_HARDWARE,
 };
 use super::{Registry, clock, index};
+
+/// Reports that were made within this time may come in another order.
+const REORDERED_MS: i64 = 1_000;
+/// A skew that changed by less is told as before.
+const CLOCK_NEWS_MS: u64 = 2_000;
+
+/// The UUIDs of an inventory's GPUs.
+pub(super) fn uuids(inventory: NodeInventory) -> BTreeSet<String> {
+    inventory.gpus.into_iter().map(|gpu| gpu.uuid).collect()
+}
 
 impl<H: Clone> Registry<H> {
     /// Where providers of a model differ on its threshold or aliases, the first stored stands.
@@ -81,14 +92,17 @@ impl<H: Clone> Registry<H> {
 
     /// A GPU that stands in two nodes' inventories is a problem on both; nothing is merged.
     pub(super) fn judge_hardware(&mut self, id: NodeId, inventory: &NodeInventory, wall: i64) {
-        let old: BTreeSet<String> = self
-            .nodes
-            .get(&id)
-            .and_then(|node| node.inventory.as_ref())
-            .map(|received| received.report.gpus.iter().map(|gpu| gpu.uuid.clone()).collect())
-            .unwrap_or_default();
+        let old = self.nodes.get(&id).and_then(|node| node.inventory()).map(uuids).unwrap_or_default();
         let new: BTreeSet<String> = inventory.gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
-        for uuid in old.difference(&new) {
+        // What an incomplete one leaves out is still this node's.
+        let gone = old.difference(&new).filter(|_| inventory.complete);
+        self.release_gpus(id, gone);
+        self.claim_gpus(id, new, wall);
+    }
+
+    /// These GPUs are not this node's any more.
+    pub(super) fn release_gpus<'a>(&mut self, id: NodeId, uuids: impl Iterator<Item = &'a String>) {
+        for uuid in uuids {
             let holders = self.hardware.get_mut(uuid).map(|holders| {
                 holders.remove(&id);
                 holders.clone()
@@ -104,7 +118,11 @@ impl<H: Clone> Registry<H> {
                 _ => {}
             }
         }
-        for uuid in new {
+    }
+
+    /// These GPUs are this node's; what another node claims too is a problem on both.
+    pub(super) fn claim_gpus(&mut self, id: NodeId, uuids: BTreeSet<String>, wall: i64) {
+        for uuid in uuids {
             let holders = self.hardware.entry(uuid.clone()).or_default();
             holders.insert(id);
             if holders.len() < 2 {
@@ -122,28 +140,71 @@ impl<H: Clone> Registry<H> {
 
     /// Compares a report's time with the last good one and shows what is wrong. True if it counts.
     pub(super) fn judge_clock(&mut self, id: NodeId, observed_at: i64, last_good: i64, wall: i64) -> bool {
+        let judged = clock::judge(observed_at, last_good, wall, self.allowed_skew);
+        self.show_clock(id, judged, wall);
+        judged.good
+    }
+
+    /// A heartbeat replaces nothing; its time only shows whether the clock is right.
+    pub(super) fn watch_clock(&mut self, id: NodeId, observed_at: i64, wall: i64) {
+        let Some(node) = self.nodes.get(&id).filter(|_| observed_at != 0) else { return };
+        let report = &node.report;
+        let last_good = [
+            report.inventory.as_ref().map_or(0, Kept::last_good),
+            report.telemetry.as_ref().map_or(0, Kept::last_good),
+        ];
+        // A telemetry report may have been made a moment later and come first.
+        let last_good = last_good.into_iter().max().unwrap_or(0).saturating_sub(REORDERED_MS);
+        let judged = clock::judge(observed_at, last_good, wall, self.allowed_skew);
+        self.show_clock(id, judged, wall);
+    }
+
+    fn show_clock(&mut self, id: NodeId, judged: clock::Judged, wall: i64) {
         let subject = id.to_string();
-        match clock::judge(observed_at, last_good, wall) {
-            clock::Verdict::Good => {
+        let seconds = judged.skew_ms.unsigned_abs() / 1_000;
+        let shown = self.nodes.get(&id).and_then(|node| node.clock_skew_ms);
+        let (code, other, message) = match judged.wrong {
+            None => {
                 self.solved(id, CLOCK_BEHIND, &subject);
                 self.solved(id, CLOCK_AHEAD, &subject);
-                true
+                if shown.is_some() {
+                    self.change(id, |node| node.clock_skew_ms = None);
+                }
+                return;
             }
-            clock::Verdict::Behind(by) => {
-                let message =
-                    format!("the node's clock went back by {} s; let it follow a time server", by / 1_000);
-                self.problem(id, CLOCK_BEHIND, subject, message, wall, None);
-                false
-            }
-            clock::Verdict::Ahead(by) => {
+            Some(clock::Wrong::Ahead) => {
                 let message = format!(
-                    "the node's clock is {} s in the future; let it follow a time server",
-                    by / 1_000
+                    "the node's clock is {seconds} s ahead of this edge's, so its reports do not count: let it follow \
+                     a time server (timedatectl set-ntp true)"
                 );
-                self.problem(id, CLOCK_AHEAD, subject, message, wall, None);
-                false
+                (CLOCK_AHEAD, CLOCK_BEHIND, message)
             }
+            Some(clock::Wrong::Late) => {
+                let message = format!(
+                    "the node's clock is {seconds} s behind this edge's: let it follow a time server (timedatectl \
+                     set-ntp true)"
+                );
+                (CLOCK_BEHIND, CLOCK_AHEAD, message)
+            }
+            Some(clock::Wrong::WentBack(by)) => {
+                let message = format!(
+                    "the node's clock went back by {} s (it is now {seconds} s {} this edge's), so its reports do not \
+                     count until it is past the last good one: let it follow a time server (timedatectl set-ntp true)",
+                    by / 1_000,
+                    if judged.skew_ms > 0 { "ahead of" } else { "behind" }
+                );
+                (CLOCK_BEHIND, CLOCK_AHEAD, message)
+            }
+        };
+        self.solved(id, other, &subject);
+        // What drifts by less than this is no news, so that it does not raise the revision with each report.
+        let told =
+            self.nodes.get(&id).is_some_and(|node| node.problems.contains_key(&(code, subject.clone())));
+        if told && shown.is_some_and(|shown| shown.abs_diff(judged.skew_ms) < CLOCK_NEWS_MS) {
+            return;
         }
+        self.change(id, |node| node.clock_skew_ms = Some(judged.skew_ms));
+        self.problem(id, code, subject, message, wall, None);
     }
 
     /// A second copy of an identity was refused. True if that is news, so that one entry a period is audited.

@@ -1,17 +1,59 @@
-//! What follows from a changed row: which keys are known, who is cut off, and what a tombstone leaves behind.
+//! Stored rows as they come into force, and what follows: which keys are known, who is cut off, and what a tombstone leaves behind.
 //!
 //! Owns the index of keys and the eviction of connections. Leaves closing them to the shell. Invariant: no connection
 //! that was let in under a row which people have ended since owns its node.
 
 use std::sync::Arc;
 
-use umbel_contracts::proto::node::NodeInventory;
+use umbel_store::Position;
+use umbel_wire::liveness::State;
 use umbel_wire::{Code, Error, NodeId};
 
-use super::node::{Lifecycle, Node, NodeRow};
-use super::{Call, Registry, ReportRow};
+use super::node::{Lifecycle, Node, NodeRow, ReportRow};
+use super::{Call, Registry, index, judge};
 
 impl<H: Clone> Registry<H> {
+    /// A stored node, at start-up or just enrolled.
+    pub(crate) fn insert(&mut self, id: NodeId, row: NodeRow, position: Position, report: ReportRow) {
+        self.index_keys(id, &row);
+        if row.lifecycle == Lifecycle::Decommissioned {
+            // A report that was written in the same moment counts no more.
+            let last_seen_at_unix_ms = report.last_seen_at_unix_ms;
+            let report = ReportRow { last_seen_at_unix_ms, ..ReportRow::default() };
+            self.nodes.insert(id, Arc::new(Node::new(id, row, position, report)));
+            return self.touch(id);
+        }
+        let seen = report.last_seen_at_unix_ms > 0;
+        let mut node = Node::new(id, row, position, report);
+        self.liveness.insert(id, seen);
+        node.liveness = self.liveness.state(&id).unwrap_or(State::Never);
+        node.settings.desired = self.targets.of(&id);
+        node.lacks_authority = self.lacks(&node.report.trusts);
+        for engine in &node.report.engines {
+            index(&mut self.models, id, engine);
+        }
+        let models: Vec<_> = node.report.engines.iter().map(|engine| engine.model.clone()).collect();
+        let gpus = node.inventory().map(judge::uuids).unwrap_or_default();
+        let reported = node.report.inventory.as_ref().map_or(0, |kept| kept.received_at_unix_ms);
+        self.nodes.insert(id, Arc::new(node));
+        for model in models {
+            self.judge_model(&model);
+        }
+        self.claim_gpus(id, gpus, reported);
+        self.touch(id);
+    }
+
+    /// A committed change of a stored row.
+    pub(crate) fn apply(&mut self, id: NodeId, row: NodeRow, position: Position) {
+        let Some(node) = self.nodes.get_mut(&id) else { return };
+        // Commits of one row are ordered by their preconditions; their answers may still arrive crossed.
+        if position <= node.position {
+            return;
+        }
+        Arc::make_mut(node).position = position;
+        self.set_row(id, row);
+    }
+
     /// A row that is in force from now on, on disk or in memory only.
     pub(super) fn set_row(&mut self, id: NodeId, row: NodeRow) {
         let Some(node) = self.nodes.get_mut(&id) else { return };
@@ -79,13 +121,15 @@ impl<H: Clone> Registry<H> {
     // Nothing of a tombstone counts, serves or is judged any more. Its keys stay known, to be refused.
     fn bury(&mut self, id: NodeId) {
         self.declare(id, Vec::new());
-        self.judge_hardware(id, &NodeInventory::default(), 0);
+        let gpus =
+            self.nodes.get(&id).and_then(|node| node.inventory()).map(judge::uuids).unwrap_or_default();
+        self.release_gpus(id, gpus.iter());
         self.liveness.remove(&id);
         self.change(id, |node| {
-            node.report = ReportRow::default();
+            let last_seen_at_unix_ms = node.report.last_seen_at_unix_ms;
+            node.report = ReportRow { last_seen_at_unix_ms, ..ReportRow::default() };
             node.engines.clear();
-            node.inventory = None;
-            node.telemetry = None;
+            node.clock_skew_ms = None;
             node.problems.clear();
             node.reported.clear();
         });

@@ -4,7 +4,6 @@
 //! identity to [`super::identity`] and every change to [`super::Registry`].
 
 use std::collections::BTreeMap;
-use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use umbel_contracts::proto::node::{
@@ -14,8 +13,11 @@ use umbel_store::Position;
 use umbel_wire::liveness;
 use umbel_wire::{Generation, NodeId};
 
+use super::gpus::{Absence, AbsentGpu};
 pub(crate) use super::identity::{Credential, Decision, KeyState, Lifecycle, NodeRow, Retirement, Wanted};
+use super::kept::Kept;
 use super::problems::{CREDENTIAL_EXPIRED, Problem};
+use super::stream::Stream;
 use crate::core::settings::NodeSettings;
 
 /// What a node last declared of an engine, and since when: where nodes differ on a model, the first stands.
@@ -59,7 +61,7 @@ impl Declared {
 }
 
 /// What a node said that must outlive the edge's process: table `reports`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ReportRow {
     #[serde(default)]
     pub(crate) last_seen_at_unix_ms: i64,
@@ -74,6 +76,18 @@ pub(crate) struct ReportRow {
     pub(crate) trusts: Vec<String>,
     #[serde(default)]
     pub(crate) engines: Vec<Declared>,
+    /// Of the last heartbeat that was taken.
+    #[serde(default)]
+    pub(crate) heartbeat_sequence: u64,
+    /// GPUs that it had and that are gone or do not answer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) absent: Vec<AbsentGpu>,
+    /// The last good inventory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) inventory: Option<Kept<NodeInventory>>,
+    /// The last good telemetry, as it was when the row was written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) telemetry: Option<Kept<NodeTelemetry>>,
 }
 
 /// The connection that owns a node now.
@@ -87,13 +101,11 @@ pub(crate) struct Session {
     pub(crate) leaving: bool,
 }
 
-/// A report and when it arrived.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Received<T> {
-    pub(crate) report: T,
-    pub(crate) at: Instant,
-    /// The edge's wall clock then, in milliseconds.
-    pub(crate) wall: i64,
+/// The account of each report stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Streams {
+    pub(crate) inventory: Stream,
+    pub(crate) telemetry: Stream,
 }
 
 /// A node. Cheap to share: a reader holds the whole of it at one revision.
@@ -111,10 +123,13 @@ pub(crate) struct Node {
     pub(crate) capabilities: Vec<String>,
     pub(crate) settings: NodeSettings,
     pub(crate) health: AgentHealth,
-    pub(crate) inventory: Option<Received<NodeInventory>>,
-    pub(crate) telemetry: Option<Received<NodeTelemetry>>,
-    /// The newest `observed_at` that counted, of each stream.
-    pub(crate) observed: [i64; 2],
+    pub(crate) streams: Streams,
+    /// The telemetry's cursor as it stands in the store, above the true one.
+    pub(crate) telemetry_on_disk: u64,
+    /// How far its clock is ahead (behind: negative) while that is a problem, in milliseconds.
+    pub(crate) clock_skew_ms: Option<i64>,
+    /// Since when it is known that it refused its settings.
+    pub(crate) refused_since: Option<i64>,
     pub(crate) session: Option<Session>,
     /// Protocol of the last connection, of any generation.
     pub(crate) protocol: u32,
@@ -129,6 +144,7 @@ pub(crate) struct Node {
 
 impl Node {
     pub(crate) fn new(id: NodeId, row: NodeRow, position: Position, report: ReportRow) -> Self {
+        let telemetry_on_disk = report.telemetry_sequence;
         Self {
             id,
             row,
@@ -140,9 +156,10 @@ impl Node {
             capabilities: Vec::new(),
             settings: NodeSettings::default(),
             health: AgentHealth::Unspecified,
-            inventory: None,
-            telemetry: None,
-            observed: [0; 2],
+            streams: Streams::default(),
+            telemetry_on_disk,
+            clock_skew_ms: None,
+            refused_since: None,
             session: None,
             protocol: 0,
             generation: Generation(0),
@@ -151,6 +168,16 @@ impl Node {
             problems: BTreeMap::new(),
             reported: Vec::new(),
         }
+    }
+
+    /// Its hardware, as it last said and was believed.
+    pub(crate) fn inventory(&self) -> Option<NodeInventory> {
+        self.report.inventory.as_ref().map(Kept::report)
+    }
+
+    /// Its figures, as it last said and was believed.
+    pub(crate) fn telemetry(&self) -> Option<NodeTelemetry> {
+        self.report.telemetry.as_ref().map(Kept::report)
     }
 
     /// Its provider's id.
@@ -203,6 +230,12 @@ impl Node {
         let Some(status) = self.engines.get(name) else {
             return (ProviderState::Unavailable, "the node has not said its state yet".to_owned());
         };
+        if status.state() == EngineState::Ready
+            && let Some(gpu) = self.absent_gpu_of(name)
+        {
+            let word = if gpu.why == Absence::Lost { "does not answer" } else { "is gone" };
+            return (ProviderState::Unavailable, format!("{} {word}", gpu.words()));
+        }
         let state = match status.state() {
             EngineState::Ready => ProviderState::Available,
             EngineState::Validating | EngineState::Starting | EngineState::Loading => ProviderState::Loading,

@@ -23,12 +23,20 @@ pub(crate) const CREDENTIAL_EXPIRED: &str = "CREDENTIAL_EXPIRED";
 
 /// Nothing was heard of the node for the offline time.
 pub(crate) const NODE_OFFLINE: &str = "NODE_OFFLINE";
+/// It did not take the settings that it should have.
+pub(crate) const SETTINGS_REFUSED: &str = "SETTINGS_REFUSED";
+/// A GPU was found and does not answer.
+pub(crate) const GPU_LOST: &str = "GPU_LOST";
+/// A complete inventory no longer has a GPU.
+pub(crate) const GPU_MISSING: &str = "GPU_MISSING";
 /// An engine of a connected node does not run.
 pub(crate) const ENGINE_FAILED: &str = "ENGINE_FAILED";
 
 /// How long a refused second copy stays visible after its last try: longer than its retry hint.
 pub(crate) const DUPLICATE_SHOWN: Duration = Duration::from_secs(90);
 
+/// Most problems of one node in a snapshot.
+pub(crate) const PROBLEMS_MAX: usize = 64;
 /// Most problems of one node's own report.
 pub(crate) const REPORTED_MAX: usize = 32;
 

@@ -1,20 +1,20 @@
-//! What nodes say: hello, heartbeats, inventory, telemetry, engine states.
+//! What nodes say: hello, heartbeats, engine states. Inventories and telemetry stand beside this file.
 //!
-//! Owns sequences and what a report changes. Invariant: a report of an older generation, or with a sequence
-//! that is not above the stored one, changes nothing.
+//! Owns the bounds of a hello and what these reports change. Invariant: a report of an older generation changes nothing.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 use umbel_contracts::proto::node::{
-    EngineStatus, NodeEngines, NodeHeartbeat, NodeHelloRequest, NodeHelloResponse, NodeInventory,
-    NodeProblem, NodeTelemetry,
+    EngineState, EngineStatus, NodeEngines, NodeHeartbeat, NodeHelloRequest, NodeHelloResponse, NodeProblem,
 };
 use umbel_wire::{Code, Error, Generation, NodeId};
 
-use super::node::{Declared, Received, Session};
+use super::inventory::check_inventory;
+use super::kept::Moment;
+use super::node::Session;
 use super::problems::{Problem, REPORTED_MAX};
-use super::{Registry, StaleGeneration};
+use super::{Registry, StaleGeneration, stream};
 
 /// Most engines of one node.
 pub(crate) const ENGINES_MAX: usize = 64;
@@ -25,10 +25,7 @@ pub(crate) const NAMES_MAX: usize = 128;
 /// Longest name, label or model, in bytes.
 pub(crate) const NAME_MAX: usize = 256;
 
-const INVENTORY: usize = 0;
-const TELEMETRY: usize = 1;
-
-fn bad(reason: &'static str, message: impl Into<String>) -> Error {
+pub(super) fn bad(reason: &'static str, message: impl Into<String>) -> Error {
     Error::new(Code::InvalidArgument, reason, message)
 }
 
@@ -84,13 +81,6 @@ pub(crate) fn check_hello(hello: &NodeHelloRequest) -> Result<(), Error> {
     hello.inventory.as_ref().map_or(Ok(()), check_inventory)
 }
 
-fn check_inventory(inventory: &NodeInventory) -> Result<(), Error> {
-    if inventory.gpus.len() > GPUS_MAX || inventory.storage.len() > NAMES_MAX {
-        return Err(bad("TOO_MANY_DEVICES", format!("an inventory has at most {GPUS_MAX} GPUs")));
-    }
-    Ok(())
-}
-
 impl<H: Clone> Registry<H> {
     /// Applies an accepted hello, in memory and whether or not it can be stored, so that a node can always
     /// reconnect. The slot was registered before.
@@ -110,6 +100,7 @@ impl<H: Clone> Registry<H> {
             .iter()
             .filter_map(|engine| engine.status.clone().map(|status| (engine.name.clone(), status)))
             .collect();
+        let not_ready = not_ready(states.values());
         self.change(id, |node| {
             node.session = Some(Session { generation, protocol, named: false, leaving: false });
             node.protocol = protocol;
@@ -120,14 +111,16 @@ impl<H: Clone> Registry<H> {
             node.report.agent_version = hello.agent_version;
             node.report.last_seen_at_unix_ms = wall;
             let report = &mut node.report;
-            report.inventory_sequence = report.inventory_sequence.max(hello.inventory_sequence);
-            report.telemetry_sequence = report.telemetry_sequence.max(hello.telemetry_sequence);
+            stream::greet(&mut report.inventory_sequence, hello.inventory_sequence);
+            stream::greet(&mut report.telemetry_sequence, hello.telemetry_sequence);
         });
         self.declare(id, engines);
         self.settings_greeted(id, hello.settings);
+        self.watch_refusal(id, wall);
         if let Some(inventory) = hello.inventory {
-            self.take_inventory(id, inventory, now, wall);
+            self.take_inventory(id, inventory, Moment { now, wall });
         }
+        self.started_again(id, &not_ready);
         self.unsaved.insert(id);
         self.heard(id, now);
         let node = self.nodes.get(&id).ok_or(StaleGeneration)?;
@@ -156,7 +149,9 @@ impl<H: Clone> Registry<H> {
         let reported = reported(id, heartbeat.problems, wall);
         let Some(node) = self.nodes.get_mut(&id) else { return Err(StaleGeneration) };
         // Most heartbeats say nothing new: they must not raise the revision.
-        std::sync::Arc::make_mut(node).report.last_seen_at_unix_ms = wall;
+        let report = &mut std::sync::Arc::make_mut(node).report;
+        let last_seen = std::mem::replace(&mut report.last_seen_at_unix_ms, wall);
+        report.heartbeat_sequence = heartbeat.sequence;
         if node.health != health || node.reported != reported {
             self.change(id, |node| {
                 node.health = health;
@@ -166,7 +161,19 @@ impl<H: Clone> Registry<H> {
         if !heartbeat.engines.is_empty() {
             self.states(id, heartbeat.engines);
         }
+        self.watch_refusal(id, wall);
+        self.lost_gpus(id, &heartbeat.lost_gpus, last_seen, wall);
+        self.watch_clock(id, heartbeat.observed_at_unix_ms, wall);
         Ok(())
+    }
+
+    /// Since when the node is known to have refused its settings.
+    fn watch_refusal(&mut self, id: NodeId, wall: i64) {
+        let Some(node) = self.nodes.get(&id) else { return };
+        let refused = node.settings_refusal().is_some();
+        if refused != node.refused_since.is_some() {
+            self.change(id, |node| node.refused_since = refused.then_some(wall));
+        }
     }
 
     /// Engine states that changed between two heartbeats.
@@ -181,83 +188,6 @@ impl<H: Clone> Registry<H> {
         Ok(())
     }
 
-    /// An inventory event: refused with `REPLAYED` unless its sequence is above the stored one.
-    pub(crate) fn inventory(
-        &mut self,
-        id: NodeId,
-        generation: Generation,
-        inventory: NodeInventory,
-        now: Instant,
-        wall: i64,
-    ) -> Result<(), Error> {
-        self.current(id, generation).map_err(|StaleGeneration| stale_error())?;
-        check_inventory(&inventory)?;
-        let stored = self.nodes.get(&id).map_or(0, |node| node.report.inventory_sequence);
-        if inventory.sequence <= stored {
-            return Err(replayed(inventory.sequence, stored));
-        }
-        self.take_inventory(id, inventory, now, wall);
-        Ok(())
-    }
-
-    /// A telemetry event; it never raises the revision.
-    pub(crate) fn telemetry(
-        &mut self,
-        id: NodeId,
-        generation: Generation,
-        telemetry: NodeTelemetry,
-        now: Instant,
-        wall: i64,
-    ) -> Result<(), Error> {
-        self.current(id, generation).map_err(|StaleGeneration| stale_error())?;
-        let Some(node) = self.nodes.get(&id) else { return Err(stale_error()) };
-        let stored = node.report.telemetry_sequence;
-        if telemetry.sequence <= stored {
-            return Err(replayed(telemetry.sequence, stored));
-        }
-        if telemetry.gpus.len() > GPUS_MAX || telemetry.storage.len() > NAMES_MAX {
-            return Err(bad("TOO_MANY_DEVICES", format!("telemetry has at most {GPUS_MAX} GPUs")));
-        }
-        let last_good = observed(&node.observed, TELEMETRY);
-        let good = self.judge_clock(id, telemetry.observed_at_unix_ms, last_good, wall);
-        if let Some(node) = self.nodes.get_mut(&id) {
-            let node = std::sync::Arc::make_mut(node);
-            node.report.telemetry_sequence = telemetry.sequence;
-            if good {
-                let [_, newest] = &mut node.observed;
-                *newest = telemetry.observed_at_unix_ms;
-                node.telemetry = Some(Received { report: telemetry, at: now, wall });
-            }
-        }
-        Ok(())
-    }
-
-    fn take_inventory(&mut self, id: NodeId, inventory: NodeInventory, now: Instant, wall: i64) {
-        let last_good = self.nodes.get(&id).map_or(0, |node| observed(&node.observed, INVENTORY));
-        let good = self.judge_clock(id, inventory.observed_at_unix_ms, last_good, wall);
-        self.unsaved.insert(id);
-        if !good {
-            let sequence = inventory.sequence;
-            self.change(id, |node| {
-                node.report.inventory_sequence = node.report.inventory_sequence.max(sequence);
-                // The first one since the edge started shows the host even if its clock is wrong.
-                if node.inventory.is_none() {
-                    node.inventory = Some(Received { report: inventory, at: now, wall });
-                }
-            });
-            return;
-        }
-        self.judge_hardware(id, &inventory, wall);
-        self.change(id, |node| {
-            let report = &mut node.report;
-            report.inventory_sequence = report.inventory_sequence.max(inventory.sequence);
-            let [newest, _] = &mut node.observed;
-            *newest = inventory.observed_at_unix_ms;
-            let kept = node.inventory.take();
-            node.inventory = Some(Received { report: merge(kept, inventory), at: now, wall });
-        });
-    }
-
     fn states(&mut self, id: NodeId, engines: Vec<EngineStatus>) {
         let Some(node) = self.nodes.get(&id) else { return };
         let fresh: Vec<_> = engines
@@ -270,6 +200,8 @@ impl<H: Clone> Registry<H> {
                 .get(&status.name)
                 .is_none_or(|old| old.state != status.state || old.cause != status.cause)
         });
+        let not_ready = not_ready(fresh.iter());
+        self.started_again(id, &not_ready);
         if news {
             self.change(id, |node| {
                 node.engines.extend(fresh.into_iter().map(|status| (status.name.clone(), status)));
@@ -277,26 +209,14 @@ impl<H: Clone> Registry<H> {
         }
     }
 
-    fn current(&self, id: NodeId, generation: Generation) -> Result<(), StaleGeneration> {
+    pub(super) fn current(&self, id: NodeId, generation: Generation) -> Result<(), StaleGeneration> {
         if self.slots.is_current(&id, generation) { Ok(()) } else { Err(StaleGeneration) }
     }
 }
 
-// An incomplete inventory keeps the GPUs of the last good one: only a complete one says that a GPU is gone.
-fn merge(kept: Option<Received<NodeInventory>>, mut inventory: NodeInventory) -> NodeInventory {
-    if let Some(kept) = kept.filter(|_| !inventory.complete) {
-        for gpu in kept.report.gpus {
-            if inventory.gpus.len() < GPUS_MAX && !inventory.gpus.iter().any(|one| one.uuid == gpu.uuid) {
-                inventory.gpus.push(gpu);
-            }
-        }
-    }
-    inventory
-}
-
-fn observed(observed: &[i64; 2], stream: usize) -> i64 {
-    let [inventory, telemetry] = *observed;
-    if stream == INVENTORY { inventory } else { telemetry }
+/// Engines that are between two runs, or have none.
+fn not_ready<'a>(statuses: impl Iterator<Item = &'a EngineStatus>) -> Vec<String> {
+    statuses.filter(|status| status.state() != EngineState::Ready).map(|status| status.name.clone()).collect()
 }
 
 fn reported(id: NodeId, problems: Vec<NodeProblem>, wall: i64) -> Vec<Problem> {
@@ -311,14 +231,6 @@ fn reported(id: NodeId, problems: Vec<NodeProblem>, wall: i64) -> Vec<Problem> {
             until: None,
         })
         .collect()
-}
-
-fn replayed(sequence: u64, stored: u64) -> Error {
-    Error::new(
-        Code::Conflict,
-        "REPLAYED",
-        format!("sequence {sequence} is not above {stored}, which was taken; go on above it"),
-    )
 }
 
 /// What a connection is told that no longer owns its node.

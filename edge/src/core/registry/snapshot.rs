@@ -4,8 +4,6 @@
 //! is not connected; a provider that cannot be dispatched to shows zero in every numeric field; no address or
 //! secret is in it (R4).
 
-use std::time::Instant;
-
 use umbel_contracts::proto::control::{
     self, CheckResult, CredentialSummary, EdgeNodeSnapshot, NodeConfig, ProviderHealth, ProviderSnapshot,
     ProviderStatus,
@@ -13,11 +11,15 @@ use umbel_contracts::proto::control::{
 use umbel_contracts::proto::node::EngineState;
 use umbel_wire::liveness::State;
 
+use super::Moment;
+use super::gpus::Absence;
 use super::node::{Declared, Lifecycle, Node, ProviderState};
-use super::problems::{ENGINE_FAILED, NODE_OFFLINE};
+use super::problems::{ENGINE_FAILED, GPU_LOST, GPU_MISSING, NODE_OFFLINE, PROBLEMS_MAX, SETTINGS_REFUSED};
 use super::readiness;
 
 mod hardware;
+
+pub(crate) use hardware::FIGURES_AGE;
 
 /// A provider's counts as admission holds them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,8 +33,13 @@ pub(crate) struct Figures {
 }
 
 /// Everything of a node that a reader may see.
-pub(crate) fn node(node: &Node, now: Instant, figures: &dyn Fn(&str) -> Option<Figures>) -> EdgeNodeSnapshot {
-    let readiness = readiness::checks(node, now);
+pub(crate) fn node(
+    node: &Node,
+    moment: Moment,
+    figures: &dyn Fn(&str) -> Option<Figures>,
+) -> EdgeNodeSnapshot {
+    let readiness = readiness::checks(node, moment);
+    let streams = [node.streams.inventory, node.streams.telemetry];
     let ready = readiness.iter().all(|check| check.result() != CheckResult::Failed);
     EdgeNodeSnapshot {
         node_id: node.id.to_string(),
@@ -49,15 +56,19 @@ pub(crate) fn node(node: &Node, now: Instant, figures: &dyn Fn(&str) -> Option<F
         protocol: node.protocol,
         protocol_verdict: if node.protocol == 0 { String::new() } else { "COMPATIBLE".to_owned() },
         config: Some(config(node)),
-        inventory: hardware::inventory(node, now),
-        telemetry: hardware::telemetry(node, now),
+        inventory: hardware::inventory(node, moment),
+        telemetry: hardware::telemetry(node, moment),
         providers: node.report.engines.iter().map(|engine| provider(node, engine, figures)).collect(),
         capabilities: node.capabilities.clone(),
-        problems: problems(node),
+        problems: shown_problems(node),
         readiness,
         ready,
         credential: Some(credential(node)),
         enrolled_at_unix_ms: node.row.enrolled_at_unix_ms,
+        heartbeat_sequence: node.report.heartbeat_sequence,
+        clock_skew_ms: node.clock_skew_ms,
+        reports_refused: streams.map(|stream| stream.refused).iter().sum(),
+        reports_missed: streams.map(|stream| stream.missed).iter().sum(),
         ..EdgeNodeSnapshot::default()
     }
 }
@@ -110,6 +121,7 @@ fn provider(node: &Node, engine: &Declared, figures: &dyn Fn(&str) -> Option<Fig
         ProviderState::Unavailable => ProviderStatus::Unavailable,
     };
     let health = match state {
+        ProviderState::Unavailable if node.absent_gpu_of(&engine.name).is_some() => ProviderHealth::Offline,
         ProviderState::Available if figures.unconfirmed > 0 => ProviderHealth::Degraded,
         ProviderState::Available | ProviderState::Draining => ProviderHealth::Ok,
         ProviderState::Loading | ProviderState::Unavailable => ProviderHealth::Unknown,
@@ -147,7 +159,62 @@ pub(crate) fn problems(node: &Node) -> Vec<control::Problem> {
         subject: one.subject.clone(),
     };
     let kept = node.problems.values().map(problem).chain(node.reported.iter().map(problem));
-    offline(node).into_iter().chain(failed_engines(node)).chain(kept).collect()
+    let found = offline(node).into_iter().chain(settings_refused(node));
+    found.chain(absent_gpus(node)).chain(failed_engines(node)).chain(kept).collect()
+}
+
+/// As many as one snapshot holds.
+fn shown_problems(node: &Node) -> Vec<control::Problem> {
+    let mut problems = problems(node);
+    problems.truncate(PROBLEMS_MAX);
+    problems
+}
+
+/// Follows from what the node last said of its settings; it goes on with those before.
+fn settings_refused(node: &Node) -> Option<control::Problem> {
+    let (version, why) = node.settings_refusal()?;
+    let name = &node.row.name;
+    let why: String = why.chars().take(512).collect();
+    Some(control::Problem {
+        code: SETTINGS_REFUSED.to_owned(),
+        message: format!(
+            "{name} refused settings version {version} and goes on with those before: {why}. Correct them (umbel ctl \
+             settings set agents.nodes.{name}...) or take them back (umbel ctl settings rollback)"
+        ),
+        since_unix_ms: node.refused_since.unwrap_or(node.report.last_seen_at_unix_ms),
+        subject: node.id.to_string(),
+    })
+}
+
+/// Follows from what the node last said of its GPUs, also while it is away.
+fn absent_gpus(node: &Node) -> impl Iterator<Item = control::Problem> {
+    let of_a_site = node.row.lifecycle != Lifecycle::Decommissioned;
+    node.report.absent.iter().filter(move |_| of_a_site).map(|gpu| {
+        let name = &node.row.name;
+        let words = gpu.words();
+        let (code, message) = match gpu.why {
+            Absence::Lost => (
+                GPU_LOST,
+                format!(
+                    "{words} of {name} does not answer: look for its Xid with `dmesg` on the host; a reset \
+                     (nvidia-smi --gpu-reset) or a reboot may bring it back"
+                ),
+            ),
+            Absence::Missing => (
+                GPU_MISSING,
+                format!(
+                    "{words} of {name} is gone: look at `nvidia-smi -L` and `dmesg` on the host; if it was taken out, \
+                     this goes away by itself after 30 days"
+                ),
+            ),
+        };
+        control::Problem {
+            code: code.to_owned(),
+            message,
+            since_unix_ms: gpu.since_unix_ms,
+            subject: gpu.uuid.clone(),
+        }
+    })
 }
 
 /// Follows from the liveness, so it is kept nowhere.

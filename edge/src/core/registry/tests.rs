@@ -23,6 +23,7 @@ type Site = Registry<u64>;
 const STALE: Duration = Duration::from_secs(30);
 const OFFLINE: Duration = Duration::from_secs(90);
 const PERIOD: Duration = Duration::from_secs(5);
+const SKEW_MS: i64 = clock::SKEW_ALLOWED.as_secs() as i64 * 1_000;
 
 fn site(now: Instant) -> Site {
     Registry::new(Times::new(STALE, OFFLINE).unwrap(), PERIOD, Generation(0), now)
@@ -316,7 +317,7 @@ fn one_gpu_at_two_hosts_is_a_problem_on_both() {
 
 #[test]
 fn an_incomplete_inventory_takes_no_gpu_away() {
-    let now = Instant::now();
+    let mut now = Instant::now();
     let mut site = site(now);
     let id = NodeId::random();
     site.insert(id, row("a"), Position(1), ReportRow::default());
@@ -324,18 +325,22 @@ fn an_incomplete_inventory_takes_no_gpu_away() {
     let gpu = |uuid: &str| Gpu { uuid: uuid.into(), ..Gpu::default() };
     let report =
         |sequence, complete, gpus| NodeInventory { sequence, complete, gpus, ..NodeInventory::default() };
-    site.inventory(id, generation, report(1, true, vec![gpu("1"), gpu("2")]), now, 1).unwrap();
-    site.inventory(id, generation, report(2, false, vec![gpu("2")]), now, 1).unwrap();
-    let gpus = |site: &Site| site.node(&id).unwrap().inventory.as_ref().unwrap().report.gpus.len();
+    let mut tell = |site: &mut Site, report| {
+        now += Duration::from_secs(1);
+        site.inventory(id, generation, report, now, 1).unwrap();
+    };
+    tell(&mut site, report(1, true, vec![gpu("1"), gpu("2")]));
+    tell(&mut site, report(2, false, vec![gpu("2")]));
+    let gpus = |site: &Site| site.node(&id).unwrap().inventory().unwrap().gpus.len();
     assert_eq!(gpus(&site), 2);
-    site.inventory(id, generation, report(3, true, vec![gpu("2")]), now, 1).unwrap();
+    tell(&mut site, report(3, true, vec![gpu("2")]));
     assert_eq!(gpus(&site), 1);
 }
 
 /// Row 17: a clock that goes back or far ahead changes nothing but shows; the node stays online.
 #[test]
 fn a_wrong_clock_is_shown_and_not_believed() {
-    let now = Instant::now();
+    let mut now = Instant::now();
     let mut site = site(now);
     let id = NodeId::random();
     site.insert(id, row("a"), Position(1), ReportRow::default());
@@ -347,19 +352,23 @@ fn a_wrong_clock_is_shown_and_not_believed() {
         memory_used_bytes,
         ..NodeTelemetry::default()
     };
-    let used = |site: &Site| site.node(&id).unwrap().telemetry.as_ref().unwrap().report.memory_used_bytes;
+    let used = |site: &Site| site.node(&id).unwrap().telemetry().unwrap().memory_used_bytes;
     let codes = |site: &Site| -> Vec<&str> {
         site.node(&id).unwrap().problems.keys().map(|(code, _)| *code).collect()
     };
-    site.telemetry(id, generation, report(1, wall, 1), now, wall).unwrap();
-    site.telemetry(id, generation, report(2, wall - 3 * 3_600_000, 2), now, wall).unwrap();
+    let mut tell = |site: &mut Site, report| {
+        now += Duration::from_secs(1);
+        site.telemetry(id, generation, report, now, wall)
+    };
+    tell(&mut site, report(1, wall, 1)).unwrap();
+    tell(&mut site, report(2, wall - 3 * 3_600_000, 2)).unwrap();
     assert_eq!((used(&site), codes(&site)), (1, vec![problems::CLOCK_BEHIND]));
-    site.telemetry(id, generation, report(3, wall + clock::SKEW_ALLOWED_MS + 1, 3), now, wall).unwrap();
+    tell(&mut site, report(3, wall + SKEW_MS + 1, 3)).unwrap();
     assert!(codes(&site).contains(&problems::CLOCK_AHEAD));
     assert_eq!(used(&site), 1);
-    site.telemetry(id, generation, report(4, wall + 5, 4), now, wall).unwrap();
+    tell(&mut site, report(4, wall + 5, 4)).unwrap();
     assert_eq!((used(&site), codes(&site)), (4, vec![]));
-    let replayed = site.telemetry(id, generation, report(4, wall + 6, 5), now, wall).unwrap_err();
+    let replayed = tell(&mut site, report(4, wall + 6, 5)).unwrap_err();
     assert_eq!(replayed.reason, "REPLAYED");
     assert!(site.node(&id).unwrap().connected());
 }

@@ -3,7 +3,7 @@
 //! Owns which values are still told. Invariant: a figure carries its age and is left out once it is older than three
 //! intervals; a value that was not given stays absent and never becomes 0.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use umbel_contracts::proto::control::{
     EngineMemorySummary, GpuFigures, GpuState, GpuSummary, InventorySummary, MigSummary, StorageSummary,
@@ -11,95 +11,127 @@ use umbel_contracts::proto::control::{
 };
 use umbel_contracts::proto::node::{Gpu, GpuTelemetry, NodeTelemetry};
 
+use super::super::Moment;
+use super::super::gpus::{Absence, AbsentGpu};
 use super::super::node::Node;
+use super::super::reports::GPUS_MAX;
 
 /// Three intervals of telemetry: what is older says nothing of now.
 pub(crate) const FIGURES_AGE: Duration = Duration::from_secs(15);
 
-pub(super) fn inventory(node: &Node, now: Instant) -> Option<InventorySummary> {
-    let received = node.inventory.as_ref()?;
-    let report = &received.report;
-    let fresh = fresh(node, now);
+/// The hardware with the figures of each GPU.
+pub(super) fn inventory(node: &Node, moment: Moment) -> Option<InventorySummary> {
+    let kept = node.report.inventory.as_ref()?;
+    let report = kept.report();
+    let fresh = fresh(node, moment);
     let free = |name: &str| {
-        let (_, telemetry) = fresh?;
-        telemetry.storage.iter().find(|root| root.name == name).map(|root| root.free_bytes)
+        let fresh = fresh.as_ref()?;
+        fresh.telemetry.storage.iter().find(|root| root.name == name).map(|root| root.free_bytes)
     };
+    let storage = report.storage.into_iter().map(|root| StorageSummary {
+        free_bytes: free(&root.name),
+        name: root.name,
+        total_bytes: root.total_bytes,
+    });
+    let storage = storage.collect();
+    // Each GPU is as alive as the youngest word of its node.
+    let told = fresh.as_ref().map_or(0, |fresh| fresh.received_at_unix_ms);
+    let told = told.max(kept.received_at_unix_ms);
+    let gpus = report.gpus.into_iter().map(|found| gpu(node, found, told, fresh.as_ref()));
+    let missing = node.report.absent.iter().filter(|gpu| gpu.why == Absence::Missing).map(missing);
     Some(InventorySummary {
-        hostname: report.hostname.clone(),
-        os: report.os.clone(),
-        kernel: report.kernel.clone(),
-        cpu_model: report.cpu_model.clone(),
+        gpus: gpus.chain(missing).take(GPUS_MAX).collect(),
+        storage,
+        hostname: report.hostname,
+        os: report.os,
+        kernel: report.kernel,
+        cpu_model: report.cpu_model,
         cpu_count: report.cpu_count,
         memory_bytes: report.memory_bytes,
-        gpus: report.gpus.iter().map(|found| gpu(found, fresh)).collect(),
         complete: report.complete,
-        incomplete_reason: report.incomplete_reason.clone(),
-        age_ms: age_ms(received.at, now),
-        accelerator_mode: report.accelerator_mode.clone(),
-        driver_version: report.driver_version.clone(),
-        cuda_version: report.cuda_version.clone(),
-        fabric_labels: report.fabric_labels.clone(),
-        storage: report
-            .storage
-            .iter()
-            .map(|root| StorageSummary {
-                name: root.name.clone(),
-                total_bytes: root.total_bytes,
-                free_bytes: free(&root.name),
-            })
-            .collect(),
-        observed_at_unix_ms: report.observed_at_unix_ms,
-        received_at_unix_ms: received.wall,
+        incomplete_reason: report.incomplete_reason,
+        age_ms: millis(kept.age(moment)),
+        accelerator_mode: report.accelerator_mode,
+        driver_version: report.driver_version,
+        cuda_version: report.cuda_version,
+        fabric_labels: report.fabric_labels,
+        observed_at_unix_ms: kept.observed_at_unix_ms,
+        received_at_unix_ms: kept.received_at_unix_ms,
     })
 }
 
-pub(super) fn telemetry(node: &Node, now: Instant) -> Option<TelemetrySummary> {
-    let received = node.telemetry.as_ref()?;
-    let report = &received.report;
+/// The host's figures with their age, however old.
+pub(super) fn telemetry(node: &Node, moment: Moment) -> Option<TelemetrySummary> {
+    let kept = node.report.telemetry.as_ref()?;
+    let report = kept.report();
     Some(TelemetrySummary {
-        age_ms: age_ms(received.at, now),
+        age_ms: millis(kept.age(moment)),
         memory_used_bytes: report.memory_used_bytes,
         load_1m_milli: report.load_1m_milli,
         storage_free_bytes: report.storage.iter().map(|root| root.free_bytes).sum(),
-        observed_at_unix_ms: report.observed_at_unix_ms,
-        received_at_unix_ms: received.wall,
+        observed_at_unix_ms: kept.observed_at_unix_ms,
+        received_at_unix_ms: kept.received_at_unix_ms,
     })
 }
 
-/// The last telemetry with its age, unless it is too old.
-pub(crate) fn fresh(node: &Node, now: Instant) -> Option<(Duration, &NodeTelemetry)> {
-    let received = node.telemetry.as_ref()?;
-    let age = now.saturating_duration_since(received.at);
-    (age <= FIGURES_AGE).then_some((age, &received.report))
+/// Telemetry that still says something of now.
+pub(crate) struct Fresh {
+    pub(crate) telemetry: NodeTelemetry,
+    age: Duration,
+    received_at_unix_ms: i64,
 }
 
-fn gpu(gpu: &Gpu, fresh: Option<(Duration, &NodeTelemetry)>) -> GpuSummary {
+/// The last telemetry, unless it is too old.
+pub(crate) fn fresh(node: &Node, moment: Moment) -> Option<Fresh> {
+    let kept = node.report.telemetry.as_ref()?;
+    let age = kept.age(moment);
+    let received_at_unix_ms = kept.received_at_unix_ms;
+    (age <= FIGURES_AGE).then(|| Fresh { telemetry: kept.report(), age, received_at_unix_ms })
+}
+
+fn gpu(node: &Node, gpu: Gpu, told: i64, fresh: Option<&Fresh>) -> GpuSummary {
+    let absent = node.absent_gpu(&gpu.uuid);
+    let state = if absent.is_some() || gpu.lost { GpuState::Lost } else { GpuState::Ok };
+    let figures = fresh.filter(|_| state == GpuState::Ok).and_then(|fresh| figures_of(fresh, &gpu.uuid));
+    let migs = gpu.mig_instances.into_iter().map(|mig| MigSummary {
+        uuid: mig.uuid,
+        profile: mig.profile,
+        memory_bytes: mig.memory_bytes,
+    });
+    GpuSummary {
+        mig_instances: migs.collect(),
+        figures,
+        uuid: gpu.uuid,
+        name: gpu.name,
+        memory_bytes: gpu.memory_bytes,
+        index: gpu.index,
+        state: state.into(),
+        last_seen_at_unix_ms: absent.map_or(told, |absent| absent.last_seen_at_unix_ms),
+        pci_address: gpu.pci_address,
+        mig_enabled: gpu.mig_enabled,
+        compute_capability: gpu.compute_capability,
+        memory_is_host: gpu.memory_is_host,
+        fabric_cluster: gpu.fabric_cluster,
+        fabric_clique: gpu.fabric_clique,
+    }
+}
+
+fn missing(gpu: &AbsentGpu) -> GpuSummary {
     GpuSummary {
         uuid: gpu.uuid.clone(),
         name: gpu.name.clone(),
         memory_bytes: gpu.memory_bytes,
         index: gpu.index,
-        state: if gpu.lost { GpuState::Lost.into() } else { GpuState::Ok.into() },
-        last_seen_at_unix_ms: 0,
-        pci_address: gpu.pci_address.clone(),
-        mig_enabled: gpu.mig_enabled,
-        mig_instances: gpu
-            .mig_instances
-            .iter()
-            .map(|mig| MigSummary {
-                uuid: mig.uuid.clone(),
-                profile: mig.profile.clone(),
-                memory_bytes: mig.memory_bytes,
-            })
-            .collect(),
-        compute_capability: gpu.compute_capability.clone(),
-        memory_is_host: gpu.memory_is_host,
-        fabric_cluster: gpu.fabric_cluster.clone(),
-        fabric_clique: gpu.fabric_clique,
-        figures: fresh.and_then(|(age, telemetry)| {
-            telemetry.gpus.iter().find(|one| one.uuid == gpu.uuid).and_then(|one| figures(one, age))
-        }),
+        state: GpuState::Missing.into(),
+        last_seen_at_unix_ms: gpu.last_seen_at_unix_ms,
+        ..GpuSummary::default()
     }
+}
+
+/// The figures of one GPU, if they are fresh.
+fn figures_of(fresh: &Fresh, uuid: &str) -> Option<GpuFigures> {
+    let gpu = fresh.telemetry.gpus.iter().find(|gpu| gpu.uuid == uuid)?;
+    figures(gpu, fresh.age)
 }
 
 /// The figures of one GPU; nothing if the driver gave them too long ago, or no longer answers.
@@ -109,7 +141,7 @@ fn figures(gpu: &GpuTelemetry, arrived: Duration) -> Option<GpuFigures> {
         return None;
     }
     Some(GpuFigures {
-        age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
+        age_ms: millis(age),
         utilization_percent: gpu.utilization_percent,
         memory_used_bytes: gpu.memory_used_bytes,
         memory_total_bytes: gpu.memory_total_bytes,
@@ -130,6 +162,6 @@ fn figures(gpu: &GpuTelemetry, arrived: Duration) -> Option<GpuFigures> {
     })
 }
 
-fn age_ms(at: Instant, now: Instant) -> u64 {
-    u64::try_from(now.saturating_duration_since(at).as_millis()).unwrap_or(u64::MAX)
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
