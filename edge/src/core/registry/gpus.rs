@@ -143,7 +143,11 @@ impl<H: Clone> Registry<H> {
 
     fn take_away(&mut self, id: NodeId, gpus: Vec<AbsentGpu>) {
         for gpu in gpus {
-            let told = gpu.clone();
+            let news = match gpu.why {
+                Absence::Lost => News::Lost,
+                Absence::Missing => News::Missing,
+            };
+            self.tell_gpu(id, &gpu, &news);
             self.change(id, |node| {
                 let absent = &mut node.report.absent;
                 absent.retain(|other| other.uuid != gpu.uuid);
@@ -152,11 +156,6 @@ impl<H: Clone> Registry<H> {
                 let over = absent.len().saturating_sub(GPUS_MAX);
                 absent.drain(..over);
             });
-            let news = match told.why {
-                Absence::Lost => News::Lost,
-                Absence::Missing => News::Missing,
-            };
-            self.tell_gpu(id, &told, &news);
         }
     }
 
@@ -165,8 +164,8 @@ impl<H: Clone> Registry<H> {
             let Some(gpu) = self.nodes.get(&id).and_then(|node| node.absent_gpu(uuid)).cloned() else {
                 continue;
             };
-            self.change(id, |node| node.report.absent.retain(|other| other.uuid != *uuid));
             self.tell_gpu(id, &gpu, &News::Returned);
+            self.change(id, |node| node.report.absent.retain(|other| other.uuid != *uuid));
         }
     }
 

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use quickcheck::{Arbitrary, Gen, quickcheck};
 use umbel_contracts::proto::node::{
     DeclaredEngine, EngineState, EngineStatus, Gpu, NodeHeartbeat, NodeHelloRequest, NodeInventory,
-    NodeTelemetry,
 };
 use umbel_store::Position;
 use umbel_wire::liveness::Times;
@@ -16,6 +15,8 @@ use umbel_wire::{Attempt, Generation, InstanceId, NodeId};
 
 use super::node::{Credential, Lifecycle, NodeRow, ReportRow};
 use super::{Call, Registry, clock, problems};
+
+mod reports;
 use umbel_wire::clock::Wall;
 
 type Site = Registry<u64>;
@@ -313,64 +314,6 @@ fn one_gpu_at_two_hosts_is_a_problem_on_both() {
     assert!(marked(&site, &a) && marked(&site, &b));
     site.inventory(b, second, with("GPU-2", 2), now, 1).unwrap();
     assert!(!marked(&site, &a) && !marked(&site, &b));
-}
-
-#[test]
-fn an_incomplete_inventory_takes_no_gpu_away() {
-    let mut now = Instant::now();
-    let mut site = site(now);
-    let id = NodeId::random();
-    site.insert(id, row("a"), Position(1), ReportRow::default());
-    let generation = connect(&mut site, id, 1, hello(vec![]), now, 1);
-    let gpu = |uuid: &str| Gpu { uuid: uuid.into(), ..Gpu::default() };
-    let report =
-        |sequence, complete, gpus| NodeInventory { sequence, complete, gpus, ..NodeInventory::default() };
-    let mut tell = |site: &mut Site, report| {
-        now += Duration::from_secs(1);
-        site.inventory(id, generation, report, now, 1).unwrap();
-    };
-    tell(&mut site, report(1, true, vec![gpu("1"), gpu("2")]));
-    tell(&mut site, report(2, false, vec![gpu("2")]));
-    let gpus = |site: &Site| site.node(&id).unwrap().inventory().unwrap().gpus.len();
-    assert_eq!(gpus(&site), 2);
-    tell(&mut site, report(3, true, vec![gpu("2")]));
-    assert_eq!(gpus(&site), 1);
-}
-
-/// Row 17: a clock that goes back or far ahead changes nothing but shows; the node stays online.
-#[test]
-fn a_wrong_clock_is_shown_and_not_believed() {
-    let mut now = Instant::now();
-    let mut site = site(now);
-    let id = NodeId::random();
-    site.insert(id, row("a"), Position(1), ReportRow::default());
-    let wall = 1_000_000_000;
-    let generation = connect(&mut site, id, 1, hello(vec![]), now, wall);
-    let report = |sequence, observed_at_unix_ms, memory_used_bytes| NodeTelemetry {
-        sequence,
-        observed_at_unix_ms,
-        memory_used_bytes,
-        ..NodeTelemetry::default()
-    };
-    let used = |site: &Site| site.node(&id).unwrap().telemetry().unwrap().memory_used_bytes;
-    let codes = |site: &Site| -> Vec<&str> {
-        site.node(&id).unwrap().problems.keys().map(|(code, _)| *code).collect()
-    };
-    let mut tell = |site: &mut Site, report| {
-        now += Duration::from_secs(1);
-        site.telemetry(id, generation, report, now, wall)
-    };
-    tell(&mut site, report(1, wall, 1)).unwrap();
-    tell(&mut site, report(2, wall - 3 * 3_600_000, 2)).unwrap();
-    assert_eq!((used(&site), codes(&site)), (1, vec![problems::CLOCK_BEHIND]));
-    tell(&mut site, report(3, wall + SKEW_MS + 1, 3)).unwrap();
-    assert!(codes(&site).contains(&problems::CLOCK_AHEAD));
-    assert_eq!(used(&site), 1);
-    tell(&mut site, report(4, wall + 5, 4)).unwrap();
-    assert_eq!((used(&site), codes(&site)), (4, vec![]));
-    let replayed = tell(&mut site, report(4, wall + 6, 5)).unwrap_err();
-    assert_eq!(replayed.reason, "REPLAYED");
-    assert!(site.node(&id).unwrap().connected());
 }
 
 #[test]
