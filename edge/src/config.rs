@@ -4,6 +4,7 @@
 //! state directory) to `app` and `doctor`.
 
 mod file;
+mod overlay;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -75,6 +76,22 @@ pub struct Liveness {
     pub offline: Duration,
 }
 
+/// What is made of nodes' clocks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Clock {
+    /// How far a node's clock may be in the future before what it observed then counts as wrong.
+    pub allowed_skew: Duration,
+}
+
+/// What is kept of the audit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Audit {
+    /// How long an entry is kept.
+    pub keep: Duration,
+    /// And at most so many; the oldest go first.
+    pub max_entries: u64,
+}
+
 /// What is logged, and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Log {
@@ -105,6 +122,10 @@ pub struct Config {
     pub upstream: Upstream,
     /// Liveness of nodes.
     pub liveness: Liveness,
+    /// Nodes' clocks.
+    pub clock: Clock,
+    /// The audit.
+    pub audit: Audit,
     /// Logs.
     pub log: Log,
     /// How long running streams may take after SIGTERM.

@@ -26,6 +26,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use arc_swap::ArcSwap;
+
 pub(crate) use listen::{serve, serve_metrics, serve_tls};
 
 use crate::metrics::Metrics;
@@ -87,7 +89,7 @@ pub(crate) struct Front {
     dispatch: Arc<Dispatch>,
     keys: Arc<Keys>,
     metrics: Arc<Metrics>,
-    options: FrontOptions,
+    options: ArcSwap<FrontOptions>,
     draining: AtomicBool,
     held: AtomicU64,
     request_ids: headers::RequestIds,
@@ -107,12 +109,24 @@ impl Front {
             dispatch,
             keys,
             metrics,
-            options,
+            options: ArcSwap::from_pointee(options),
             draining: AtomicBool::new(false),
             held: AtomicU64::new(0),
             request_ids: headers::RequestIds::new(),
             started_unix: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
         })
+    }
+
+    /// Other bounds and times, for requests that come from now on; a running one keeps those it began with where
+    /// they are its own.
+    pub(crate) fn set_options(&self, change: impl FnOnce(&mut FrontOptions)) {
+        let mut options = FrontOptions::clone(&self.options());
+        change(&mut options);
+        self.options.store(Arc::new(options));
+    }
+
+    fn options(&self) -> arc_swap::Guard<Arc<FrontOptions>> {
+        self.options.load()
     }
 
     /// From now on `/readyz` is 503 and new requests are refused; running ones go on. Cancel the listeners'

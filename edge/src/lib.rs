@@ -19,7 +19,7 @@ mod shell;
 mod tests;
 
 pub use app::run;
-pub use config::{Api, Config, Listen, Liveness, Log, Queue, Upstream};
+pub use config::{Api, Audit, Clock, Config, Listen, Liveness, Log, Queue, Upstream};
 pub use doctor::doctor;
 pub use enroll::{Enrolled, enroll};
 pub use init::{Initialised, init};

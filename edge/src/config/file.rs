@@ -12,7 +12,7 @@ use umbel_wire::EdgeId;
 use umbel_wire::liveness::Times;
 use umbel_wire::token::is_address;
 
-use super::{Api, Config, Listen, Liveness, Log, Queue, Upstream};
+use super::{Api, Audit, Clock, Config, Listen, Liveness, Log, Queue, Upstream};
 
 /// Most addresses that an edge advertises.
 const ADVERTISED: usize = 8;
@@ -35,6 +35,10 @@ struct File {
     upstream: UpstreamTable,
     #[serde(default)]
     liveness: LivenessTable,
+    #[serde(default)]
+    clock: ClockTable,
+    #[serde(default)]
+    audit: AuditTable,
     #[serde(default)]
     log: LogTable,
     #[serde(default)]
@@ -156,6 +160,32 @@ impl Default for LivenessTable {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, default)]
+struct ClockTable {
+    allowed_skew: HumanDuration,
+}
+
+impl Default for ClockTable {
+    fn default() -> Self {
+        Self { allowed_skew: HumanDuration::seconds(300) }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct AuditTable {
+    keep: HumanDuration,
+    max_entries: u64,
+}
+
+impl Default for AuditTable {
+    fn default() -> Self {
+        // A year and a million: some hundred MiB at most.
+        Self { keep: HumanDuration::seconds(365 * 86_400), max_entries: 1_000_000 }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
 struct LogTable {
     level: String,
     format: String,
@@ -225,6 +255,8 @@ pub(super) fn check(file: &ConfigFile) -> Result<Config, ConfigError> {
             idle_timeout: positive(file, "upstream.idle_timeout", parsed.upstream.idle_timeout)?,
         },
         liveness: liveness(file, &parsed.liveness)?,
+        clock: Clock { allowed_skew: positive(file, "clock.allowed_skew", parsed.clock.allowed_skew)? },
+        audit: audit(file, &parsed.audit)?,
         log: log(file, parsed.log)?,
         drain: parsed.shutdown.drain.0,
     })
@@ -289,6 +321,13 @@ fn liveness(file: &ConfigFile, table: &LivenessTable) -> Result<Liveness, Config
         );
     }
     Ok(Liveness { heartbeat, stale, offline })
+}
+
+fn audit(file: &ConfigFile, table: &AuditTable) -> Result<Audit, ConfigError> {
+    if table.max_entries < 1_000 {
+        return Err(file.error("audit.max_entries", "must be at least 1000"));
+    }
+    Ok(Audit { keep: positive(file, "audit.keep", table.keep)?, max_entries: table.max_entries })
 }
 
 fn log(file: &ConfigFile, table: LogTable) -> Result<Log, ConfigError> {

@@ -208,6 +208,16 @@ impl Admission {
         }
     }
 
+    /// Other bounds of the queues, for requests that come from now on.
+    pub(crate) fn set_queue_limits(
+        &mut self,
+        waiting: usize,
+        max_wait: Duration,
+        max_wait_loading: Duration,
+    ) {
+        self.limits = Limits { waiting, max_wait, max_wait_loading, ..self.limits };
+    }
+
     /// The model of a name or alias; `None` when nobody is declared to serve it.
     pub(crate) fn resolve(&self, name: &str) -> Option<ModelIndex> {
         let index = *self.names.get(name)?;

@@ -43,7 +43,7 @@ impl Held {
 
     fn add(&mut self, bytes: usize) -> Result<(), Failure> {
         let bytes = bytes as u64;
-        let limit = self.front.options.held_max;
+        let limit = self.front.options().held_max;
         let of_key = limit / 4;
         if self.front.held.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes) > limit {
             self.front.held.fetch_sub(bytes, Ordering::Relaxed);
@@ -101,12 +101,12 @@ where
     B: Body<Data = Bytes>,
 {
     let mut body = pin!(body);
-    let limit = front.options.body_max;
+    let limit = front.options().body_max;
     if announced.length.is_some_and(|length| length > limit as u64) {
         discard_rest(body, announced).await;
         return Err(Failure::too_large(limit));
     }
-    let mut clock = Clock::new(front.options.body_timeout);
+    let mut clock = Clock::new(front.options().body_timeout);
     let mut first = Bytes::new();
     let mut more = BytesMut::new();
     let mut received = 0usize;

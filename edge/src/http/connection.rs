@@ -178,7 +178,8 @@ where
     F: Fn(Request<Upload>) -> A,
     A: Future<Output = Answered>,
 {
-    let options = &front.options;
+    // Only times of the connection itself are used here; they do not change.
+    let options = &*front.options.load_full();
     let shared = Arc::new(Shared::default());
     let watched = Watched::new(socket, &shared, front);
     let service = Serve { answer, shared: Arc::clone(&shared) };

@@ -149,8 +149,8 @@ impl Exchange {
         self.request_id.to_str().unwrap_or_default()
     }
 
-    pub(super) fn options(&self) -> &FrontOptions {
-        &self.front.options
+    pub(super) fn options(&self) -> arc_swap::Guard<Arc<FrontOptions>> {
+        self.front.options()
     }
 
     /// Reads the terminal of an answer whose head came: `None` if it is whole. Counts tokens and failures.

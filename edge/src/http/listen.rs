@@ -91,7 +91,7 @@ where
     F: Fn(TcpStream, SocketAddr, CancellationToken) -> C,
     C: Future<Output = ()> + Send + 'static,
 {
-    let limit = front.options.connections;
+    let limit = front.options().connections;
     let room = Arc::new(Semaphore::new(limit));
     loop {
         let accepted = tokio::select! {
@@ -124,6 +124,6 @@ async fn with_permit<C: Future<Output = ()>>(connection: C, permit: OwnedSemapho
 
 /// Tells one connection too many why, without waiting for it.
 fn turn_away(socket: &TcpStream, front: &Front) {
-    let failure = Failure::connections(front.options.connections);
+    let failure = Failure::connections(front.options().connections);
     let _ = socket.try_write(&unread::refusal(&failure, front));
 }

@@ -236,7 +236,7 @@ impl Inference<'_> {
         asked: &Asked,
         body: &Bytes,
     ) -> Result<(Bytes, umbel_wire::OutgoingStream), Miss> {
-        let options = &self.front.options;
+        let options = self.front.options.load_full();
         let body = asked.body_for(body, slot.model());
         let message = InferenceOpen {
             provider_id: slot.provider_id().to_string(),

@@ -123,6 +123,11 @@ impl Dispatch {
         dispatch
     }
 
+    /// Other bounds of the queues, for requests that come from now on; one that waits keeps its deadline.
+    pub(crate) fn set_queue_limits(&self, waiting: usize, max_wait: Duration, max_wait_loading: Duration) {
+        self.change(|state, _| state.admission.set_queue_limits(waiting, max_wait, max_wait_loading));
+    }
+
     /// Applies deadlines as time passes. Runs for ever; drop it with the runtime.
     pub(crate) async fn run(self: Arc<Self>) {
         let mut unconfirmed = 0;
