@@ -7,6 +7,7 @@ use std::io::IsTerminal as _;
 
 use tracing_subscriber::EnvFilter;
 use umbel_contracts::config::LogFormat;
+use umbel_contracts::daemon::on_log_level;
 
 use crate::exit::{Exit, Failure, Outcome};
 
@@ -20,15 +21,29 @@ pub(crate) fn start(level: &str, format: LogFormat) -> Outcome {
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let text = format == LogFormat::Text || (format == LogFormat::Auto && terminal);
     let started = if text {
-        builder.with_ansi(terminal && std::env::var_os("NO_COLOR").is_none()).with_target(false).try_init()
+        let colours = terminal && std::env::var_os("NO_COLOR").is_none();
+        let builder = builder.with_ansi(colours).with_target(false).with_filter_reloading();
+        change_by(builder.reload_handle());
+        builder.try_init()
     } else {
-        builder.json().flatten_event(true).try_init()
+        let builder = builder.json().flatten_event(true).with_filter_reloading();
+        change_by(builder.reload_handle());
+        builder.try_init()
     };
     started.map_err(|error| Failure::failed(format!("cannot start logging: {error}")))?;
     std::panic::set_hook(Box::new(|panic| {
         tracing::error!(place = place(panic), "{}", said(panic));
     }));
     Ok(())
+}
+
+/// Lets settings change the filter while the daemon runs.
+fn change_by<S: 'static>(handle: tracing_subscriber::reload::Handle<EnvFilter, S>) {
+    on_log_level(move |level| {
+        let filter =
+            EnvFilter::try_new(level).map_err(|error| format!("`{level}` is not a filter: {error}"))?;
+        handle.reload(filter).map_err(|error| error.to_string())
+    });
 }
 
 /// For commands that keep no log: the same rule, on standard error.

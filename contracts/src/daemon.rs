@@ -5,12 +5,14 @@
 //! without writing any of this again.
 
 mod check;
+mod log_level;
 mod ports;
 mod signals;
 mod socket;
 mod start_error;
 
 pub use check::Check;
+pub use log_level::{on_log_level, set_log_level};
 pub use ports::{bind, bind_if_on};
 pub use signals::Signals;
 pub use socket::{LocalListener, answers};

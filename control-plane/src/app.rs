@@ -44,7 +44,7 @@ pub fn run(config: Config) -> Result<(), StartError> {
         let running = Running::build(&config).await?;
         let api = running.api_address.map_or_else(|| "off".to_owned(), |address| address.to_string());
         tracing::info!(name = %config.name, edges = %running.edges_address, %api, "serving");
-        signals.drained(config.drain, running.drain(config.drain)).await;
+        signals.drained(|| config.drain, |grace| running.drain(grace)).await;
         Ok(())
     })
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use umbel_contracts::daemon::{LocalListener, Signals, bind, bind_if_on};
+use umbel_contracts::daemon::{LocalListener, Signals, bind, bind_if_on, set_log_level};
 use umbel_contracts::serve::{Door, router, serve_local};
 use umbel_store::{OpenError, Store};
 use umbel_wire::clock::Wall;
@@ -28,6 +28,7 @@ use crate::shell::dispatch::{Dispatch, Limits};
 use crate::shell::events::Happened;
 use crate::shell::keys::Keys;
 use crate::shell::nodes::{NodeDoor, keep_credentials};
+use crate::shell::settings::{self, Settings};
 use crate::shell::site::{Opening, Site};
 use crate::{Config, StartError};
 
@@ -57,7 +58,8 @@ pub fn run(config: Config) -> Result<(), StartError> {
         let running = Running::build(&config).await?;
         let api = running.api_address.map_or_else(|| "off".to_owned(), |address| address.to_string());
         tracing::info!(site = %config.site, nodes = %running.nodes_address, %api, "serving");
-        signals.drained(config.drain, running.drain(config.drain)).await;
+        let site = Arc::clone(&running.site);
+        signals.drained(|| site.settings.in_force().drain, |grace| running.drain(grace)).await;
         Ok(())
     })
 }
@@ -141,6 +143,7 @@ impl Running {
         let mut keeping = JoinSet::new();
         keeping.spawn(Arc::clone(&site.dispatch).run());
         keeping.spawn(Arc::clone(&site).keep());
+        keeping.spawn(settings::keep(Arc::clone(&site)));
         if let Some(listener) = api {
             fronts.spawn(serve(listener, Arc::clone(&front), closing.clone()));
         }
@@ -238,8 +241,16 @@ impl Running {
 }
 
 impl Parts {
-    async fn open(config: &Config, store: Store, certificates: Certificates) -> Result<Self, StartError> {
+    async fn open(file: &Config, store: Store, certificates: Certificates) -> Result<Self, StartError> {
         let state = |error: umbel_wire::Error| StartError::State(error.message);
+        let settings = Settings::load(store.clone(), file.clone())
+            .await
+            .map_err(|error| StartError::State(error.to_string()))?;
+        let config = settings.in_force();
+        store.keep_audit(config.audit.max_entries, config.audit.keep);
+        if let Err(error) = set_log_level(&config.log.level) {
+            tracing::warn!(%error, "the log's level could not be set");
+        }
         let metrics = Arc::new(Metrics::new());
         let limits = Limits {
             waiting: usize::try_from(config.queue.max_requests).unwrap_or(usize::MAX),
@@ -261,6 +272,7 @@ impl Parts {
             times,
             heartbeat: config.liveness.heartbeat,
             authorities: Arc::clone(&certificates.authorities),
+            settings,
         })
         .await
         .map_err(state)?;
@@ -274,6 +286,7 @@ impl Parts {
             ..FrontOptions::default()
         };
         let front = Front::new(dispatch, keys, metrics, options);
+        site.settings.serve(&front);
         let control_planes = config.state_dir.join(CONTROL_PLANES);
         Ok(Self { site, commands, front, certificates, control_planes })
     }

@@ -10,5 +10,6 @@ pub(crate) mod keys;
 pub(crate) mod nodes;
 pub(crate) mod operations;
 pub(crate) mod owing;
+pub(crate) mod settings;
 pub(crate) mod site;
 pub(crate) mod status;

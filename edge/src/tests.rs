@@ -18,4 +18,5 @@ mod full_disk;
 mod life;
 mod lifecycle;
 mod rig;
+mod settings;
 mod slots;

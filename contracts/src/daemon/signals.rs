@@ -34,10 +34,16 @@ impl Signals {
         }
     }
 
-    /// Waits for the first signal, then for `drain`, which is not begun before and is given up at the second signal.
-    /// `grace` is what the drain gives itself; here it is only told.
-    pub async fn drained(mut self, grace: Duration, drain: impl Future<Output = ()>) {
+    /// Waits for the first signal, then for the drain, which is given up at the second signal. `grace` is asked at the
+    /// signal: settings may have changed it since the start.
+    pub async fn drained<F: Future<Output = ()>>(
+        mut self,
+        grace: impl FnOnce() -> Duration,
+        drain: impl FnOnce(Duration) -> F,
+    ) {
         let signal = self.next().await;
+        let grace = grace();
+        let drain = drain(grace);
         tracing::info!("{signal}: draining for up to {grace:?}; a second signal ends at once");
         tokio::select! {
             () = drain => {}

@@ -80,6 +80,7 @@ pub(crate) struct Registry<H> {
     authority: Option<AuthorityRow>,
     // How far a node's clock may be from this edge's.
     allowed_skew: Duration,
+    settings_seen: u64,
     changed: bool,
     revision: u64,
 }
@@ -107,6 +108,7 @@ impl<H: Clone> Registry<H> {
             reserved_names: BTreeSet::new(),
             authority: None,
             allowed_skew: clock::SKEW_ALLOWED,
+            settings_seen: 0,
             changed: true,
             revision: 0,
         }

@@ -62,6 +62,9 @@ pub(crate) struct VersionRow {
     pub(crate) reason: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) rolled_back_to: Option<u64>,
+    /// The version that it was made from, where that is not the number before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) made_from: Option<u64>,
     pub(crate) diff: Vec<SettingsDifference>,
 }
 
@@ -214,7 +217,8 @@ pub(crate) fn propose(
         }
     }
     let Author { name, reason, at_unix_ms } = author;
-    let version = VersionRow { version, at_unix_ms, author: name, reason, rolled_back_to, diff };
+    let version =
+        VersionRow { version, at_unix_ms, author: name, reason, rolled_back_to, made_from: None, diff };
     let bytes = serde_json::to_vec(&version).map_or(usize::MAX, |bytes| bytes.len());
     if bytes > umbel_store::limits::VALUE {
         return Err(too_large("the change is too large for one version: make it in several steps"));
@@ -232,13 +236,39 @@ pub(crate) fn document_of(row: &DocumentRow, newer: &[VersionRow], version: u64)
             format!("version {version} is not kept here: the newest is {}, and {KEPT} are kept", row.version);
         Error::new(Code::NotFound, "VERSION_UNKNOWN", message)
     };
-    if version > row.version {
-        return Err(unknown());
-    }
     let mut document = row.document.clone();
-    for wanted in (version + 1..=row.version).rev() {
-        let step = newer.iter().find(|one| one.version == wanted).ok_or_else(unknown)?;
+    let mut reached = row.version;
+    while reached > version {
+        let step = newer.iter().find(|one| one.version == reached).ok_or_else(unknown)?;
         document = settings::undo(&document, &step.diff);
+        reached = step.made_from.unwrap_or(reached - 1);
     }
-    Ok(document)
+    if reached == version { Ok(document) } else { Err(unknown()) }
+}
+
+/// How far above this edge's newest version a node's may be: settings of a site that was restored from a backup.
+const AHEAD: u64 = 1_000_000;
+
+/// The same document under a version above what a node has: this edge was restored, and versions only grow. Nothing
+/// if no node is ahead, or by more than a backup could explain.
+pub(crate) fn renumber(row: &DocumentRow, seen: u64, at_unix_ms: i64) -> Option<Proposal> {
+    if seen <= row.version || seen - row.version > AHEAD {
+        return None;
+    }
+    let version = seen + 1;
+    let reason =
+        format!("a node had version {seen}: an edge that was restored sends its settings anew above it");
+    let mut next = DocumentRow { version, default_version: version, ..row.clone() };
+    // Each node is sent what it should have, whatever it has.
+    next.node_versions.values_mut().for_each(|own| *own = version);
+    let version = VersionRow {
+        version,
+        at_unix_ms,
+        author: "edge".to_owned(),
+        reason,
+        rolled_back_to: None,
+        made_from: Some(row.version),
+        diff: Vec::new(),
+    };
+    Some(Proposal { row: next, version })
 }

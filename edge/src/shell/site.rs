@@ -22,6 +22,7 @@ use crate::shell::authority::Authorities;
 use crate::shell::dispatch::{Category, Dispatch, ProviderSpec, ProviderUp};
 use crate::shell::events::{Events, Happened};
 use crate::shell::nodes::Nudge;
+use crate::shell::settings::Settings;
 
 /// Table of the nodes' stored identities.
 pub(crate) const NODES: &str = "nodes";
@@ -60,6 +61,7 @@ pub(crate) struct Site {
     pub(crate) heartbeat: Duration,
     pub(crate) authorities: Arc<Authorities>,
     pub(crate) rotations: Nudge,
+    pub(crate) settings: Settings,
     pub(crate) started: Instant,
     registry: Mutex<Registry<Connection>>,
     pub(crate) tokens: Mutex<Tokens>,
@@ -82,6 +84,7 @@ pub(crate) struct Opening {
     pub(crate) times: Times,
     pub(crate) heartbeat: Duration,
     pub(crate) authorities: Arc<Authorities>,
+    pub(crate) settings: Settings,
 }
 
 /// How often liveness is judged: a third of the heartbeat, so that `stale` is right to a fraction of one.
@@ -97,7 +100,8 @@ fn unreadable(error: impl std::fmt::Display) -> Error {
 impl Site {
     /// Takes up what is stored. Fails if the store cannot be read.
     pub(crate) async fn open(opening: Opening) -> Result<Arc<Self>, Error> {
-        let Opening { edge_id, name, advertise, store, dispatch, times, heartbeat, authorities } = opening;
+        let Opening { edge_id, name, advertise, store, dispatch, times, heartbeat, authorities, settings } =
+            opening;
         let row = store.get(SELF, AUTHORITY).await.map_err(unreadable)?;
         let row = row.map(|row| row.json::<AuthorityRow>()).transpose().map_err(unreadable)?;
         authorities.take_up(row).map_err(unreadable)?;
@@ -107,6 +111,8 @@ impl Site {
         let above = Generation(generations.last());
         let mut registry = Registry::new(times, sweep_period(heartbeat), above, now);
         registry.set_authority(authorities.held().row.clone());
+        registry.set_targets(settings.targets());
+        registry.set_allowed_skew(settings.in_force().clock.allowed_skew);
         let mut reports = std::collections::HashMap::new();
         for row in store.load(REPORTS).await.map_err(unreadable)? {
             reports.insert(row.key.clone(), row.json::<ReportRow>().map_err(unreadable)?);
@@ -133,6 +139,7 @@ impl Site {
             heartbeat,
             authorities,
             rotations: Nudge::default(),
+            settings,
             started: now,
             registry: Mutex::new(registry),
             tokens: Mutex::new(tokens),

@@ -82,6 +82,7 @@ async fn summary_of(site: &Site, revision: u64, nodes: &[Arc<Node>]) -> EdgeSumm
             subject: String::new(),
         });
     }
+    problems.extend(site.settings.problem());
     let serving = nodes.iter().filter(|node| node.row.lifecycle != Lifecycle::Decommissioned);
     problems.extend(serving.flat_map(|node| snapshot::problems(node)));
     let problems_total = u32::try_from(problems.len()).unwrap_or(u32::MAX);
@@ -125,7 +126,7 @@ fn facts(site: &Site) -> EdgeFacts {
             None => StoreHealth::Ok.into(),
             Some(_) => StoreHealth::ReadOnly.into(),
         },
-        settings_version: 0,
+        settings_version: site.settings.version(),
     }
 }
 

@@ -301,6 +301,14 @@ impl FakeNode {
         edge: &Edge,
         relay: Arc<Relay>,
     ) -> Result<(Connection, Welcome), DialError> {
+        self.dial_by(edge, relay).await
+    }
+
+    pub(super) async fn dial_by(
+        &self,
+        edge: &Edge,
+        handler: Arc<dyn Handler>,
+    ) -> Result<(Connection, Welcome), DialError> {
         let hello = HelloOut {
             purpose: Purpose::Hello,
             versions: self.versions,
@@ -308,7 +316,7 @@ impl FakeNode {
             payload: self.hello.encode_to_vec(),
         };
         let attempt = Attempt(self.attempts.fetch_add(1, Ordering::SeqCst) + 1);
-        dial_attempt(edge.target(Some(self.identity.clone())), hello, attempt, |_, _| Ok(relay)).await
+        dial_attempt(edge.target(Some(self.identity.clone())), hello, attempt, |_, _| Ok(handler)).await
     }
 
     /// Says hello, names no leases, and beats once: a node that is complete.
@@ -317,7 +325,11 @@ impl FakeNode {
     }
 
     pub(super) async fn connect_with(&self, edge: &Edge, relay: Arc<Relay>) -> Connection {
-        let (connection, welcome) = self.dial_with(edge, relay).await.unwrap();
+        self.connect_by(edge, relay).await
+    }
+
+    pub(super) async fn connect_by(&self, edge: &Edge, handler: Arc<dyn Handler>) -> Connection {
+        let (connection, welcome) = self.dial_by(edge, handler).await.unwrap();
         assert_eq!(welcome.generation, connection.generation());
         let ack = name_leases(&connection, &[]).await.unwrap();
         assert!(ack.cancel_lease_ids.is_empty());

@@ -93,8 +93,14 @@ impl<H: Clone> Registry<H> {
         Ok(())
     }
 
+    /// The highest version that any node has said.
+    pub(crate) fn settings_seen(&self) -> u64 {
+        self.settings_seen
+    }
+
     fn settings_taken(&mut self, id: NodeId, state: NodeSettingsState) {
         let reported = Reported::new(state);
+        self.settings_seen = self.settings_seen.max(reported.applied).max(reported.refused);
         let known = self.nodes.get(&id).and_then(|node| node.settings.reported.as_deref());
         // Most heartbeats say nothing new: they must not raise the revision.
         if known == Some(&reported) {

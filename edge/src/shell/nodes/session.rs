@@ -54,8 +54,9 @@ impl NodeSession {
         }
         // It named leases that it has to end and did not come back: they have been reset long ago.
         if site.change(|registry| registry.complete(self.id, self.generation)).is_err() {
-            connection.close(CloseReason::Superseded);
+            return connection.close(CloseReason::Superseded);
         }
+        site.settings.nudge(self.id);
     }
 
     fn leases(&self, connection: &Connection, payload: &[u8]) -> Result<Vec<u8>, Error> {
@@ -74,6 +75,7 @@ impl NodeSession {
         if cancel.is_empty() {
             let complete = self.site.change(|registry| registry.complete(self.id, self.generation));
             complete.map_err(|StaleGeneration| self.stale(connection))?;
+            self.site.settings.nudge(self.id);
         }
         Ok(NodeLeasesAck { cancel_lease_ids: cancel }.encode_to_vec())
     }
