@@ -16,6 +16,7 @@ use crate::{
     preflight,
     shell::{
         admin::{self, Admin},
+        credential::Credentials,
         edge::Edge,
         engines::{self, Engines},
         gpu::Gpus,
@@ -82,15 +83,17 @@ async fn agent(config: Config) -> Result<(), StartError> {
     let reports =
         Reports::new(&config, Arc::clone(&identity), Arc::clone(&engines), Arc::clone(&state), gpus, &found);
     let reports = Arc::new(reports);
+    let credentials = Arc::new(Credentials::open(&state, (*identity).clone())?);
     let edge = Edge::new(
-        &state,
+        Arc::clone(&credentials),
         Arc::clone(&identity),
         Arc::clone(&relay),
         Arc::clone(&reports),
         Arc::clone(&engines),
-    )?;
+    );
     let parts = Admin {
         identity,
+        credentials,
         edge: Arc::clone(&edge),
         engines: Arc::clone(&engines),
         relay: Arc::clone(&relay),

@@ -6,6 +6,7 @@
 pub(crate) mod identity;
 pub(crate) mod inventory;
 pub(crate) mod process_tree;
+pub(crate) mod rotation;
 pub(crate) mod sequence;
 pub(crate) mod supervisor;
 pub(crate) mod tail;

@@ -18,7 +18,8 @@ use crate::{
     engines::{llama_server, ready},
     preflight,
     shell::{
-        edge::{client_config, instance, target},
+        credential::client_config,
+        edge::{instance, target},
         engine_http::{Place, Pool},
         gpu::Gpus,
         host,

@@ -137,6 +137,7 @@ fn accept(token: &EnrollmentToken, key: &KeyPair, answer: NodeEnrollResponse) ->
         addresses: token.addresses.clone(),
         certificate_chain: answer.certificate_chain.iter().map(|der| BASE64.encode(der)).collect(),
         ca_certificate: BASE64.encode(&answer.ca_certificate),
+        ca_certificates: Vec::new(),
         key_file: state::KEY.to_owned(),
         not_after_unix_ms: answer.not_after_unix_ms,
     }

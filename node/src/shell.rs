@@ -1,6 +1,7 @@
 //! What the agent does: sockets, processes, files, the connection to the edge.
 
 pub(crate) mod admin;
+pub(crate) mod credential;
 pub(crate) mod edge;
 pub(crate) mod engine_http;
 pub(crate) mod engines;

@@ -66,6 +66,19 @@ pub fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
+/// Removes what writes that a crash cut off have left in a directory; nothing ever reads it.
+pub fn sweep(directory: &Path) {
+    let Ok(entries) = std::fs::read_dir(directory) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let left = name.to_str().is_some_and(|name| name.starts_with('.') && name.ends_with(".new"));
+        if left && entry.file_type().is_ok_and(|kind| kind.is_file()) {
+            // One that cannot be removed is overwritten by the next write of its file.
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}
+
 /// Reads a whole small file.
 ///
 /// # Errors
@@ -159,6 +172,19 @@ mod tests {
         assert_eq!(std::fs::read_dir(&state).unwrap().count(), 1);
         remove(&path).unwrap();
         remove(&path).unwrap();
+    }
+
+    #[test]
+    fn row_80_what_a_crash_left_is_swept_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in [".key.new", "key", ".hidden", "other.new"] {
+            std::fs::write(dir.path().join(name), b"x").unwrap();
+        }
+        sweep(dir.path());
+        let mut left: Vec<_> =
+            std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, [".hidden", "key", "other.new"]);
     }
 
     #[test]

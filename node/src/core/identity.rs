@@ -18,13 +18,32 @@ pub(crate) struct Identity {
     pub(crate) addresses: Vec<String>,
     /// The certificate chain, leaf first, each DER in base64.
     pub(crate) certificate_chain: Vec<String>,
-    /// The edge's CA certificate, DER in base64.
+    /// The CA certificate of the edge that signs now, DER in base64.
     pub(crate) ca_certificate: String,
+    /// Every CA certificate that is trusted for the edge, the one above among them; empty: only that one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) ca_certificates: Vec<String>,
     /// The key's file in the state directory.
     pub(crate) key_file: String,
     /// End of the certificate, milliseconds since 1970.
     pub(crate) not_after_unix_ms: i64,
 }
+
+/// A certificate that was given and not yet accepted, as it stands in `pending.json`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct PendingCredential {
+    /// As in the identity.
+    pub(crate) certificate_chain: Vec<String>,
+    /// Its key's file in the state directory.
+    pub(crate) key_file: String,
+    pub(crate) not_after_unix_ms: i64,
+}
+
+/// The two names that a key's file has in turn.
+pub(crate) const KEY_FILES: [&str; 2] = ["node.key", "node.2.key"];
+
+/// Most CA certificates that are kept: the one that signs, the one before it, the next, and one to spare.
+pub(crate) const TRUSTED_MAX: usize = 4;
 
 /// The one shape of the file so far.
 pub(crate) const FORMAT: u32 = 1;
@@ -54,6 +73,30 @@ pub(crate) fn joining(present: Option<&Identity>, edge_id: &str) -> Joining {
 }
 
 impl Identity {
+    /// Every CA certificate that is trusted for the edge, DER in base64.
+    pub(crate) fn trusted(&self) -> &[String] {
+        match self.ca_certificates.is_empty() {
+            true => std::slice::from_ref(&self.ca_certificate),
+            false => &self.ca_certificates,
+        }
+    }
+
+    /// The file of a key that is not the identity's.
+    pub(crate) fn spare_key_file(&self) -> &'static str {
+        let [first, second] = KEY_FILES;
+        if self.key_file == first { second } else { first }
+    }
+
+    /// The same node with another certificate.
+    pub(crate) fn with(&self, pending: &PendingCredential) -> Self {
+        Self {
+            certificate_chain: pending.certificate_chain.clone(),
+            key_file: pending.key_file.clone(),
+            not_after_unix_ms: pending.not_after_unix_ms,
+            ..self.clone()
+        }
+    }
+
     /// Checks what was read from a file.
     pub(crate) fn validated(self) -> Result<Self, String> {
         if self.format != FORMAT {
@@ -89,6 +132,7 @@ mod tests {
             addresses: vec!["edge.example:7451".into()],
             certificate_chain: vec!["AA==".into()],
             ca_certificate: "AA==".into(),
+            ca_certificates: Vec::new(),
             key_file: "node.key".into(),
             not_after_unix_ms: 0,
         }

@@ -15,7 +15,7 @@ use umbel_contracts::daemon::LocalListener;
 
 use crate::{
     core::identity::Identity,
-    shell::{edge::Edge, engines::Engines, relay::Relay, reports::Reports},
+    shell::{credential::Credentials, edge::Edge, engines::Engines, relay::Relay, reports::Reports},
 };
 
 /// Callers at once.
@@ -27,6 +27,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// What the socket tells of.
 pub(crate) struct Admin {
     pub(crate) identity: Arc<Identity>,
+    pub(crate) credentials: Arc<Credentials>,
     pub(crate) edge: Arc<Edge>,
     pub(crate) engines: Arc<Engines>,
     pub(crate) relay: Arc<Relay>,
@@ -116,6 +117,7 @@ impl Admin {
             .map(|problem| json!({ "code": problem.code, "message": problem.message, "since": when(problem.since_unix_ms) }))
             .collect();
         let shown = self.edge.shown();
+        let credential = self.credentials.shown();
         let last_error = shown.last_error.map(|error| {
             json!({
                 "step": error.step,
@@ -131,7 +133,12 @@ impl Admin {
             "name": self.identity.name,
             "edge_id": self.identity.edge_id,
             "agent_version": env!("CARGO_PKG_VERSION"),
-            "credential_not_after": when(self.identity.not_after_unix_ms),
+            "credential_not_after": when(credential.not_after_unix_ms),
+            "credential": {
+                "state": credential.state,
+                "not_after": when(credential.not_after_unix_ms),
+                "trusts": credential.trusts,
+            },
             "connection": {
                 "state": shown.state,
                 "generation": shown.generation,

@@ -9,26 +9,25 @@ use std::{
     time::Duration,
 };
 
-use data_encoding::BASE64;
 use prost::Message;
 use tokio_util::sync::CancellationToken;
-use umbel_contracts::{NODE_PROTOCOL, bounds, event, method, proto::node::NodeHelloResponse};
+use umbel_contracts::{
+    NODE_PROTOCOL, bounds, event, method,
+    proto::node::{NodeHelloResponse, NodeRotate, NodeRotateAck, NodeTrust, NodeTrustAck},
+};
 use umbel_wire::{
-    Attempt, CloseReason, Code, Connection, DialError, DialRole, DialStep, DialTarget, Error, Generation,
-    Goaway, GoawayReason, Handler, HelloOut, IncomingStream, InstanceId, Purpose, Welcome,
-    clock::Wall,
-    secret,
-    tls::{Trust, wire_client},
+    Attempt, BoxFuture, CloseReason, Code, Connection, DialError, DialRole, DialStep, DialTarget, Error,
+    Generation, Goaway, GoawayReason, Handler, HelloOut, IncomingRequest, IncomingStream, InstanceId,
+    Purpose, Welcome, clock::Wall, secret,
 };
 
 use crate::{
-    StartError,
     core::identity::Identity,
     shell::{
+        credential::{self, Credentials},
         engines::Engines,
         relay::Relay,
         reports::Reports,
-        state::{State, client_identity},
     },
 };
 
@@ -68,7 +67,7 @@ struct Now {
 /// The node's side of the boundary.
 pub(crate) struct Edge {
     identity: Arc<Identity>,
-    tls: Arc<rustls::ClientConfig>,
+    credentials: Arc<Credentials>,
     instance: InstanceId,
     relay: Arc<Relay>,
     reports: Arc<Reports>,
@@ -81,26 +80,22 @@ pub(crate) struct Edge {
 
 impl Edge {
     /// Puts the boundary together; nothing is dialed yet.
-    ///
-    /// # Errors
-    /// If key or certificates cannot be used.
     pub(crate) fn new(
-        state: &State,
+        credentials: Arc<Credentials>,
         identity: Arc<Identity>,
         relay: Arc<Relay>,
         reports: Arc<Reports>,
         engines: Arc<Engines>,
-    ) -> Result<Arc<Self>, StartError> {
-        let tls = client_config(state, &identity)?;
+    ) -> Arc<Self> {
         let shown = Shown {
             state: "connecting",
             generation: None,
             since_unix_ms: Wall::now().unix_ms(),
             last_error: None,
         };
-        Ok(Arc::new_cyclic(|own| Self {
+        Arc::new_cyclic(|own| Self {
             identity,
-            tls,
+            credentials,
             instance: instance(),
             relay,
             reports,
@@ -108,7 +103,7 @@ impl Edge {
             now: Mutex::new(Now { shown, connection: None }),
             draining: CancellationToken::new(),
             own: own.clone(),
-        }))
+        })
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Now> {
@@ -137,28 +132,23 @@ impl Edge {
     /// The connection ended or could not be made.
     fn failed(&self, error: LastError) {
         let mut now = self.lock();
-        if !self.draining.is_cancelled() {
-            now.shown.state = "connecting";
+        // While a new certificate is shown the connection before goes on.
+        if !self.draining.is_cancelled() && now.connection.is_none() {
+            now.shown.state = connecting(error.reason.as_deref());
         }
         now.shown.last_error = Some(error);
     }
 }
 
-/// TLS towards the edge with this identity.
-///
-/// # Errors
-/// If key or certificates cannot be used.
-pub(crate) fn client_config(
-    state: &State,
-    identity: &Identity,
-) -> Result<Arc<rustls::ClientConfig>, StartError> {
-    let unusable = |why: String| {
-        StartError::Failed(format!("the identity in the state directory cannot be used: {why}"))
-    };
-    let ca =
-        BASE64.decode(identity.ca_certificate.as_bytes()).map_err(|error| unusable(error.to_string()))?;
-    let own = client_identity(state, identity)?;
-    wire_client(Trust::Ca(vec![ca.into()]), Some(own)).map_err(|error| unusable(error.to_string()))
+/// The word for a node that is not connected: what keeps it out where only people can change that (row 30).
+fn connecting(reason: Option<&str>) -> &'static str {
+    match reason {
+        Some("CERTIFICATE_EXPIRED") => "credential_expired",
+        Some("CREDENTIAL_REVOKED") => "credential_revoked",
+        Some("NODE_DISABLED") => "disabled",
+        Some("NODE_DECOMMISSIONED") => "decommissioned",
+        _ => "connecting",
+    }
 }
 
 /// Where and how the edge is dialed.
@@ -194,15 +184,25 @@ pub(crate) fn step(step: DialStep) -> &'static str {
 
 impl DialRole for Edge {
     fn target(&self) -> DialTarget {
-        target(&self.identity, &self.tls)
+        target(&self.identity, &self.credentials.dial())
+    }
+
+    fn wants_anew(&self) -> BoxFuture<'_, ()> {
+        Box::pin(self.credentials.wants_anew())
+    }
+
+    fn again_at_once(&self, error: &DialError) -> bool {
+        self.credentials.failed(error.rejection.is_some())
     }
 
     fn hello(&self, _attempt: Attempt) -> HelloOut {
+        let mut hello = self.reports.hello();
+        hello.trusted_ca_sha256 = self.credentials.trusted();
         HelloOut {
             purpose: Purpose::Hello,
             versions: NODE_PROTOCOL,
             instance: self.instance,
-            payload: self.reports.hello().encode_to_vec(),
+            payload: hello.encode_to_vec(),
         }
     }
 
@@ -231,6 +231,13 @@ impl DialRole for Edge {
         if self.draining.is_cancelled() {
             connection.goaway(GoawayReason::Shutdown, "the node agent stops", None);
         }
+        self.credentials.accepted();
+        tokio::spawn(credential::talk(
+            Arc::clone(&self.credentials),
+            connection.clone(),
+            hello.ca_certificates,
+            hello.rotate_credential,
+        ));
         tokio::spawn(session::talk(Arc::clone(&own), connection.clone(), welcome.intervals));
         Ok(Arc::new(Taker { edge: own, generation }))
     }
@@ -295,6 +302,35 @@ impl Handler for Taker {
         }
     }
 
+    fn on_request(&self, _connection: &Connection, request: IncomingRequest) {
+        match request.method {
+            method::NODE_ROTATE => {
+                let answer = bounds::decode::<NodeRotate>(&request.payload).map(|rotate| {
+                    self.edge.credentials.ask(&rotate.cause);
+                    NodeRotateAck {}.encode_to_vec()
+                });
+                request.respond(answer);
+            }
+            method::NODE_TRUST => {
+                let credentials = Arc::clone(&self.edge.credentials);
+                tokio::spawn(async move {
+                    let answer = match bounds::decode::<NodeTrust>(&request.payload) {
+                        Ok(trust) => credentials.trust(trust.ca_certificates).await,
+                        Err(error) => Err(error),
+                    };
+                    request.respond(
+                        answer.map(|trusted_ca_sha256| NodeTrustAck { trusted_ca_sha256 }.encode_to_vec()),
+                    );
+                });
+            }
+            _ => request.respond(Err(Error::new(
+                Code::Unimplemented,
+                "UNKNOWN_METHOD",
+                "this node does not know the method",
+            ))),
+        }
+    }
+
     fn on_ack(&self, _connection: &Connection, number: u32, _key: &str, result: Result<(), Error>) {
         if let Err(error) = result {
             let what = if number == event::NODE_INVENTORY { "inventory" } else { "event" };
@@ -313,7 +349,7 @@ impl Handler for Taker {
             now.connection = None;
             now.shown.generation = None;
             now.shown.since_unix_ms = Wall::now().unix_ms();
-            if now.shown.state == "connected" {
+            if !self.edge.draining.is_cancelled() {
                 now.shown.state = "connecting";
             }
         }

@@ -11,27 +11,24 @@ use std::{
     sync::Mutex,
 };
 
-use data_encoding::BASE64;
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
-use umbel_wire::{
-    files,
-    tls::{ClientIdentity, KeyPair},
-};
+use umbel_wire::{files, tls::KeyPair};
 
 use crate::{
     StartError,
     core::{
-        identity::Identity,
+        identity::{Identity, KEY_FILES, PendingCredential},
         process_tree::{ProcessId, StartTime},
     },
 };
 
 const IDENTITY: &str = "identity.json";
+const PENDING: &str = "pending.json";
 const SEQUENCES: &str = "sequences.json";
 const LOCK: &str = "agent.lock";
-/// The key's file name; a rotation will bring others.
-pub(crate) const KEY: &str = "node.key";
+/// The first key's file name; rotations use both of the names in turn.
+pub(crate) const KEY: &str = KEY_FILES[0];
 
 /// An opened state directory.
 #[derive(Debug)]
@@ -96,6 +93,9 @@ impl State {
             .and_then(|()| lock.rewind())
             .and_then(|()| lock.write_all(owner.as_bytes()))
             .map_err(|error| failed("is not writable", error))?;
+        for place in [folder, &folder.join("engines")] {
+            files::sweep(place);
+        }
         let sequences = read_sequences(folder)?;
         Ok(Self { folder: folder.to_owned(), _lock: Some(lock), sequences: Mutex::new(sequences) })
     }
@@ -145,6 +145,55 @@ impl State {
         let path = self.path(IDENTITY);
         files::write_private(&path, &content)
             .map_err(|error| StartError::Failed(format!("cannot write {}: {error}", path.display())))
+    }
+
+    /// A certificate that was given and not yet accepted. One that cannot be read is as if it were not there: the edge
+    /// gives another.
+    pub(crate) fn pending(&self) -> Option<PendingCredential> {
+        let path = self.path(PENDING);
+        let read = files::read_private(&path).map_err(|error| (error.kind(), error.to_string()));
+        let pending = read.and_then(|content| {
+            serde_json::from_slice::<PendingCredential>(&content)
+                .map_err(|error| (io::ErrorKind::InvalidData, error.to_string()))
+        });
+        match pending {
+            // The name goes into a path.
+            Ok(pending) if KEY_FILES.contains(&pending.key_file.as_str()) => Some(pending),
+            Ok(_) => None,
+            Err((io::ErrorKind::NotFound, _)) => None,
+            Err((_, error)) => {
+                tracing::warn!(path = %path.display(), error, "a pending certificate cannot be read");
+                None
+            }
+        }
+    }
+
+    /// Keeps a certificate that was given, or forgets it.
+    ///
+    /// # Errors
+    /// If it cannot be written; then what stood there stands.
+    pub(crate) fn set_pending(&self, pending: Option<&PendingCredential>) -> io::Result<()> {
+        let path = self.path(PENDING);
+        match pending {
+            Some(pending) => {
+                let content = serde_json::to_vec_pretty(pending).map_err(io::Error::other)?;
+                files::write_private(&path, &content)
+            }
+            None => files::remove(&path),
+        }
+    }
+
+    /// Whether there is a key file of this name.
+    pub(crate) fn has_key(&self, name: &str) -> bool {
+        self.path(name).exists()
+    }
+
+    /// Removes a key that opens nothing any more.
+    ///
+    /// # Errors
+    /// Whatever the file system says.
+    pub(crate) fn drop_key(&self, name: &str) -> io::Result<()> {
+        files::remove(&self.path(name))
     }
 
     /// The node's key; made, and safely on the disk, if there is none.
@@ -225,24 +274,6 @@ impl State {
         }
         records
     }
-}
-
-/// The identity as TLS needs it.
-///
-/// # Errors
-/// If the files do not hold what they should.
-pub(crate) fn client_identity(state: &State, identity: &Identity) -> Result<ClientIdentity, StartError> {
-    let unusable = |why: String| {
-        StartError::Failed(format!("the identity in the state directory cannot be used: {why}"))
-    };
-    let key = state.key(&identity.key_file, false)?;
-    let chain = identity
-        .certificate_chain
-        .iter()
-        .map(|text| BASE64.decode(text.as_bytes()).map(Into::into))
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(|error| unusable(error.to_string()))?;
-    Ok(ClientIdentity::new(chain, key.private_key()))
 }
 
 fn read_sequences(folder: &Path) -> Result<Sequences, StartError> {

@@ -15,7 +15,7 @@ use crate::close::{CloseReason, Goaway, GoawayReason};
 use crate::error::Error;
 use crate::ids::Attempt;
 use crate::io::dial::{DialError, DialTarget, HelloOut, Welcome, dial, retry_hint};
-use crate::io::handle::{Connection, Handler};
+use crate::io::handle::{BoxFuture, Connection, Handler};
 use crate::limits;
 
 /// The application's part of a kept connection. Calls must not block.
@@ -33,6 +33,17 @@ pub trait DialRole: Send + Sync + 'static {
     fn on_failure(&self, error: &DialError, retry_in: Duration) {
         let _ = (error, retry_in);
     }
+    /// A dial failed, and there is another credential to come with: then the next dial follows at once. Asked before
+    /// [`DialRole::on_failure`]; it must not be so for ever.
+    fn again_at_once(&self, error: &DialError) -> bool {
+        let _ = error;
+        false
+    }
+    /// Resolves when the present connection is to be followed by a new one: a new credential has to be shown. The old
+    /// one goes on until its successor is accepted, and then until its streams are done.
+    fn wants_anew(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::pending())
+    }
     /// The connection was lost; the next dial is in `retry_in`.
     fn on_lost(&self, reason: &CloseReason, retry_in: Duration) {
         let _ = (reason, retry_in);
@@ -43,6 +54,7 @@ pub trait DialRole: Send + Sync + 'static {
 enum Left {
     Lost(CloseReason),
     Asked(Goaway),
+    Anew,
     Shutdown,
 }
 
@@ -68,6 +80,7 @@ pub async fn keep_connected(role: Arc<dyn DialRole>, shutdown: CancellationToken
             Err(error) => {
                 turn += 1;
                 let pause = match retry_hint(&error) {
+                    _ if role.again_at_once(&error) => Duration::ZERO,
                     Some((code, hint)) => backoff.rejected(code, hint, random()),
                     None => backoff.failed(random()),
                 };
@@ -79,7 +92,7 @@ pub async fn keep_connected(role: Arc<dyn DialRole>, shutdown: CancellationToken
                     tokio::spawn(leave(old));
                 }
                 let since = clock::now();
-                let left = stay(&connection, &shutdown).await;
+                let left = stay(role.as_ref(), &connection, &shutdown).await;
                 let lived = clock::now().saturating_duration_since(since);
                 match left {
                     Left::Shutdown => {
@@ -91,6 +104,10 @@ pub async fn keep_connected(role: Arc<dyn DialRole>, shutdown: CancellationToken
                         let pause = pause.max(hinted(&reason));
                         role.on_lost(&reason, pause);
                         pause
+                    }
+                    Left::Anew => {
+                        leaving = Some(connection);
+                        Duration::ZERO
                     }
                     Left::Asked(goaway) => {
                         let spread = backoff.lost(lived, connection.reconnect_spread(), random());
@@ -121,10 +138,11 @@ pub async fn keep_connected(role: Arc<dyn DialRole>, shutdown: CancellationToken
     }
 }
 
-async fn stay(connection: &Connection, shutdown: &CancellationToken) -> Left {
+async fn stay(role: &dyn DialRole, connection: &Connection, shutdown: &CancellationToken) -> Left {
     tokio::select! {
         reason = connection.closed() => Left::Lost(reason),
         Some(goaway) = connection.peer_drains() => Left::Asked(goaway),
+        () = role.wants_anew() => Left::Anew,
         () = shutdown.cancelled() => Left::Shutdown,
     }
 }

@@ -1,0 +1,227 @@
+//! How a node comes to a new key and certificate without a moment in which none of its own is accepted.
+//!
+//! Owns the order of the steps. Leaves doing them to `shell/credential`: each is one write, one request or one dial,
+//! and after any of them the process may be killed. Invariant: what comes next follows from what stands in the state
+//! directory alone, so that an agent that starts anew goes on where the last one was; the old key is dropped only
+//! after the edge has accepted the new one.
+//!
+//! ```text
+//!   MakeKey -> Ask -> Show --accepted--> Adopt -> DropKey -> DropPending
+//!                ^     `--refused, and the old one accepted--.
+//!                `-------------------------------------------'   (the same key is asked for again)
+//! ```
+
+/// One step of a rotation. After each the process may end; the next one goes on from the files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Step {
+    /// Make a key in the file that the identity does not name.
+    MakeKey,
+    /// Ask the edge for a certificate for it, over a connection that shows the active one, and keep the answer.
+    Ask,
+    /// Dial with it.
+    Show,
+    /// Make it the identity's.
+    Adopt,
+    /// Remove the key that was the identity's before.
+    DropKey,
+    /// Remove what was pending: the rotation is over.
+    DropPending,
+}
+
+/// What stands in the state directory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Held {
+    /// There is a key in the file that the identity does not name.
+    pub(crate) spare_key: bool,
+    /// A certificate is kept that is not the identity's.
+    pub(crate) pending: Option<Pending>,
+}
+
+/// A kept certificate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pending {
+    /// Of the spare key.
+    OfSpare,
+    /// Of the identity's own key: it was adopted, and what is left of the one before has to go.
+    Adopted,
+}
+
+/// What the edge has said to the pending certificate since this agent started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Said {
+    /// Nothing yet.
+    Nothing,
+    /// It was accepted.
+    Accepted,
+    /// It was refused, and the active one accepted after it.
+    Refused,
+}
+
+/// The next step; `None` when there is nothing to do.
+pub(crate) fn next(held: Held, wanted: bool, said: Said) -> Option<Step> {
+    match (held.pending, said) {
+        (Some(Pending::Adopted), _) if held.spare_key => Some(Step::DropKey),
+        (Some(Pending::Adopted), _) => Some(Step::DropPending),
+        // Without its key a certificate opens nothing.
+        (Some(Pending::OfSpare), _) if !held.spare_key => Some(Step::DropPending),
+        (Some(Pending::OfSpare), Said::Accepted) => Some(Step::Adopt),
+        (Some(Pending::OfSpare), Said::Refused) => Some(Step::Ask),
+        (Some(Pending::OfSpare), Said::Nothing) => Some(Step::Show),
+        // A key that nothing was kept for: its answer was lost, or it was never asked for. It may still be used.
+        (None, _) if wanted && held.spare_key => Some(Step::Ask),
+        (None, _) if wanted => Some(Step::MakeKey),
+        (None, _) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use quickcheck::quickcheck;
+
+    use super::*;
+
+    // Files: the active key, the spare one, and what is kept of which key.
+    #[derive(Debug, Default)]
+    struct Disk {
+        active: u32,
+        spare: Option<u32>,
+        pending: Option<u32>,
+    }
+
+    // The edge: one active key, at most one pending.
+    #[derive(Debug, Default)]
+    struct Edge {
+        active: u32,
+        pending: Option<u32>,
+    }
+
+    #[derive(Debug, Default)]
+    struct World {
+        disk: Disk,
+        edge: Edge,
+        keys: u32,
+        // Of this process only.
+        said: Option<Said>,
+        answer: Option<u32>,
+        rotations: u32,
+    }
+
+    impl World {
+        fn held(&self) -> Held {
+            let pending = self.disk.pending.map(|key| match key == self.disk.active {
+                true => Pending::Adopted,
+                false => Pending::OfSpare,
+            });
+            Held { spare_key: self.disk.spare.is_some(), pending }
+        }
+
+        // A hello with this key: the pending one retires the active one.
+        fn hello(&mut self, key: u32) -> bool {
+            if self.edge.pending == Some(key) {
+                self.edge.active = key;
+                self.edge.pending = None;
+                self.rotations += 1;
+            }
+            self.edge.active == key
+        }
+
+        fn step(&mut self, wanted: bool, lost: bool) -> Option<Step> {
+            if self.answer.is_some() {
+                self.disk.pending = self.answer.take();
+                self.said = None;
+                return Some(Step::Ask);
+            }
+            let step = next(self.held(), wanted, self.said.unwrap_or(Said::Nothing))?;
+            match step {
+                Step::MakeKey => {
+                    self.keys += 1;
+                    self.disk.spare = Some(self.keys);
+                }
+                Step::Ask => {
+                    assert!(self.hello(self.disk.active), "the active one is accepted when it is asked with");
+                    self.edge.pending = self.disk.spare;
+                    self.answer = self.disk.spare.filter(|_| !lost);
+                }
+                Step::Show => {
+                    let pending = self.disk.pending.unwrap();
+                    // Lost: the edge has accepted it, and the node never hears so.
+                    self.said = match (self.hello(pending), lost) {
+                        (_, true) => None,
+                        (true, false) => Some(Said::Accepted),
+                        (false, false) => Some(Said::Refused),
+                    };
+                }
+                Step::Adopt => {
+                    let old = self.disk.active;
+                    self.disk.active = self.disk.pending.unwrap();
+                    self.disk.spare = Some(old);
+                }
+                Step::DropKey => self.disk.spare = None,
+                Step::DropPending => self.disk.pending = None,
+            }
+            Some(step)
+        }
+
+        fn check(&self) {
+            let shown = [Some(self.disk.active), self.disk.pending.filter(|_| self.disk.spare.is_some())];
+            let accepted = shown
+                .into_iter()
+                .flatten()
+                .any(|key| self.edge.active == key || self.edge.pending == Some(key));
+            assert!(accepted, "nothing on the disk is accepted: {self:?}");
+        }
+
+        fn crash(&mut self) {
+            self.said = None;
+            self.answer = None;
+        }
+    }
+
+    #[test]
+    fn a_rotation_killed_after_any_step_comes_to_its_end() {
+        for killed in 0..12 {
+            let mut world = World::default();
+            let mut steps = Vec::new();
+            for at in 0..60 {
+                let wanted = world.rotations == 0;
+                match world.step(wanted, false) {
+                    Some(step) => steps.push(step),
+                    None => break,
+                }
+                world.check();
+                if at == killed {
+                    world.crash();
+                }
+            }
+            assert_eq!(
+                (world.rotations, world.held()),
+                (1, Held::default()),
+                "killed after {killed}: {steps:?}"
+            );
+            assert_eq!(world.edge.active, world.disk.active);
+            assert_eq!(world.edge.pending, None);
+        }
+    }
+
+    quickcheck! {
+        // Every choice: whether it crashes after the step, whether the answer is lost, and whether a rotation is wanted.
+        fn whatever_is_lost_one_credential_is_always_accepted(choices: Vec<(bool, bool, bool)>) -> bool {
+            let mut world = World::default();
+            for (crash, lost, wanted) in choices {
+                world.step(wanted, lost);
+                world.check();
+                if crash {
+                    world.crash();
+                }
+            }
+            for _ in 0..40 {
+                let wanted = world.rotations == 0;
+                world.step(wanted, false);
+                world.check();
+            }
+            // A key that was made and not asked for may stay: the next rotation takes it.
+            world.disk.pending.is_none() && world.edge.active == world.disk.active && world.rotations > 0
+        }
+    }
+}
