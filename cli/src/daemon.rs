@@ -3,6 +3,7 @@
 //! Owns exit codes and printing; leaves everything else to the tiers' crates. Invariant: this process never
 //! outlives a parent that asked for it with `--parent-pipe`.
 
+mod hardware;
 mod report;
 
 use std::{
@@ -23,7 +24,7 @@ use crate::{
     secrets,
 };
 
-use report::{checks, plain, print_object};
+use report::{checks, print_object};
 
 /// The file of a tier when no other is named.
 pub(crate) fn default_file(tier: &str) -> PathBuf {
@@ -175,9 +176,7 @@ pub(crate) fn node(args: NodeArgs) -> Outcome {
     match args.verb {
         None if args.preflight => {
             let found = tier::preflight(&config).map_err(ending)?;
-            let gpus = if found.gpus.is_empty() { "none".to_owned() } else { found.gpus.join(", ") };
-            let driver = found.driver_version.as_deref().unwrap_or("none");
-            put(&format!("accelerator  {}\ngpus         {gpus}\ndriver       {driver}\n", found.accelerator));
+            put(&hardware::found(&found));
             Ok(())
         }
         None => {
@@ -207,7 +206,7 @@ pub(crate) fn node(args: NodeArgs) -> Outcome {
             if flags.output.is_json() {
                 return print_object(&status, flags.output);
             }
-            put(&plain(&status));
+            put(&hardware::status(status));
             Ok(())
         }
     }

@@ -113,12 +113,17 @@ fn example(file: &str) -> BTreeMap<String, String> {
     keys
 }
 
+/// Tables whose keys are the operator's own.
+const NAMED_BY_HAND: [&str; 3] = ["node.labels", "node.fabric_labels", "artifacts.roots"];
+
 fn flatten(path: &str, table: &toml::Table, keys: &mut BTreeMap<String, String>) {
     for (key, value) in table {
         let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
         match value {
-            // Labels are named by whoever writes the file.
-            toml::Value::Table(_) if path == "node.labels" => drop(keys.insert(path, String::new())),
+            // Labels and roots are named by whoever writes the file.
+            toml::Value::Table(_) if NAMED_BY_HAND.contains(&path.as_str()) => {
+                drop(keys.insert(path, String::new()))
+            }
             toml::Value::Table(inner) => flatten(&path, inner, keys),
             toml::Value::Array(items) if items.iter().all(toml::Value::is_table) && !items.is_empty() => {
                 items.iter().for_each(|item| flatten(&path, item.as_table().unwrap(), keys));

@@ -20,10 +20,11 @@ use crate::{
         edge::Edge,
         engines::{self, Engines},
         gpu::Gpus,
-        process,
+        places, process,
         relay::Relay,
         reports::Reports,
         state::State,
+        watch::Watch,
     },
 };
 
@@ -60,6 +61,7 @@ pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, StartError> {
 async fn agent(config: Config) -> Result<(), StartError> {
     // From here on a signal ends the agent in order, not at once.
     let mut signals = Signals::take()?;
+    let volatile = places::check(&config)?;
     let state = Arc::new(State::open(&config.state_dir)?);
     let identity = state.identity()?.map(Arc::new).ok_or_else(|| {
         StartError::Refused(format!(
@@ -67,7 +69,7 @@ async fn agent(config: Config) -> Result<(), StartError> {
             config.state_dir.display()
         ))
     })?;
-    let gpus = Gpus::start(config.accelerator);
+    let gpus = Gpus::start(config.accelerator, config.nvml_library.as_deref());
     let found = preflight::check(config.accelerator, &gpus).await?;
     let socket = LocalListener::bind(&config.socket)?;
 
@@ -80,9 +82,12 @@ async fn agent(config: Config) -> Result<(), StartError> {
         tokio::spawn(reap(children));
     }
     let relay = Arc::new(Relay::new(Arc::clone(&identity), Arc::clone(&engines)));
+    let watch = Arc::new(Watch::new(&config, Arc::clone(&engines), Arc::clone(&state), gpus, found));
+    tokio::spawn(Arc::clone(&watch).run());
     let reports =
-        Reports::new(&config, Arc::clone(&identity), Arc::clone(&engines), Arc::clone(&state), gpus, &found);
+        Reports::new(&config, Arc::clone(&identity), Arc::clone(&engines), Arc::clone(&state), watch);
     let reports = Arc::new(reports);
+    reports.set_problem("STATE_NOT_DURABLE", volatile);
     let credentials = Arc::new(Credentials::open(&state, (*identity).clone())?);
     let edge = Edge::new(
         Arc::clone(&credentials),

@@ -38,6 +38,14 @@ pub struct Config {
     pub labels: BTreeMap<String, String>,
     /// Which accelerators must be there.
     pub accelerator: Accelerator,
+    /// NVIDIA's management library, where it is not where the driver puts it.
+    pub nvml_library: Option<PathBuf>,
+    /// Which fabric this host hangs on: for placement, told with the inventory.
+    pub fabric_labels: BTreeMap<String, String>,
+    /// The state directory may be one that the next boot or container empties.
+    pub allow_volatile_state: bool,
+    /// Where models are kept.
+    pub artifacts: Artifacts,
     /// Engines of kind `sim` are allowed.
     pub allow_sim: bool,
     /// The local socket, mode 0600.
@@ -52,6 +60,15 @@ pub struct Config {
     pub drain: Duration,
     /// Engines that this node declares.
     pub engines: Vec<EngineConfig>,
+}
+
+/// Where models are kept, and where they wait until they are checked.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Artifacts {
+    /// On the same file system as every root: what is checked goes there in one rename.
+    pub quarantine: Option<PathBuf>,
+    /// By name: paths never travel.
+    pub roots: BTreeMap<String, PathBuf>,
 }
 
 /// One `[[engine]]`.

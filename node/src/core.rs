@@ -3,6 +3,7 @@
 //! Owns the engines' states, the node's identity rules and its sequences; leaves sockets, files and processes to
 //! `shell`. Invariant: nothing here can block or fail for a reason outside its arguments.
 
+pub(crate) mod gpus;
 pub(crate) mod identity;
 pub(crate) mod inventory;
 pub(crate) mod process_tree;
@@ -10,4 +11,5 @@ pub(crate) mod rotation;
 pub(crate) mod sequence;
 pub(crate) mod supervisor;
 pub(crate) mod tail;
+pub(crate) mod telemetry;
 pub(crate) mod usage;

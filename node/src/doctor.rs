@@ -3,7 +3,7 @@
 //! Owns the steps and their remedies; leaves each look to the part that also works with it. Invariant: it changes
 //! nothing, takes no lock, and never enrolls; while an agent runs it does not disturb its connection.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use umbel_contracts::daemon::Check;
 use umbel_wire::{
@@ -22,7 +22,7 @@ use crate::{
         edge::{instance, target},
         engine_http::{Place, Pool},
         gpu::Gpus,
-        host,
+        places,
         state::State,
     },
 };
@@ -48,7 +48,7 @@ pub fn doctor(config: &Config) -> Vec<Check> {
 }
 
 async fn examine(config: &Config) -> Vec<Check> {
-    let mut checks = vec![state_dir(&config.state_dir), accelerators(config).await];
+    let mut checks = vec![state_dir(config), artifacts(config), accelerators(config).await];
     for engine in &config.engines {
         let name = format!("engine {}", engine.name);
         let examined = match &engine.source {
@@ -100,8 +100,16 @@ async fn examine(config: &Config) -> Vec<Check> {
     checks
 }
 
-fn state_dir(folder: &Path) -> Check {
+fn artifacts(config: &Config) -> Check {
+    match places::artifacts(config) {
+        Ok(()) => Check::passed("artifacts", format!("{} roots", config.artifacts.roots.len())),
+        Err(wrong) => Check::failed("artifacts", wrong.says, wrong.remedy),
+    }
+}
+
+fn state_dir(config: &Config) -> Check {
     let name = "state";
+    let folder = config.state_dir.as_path();
     let shown = folder.display();
     match std::fs::metadata(folder) {
         Err(error) => {
@@ -120,20 +128,26 @@ fn state_dir(folder: &Path) -> Check {
                 "run as its owner, or chown it",
             )
         }
-        Ok(_) => match host::is_not_durable(folder) {
-            Some(why) => {
-                Check::failed(name, format!("{shown} {why}"), "set node.state_dir to a directory on a disk")
-            }
-            None => Check::passed(name, shown.to_string()),
+        Ok(_) => match places::state(config) {
+            Err(wrong) => Check::failed(name, wrong.says, wrong.remedy),
+            Ok(Some(why)) => Check::passed(name, format!("{shown}: {why}")),
+            Ok(None) => Check::passed(name, shown.to_string()),
         },
     }
 }
 
 async fn accelerators(config: &Config) -> Check {
-    let gpus = Gpus::start(config.accelerator);
+    let gpus = Gpus::start(config.accelerator, config.nvml_library.as_deref());
     match preflight::check(config.accelerator, &gpus).await {
         Ok(_) if !gpus.are_wanted() => Check::passed("preflight", "no GPU is required, and none is in use"),
-        Ok(found) => Check::passed("preflight", format!("{} GPUs", found.gpus.len())),
+        Ok((_, found)) if found.unreadable.is_empty() => {
+            Check::passed("preflight", format!("{} GPUs", found.seen.len()))
+        }
+        Ok((_, found)) => Check::failed(
+            "preflight",
+            found.unreadable.join("; "),
+            "check `nvidia-smi` and `dmesg`; the other GPUs work",
+        ),
         Err(StartError::Preflight { code, message }) => Check::failed("preflight", code, message),
         Err(error) => Check::failed("preflight", error.to_string(), "see the message"),
     }
@@ -217,6 +231,8 @@ async fn connection(state: &State, identity: &Identity, checks: &mut Vec<Check>)
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     fn config(text: &str, folder: &Path) -> Config {

@@ -28,7 +28,7 @@ use crate::{
     shell::{
         edge::{instance, server_name, step},
         gpu::Gpus,
-        host,
+        host, places,
         state::{self, State},
     },
 };
@@ -62,6 +62,7 @@ pub fn enroll(config: &Config, token: &str) -> Result<Enrolled, StartError> {
                 .into(),
         ));
     }
+    places::check(config)?;
     let state = State::open(&config.state_dir)?;
     let present = state.identity()?;
     match (joining(present.as_ref(), token.edge_id.as_str()), present) {
@@ -71,7 +72,8 @@ pub fn enroll(config: &Config, token: &str) -> Result<Enrolled, StartError> {
     }
     let runtime = crate::app::runtime()?;
     let result = runtime.block_on(async {
-        preflight::check(config.accelerator, &Gpus::start(config.accelerator)).await?;
+        let gpus = Gpus::start(config.accelerator, config.nvml_library.as_deref());
+        preflight::check(config.accelerator, &gpus).await?;
         join(config, &state, &token).await
     });
     runtime.shutdown_background();

@@ -17,9 +17,9 @@ mod shell;
 mod status;
 
 pub use app::run;
-pub use config::{Accelerator, Config, EngineConfig, EngineSource};
+pub use config::{Accelerator, Artifacts, Config, EngineConfig, EngineSource};
 pub use doctor::doctor;
 pub use enroll::{Enrolled, enroll};
-pub use preflight::{Preflight, preflight};
+pub use preflight::{Preflight, PreflightGpu, preflight};
 pub use status::status;
 pub use umbel_contracts::daemon::{Check, StartError};

@@ -16,7 +16,9 @@ const ANSWER_MAX: u64 = 8 * 1024 * 1024;
 
 /// Asks the agent behind `socket`. The object has `node_id`, `name`, `edge_id`, `agent_version`,
 /// `credential_not_after`, `connection` (`state`: `connecting`, `connected` or `draining`; `generation`, `since`,
-/// `last_error`), `accelerator`, `gpus`, `engines`, `streams_in_flight`, `settings_version` and `problems`.
+/// `last_error`), `accelerator`, `driver_version`, `cuda_version`, `inventory_complete` and why not, `host` (processors,
+/// load, memory, storage), `gpus` (facts, figures and their `age_ms`, `state` `ok` or `lost`), `engines`,
+/// `streams_in_flight`, `settings_version` and `problems`.
 ///
 /// # Errors
 /// [`StartError::Unreachable`] when no agent listens there, [`StartError::Failed`] when its answer cannot be used.

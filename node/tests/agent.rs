@@ -42,7 +42,7 @@ impl Folder {
     pub(crate) fn with(engines: &str, more: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let text = format!(
-            "[node]\nname = \"test\"\nstate_dir = \"state\"\naccelerator = \"cpu\"\nallow_sim = true\n{more}\n{engines}"
+            "[node]\nname = \"test\"\nstate_dir = \"state\"\naccelerator = \"cpu\"\nallow_sim = true\nallow_volatile_state = true\n{more}\n{engines}"
         );
         std::fs::write(folder.path().join("node.toml"), text).unwrap();
         Self { folder }

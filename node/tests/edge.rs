@@ -19,6 +19,7 @@ use umbel_contracts::{
         DeclaredEngine, EngineState, EngineStatus, Header, InferenceEnd, InferenceHead, InferenceOpen,
         InferenceOutcome, NodeEngines, NodeEnrollRequest, NodeEnrollResponse, NodeHeartbeat,
         NodeHeartbeatAck, NodeHelloRequest, NodeHelloResponse, NodeInventory, NodeLeases, NodeLeasesAck,
+        NodeTelemetry,
     },
 };
 use umbel_wire::{
@@ -43,7 +44,11 @@ pub(crate) struct Heard {
     pub(crate) enrollments: Vec<NodeEnrollRequest>,
     pub(crate) inventories: Vec<NodeInventory>,
     pub(crate) leases: Vec<NodeLeases>,
+    pub(crate) telemetries: Vec<NodeTelemetry>,
     pub(crate) heartbeats: usize,
+    /// The newest, and when each was observed.
+    pub(crate) heartbeat: NodeHeartbeat,
+    pub(crate) beats_unix_ms: Vec<i64>,
     pub(crate) engines: Vec<EngineStatus>,
     pub(crate) goaways: usize,
     /// Every state that an engine was reported in, with its restarts.
@@ -61,6 +66,8 @@ struct Inner {
     lose_answers: AtomicUsize,
     /// Hellos are refused as from a revoked node.
     revoked: AtomicBool,
+    /// The highest sequence numbers that it knows, of inventories and of telemetry.
+    cursors: (AtomicU64, AtomicU64),
 }
 
 /// A running edge.
@@ -91,6 +98,7 @@ impl Edge {
             connection: Mutex::new(None),
             lose_answers: AtomicUsize::new(0),
             revoked: AtomicBool::new(false),
+            cursors: Default::default(),
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -145,6 +153,12 @@ impl Edge {
 
     pub(crate) fn lose_answers(&self, count: usize) {
         self.inner.lose_answers.store(count, Ordering::SeqCst);
+    }
+
+    /// It has seen reports up to these numbers.
+    pub(crate) fn set_cursors(&self, inventory: u64, telemetry: u64) {
+        self.inner.cursors.0.store(inventory, Ordering::SeqCst);
+        self.inner.cursors.1.store(telemetry, Ordering::SeqCst);
     }
 
     pub(crate) fn revoke(&self, revoked: bool) {
@@ -360,7 +374,10 @@ impl Inner {
         }
         let hello: NodeHelloRequest = bounds::decode(&newcomer.hello().payload).unwrap();
         assert!(newcomer.certificate().is_some());
-        let cursor = hello.inventory_sequence;
+        let (inventory, telemetry) = (&self.cursors.0, &self.cursors.1);
+        inventory.fetch_max(hello.inventory_sequence, Ordering::SeqCst);
+        telemetry.fetch_max(hello.telemetry_sequence, Ordering::SeqCst);
+        let (inventory, telemetry) = (inventory.load(Ordering::SeqCst), telemetry.load(Ordering::SeqCst));
         let statuses: Vec<DeclaredEngine> = hello.engines.clone();
         {
             let mut heard = self.heard.lock().unwrap();
@@ -370,12 +387,17 @@ impl Inner {
         let response = NodeHelloResponse {
             edge_id: EDGE.into(),
             name: "gpu-1".into(),
-            inventory_sequence: cursor,
+            inventory_sequence: inventory,
+            telemetry_sequence: telemetry,
             ..NodeHelloResponse::default()
         };
         let welcome = WelcomeOut {
             generation: Generation(self.generation.fetch_add(1, Ordering::SeqCst) + 1),
-            intervals: Intervals { heartbeat: Duration::from_millis(200), ..Intervals::default() },
+            intervals: Intervals {
+                heartbeat: Duration::from_millis(200),
+                telemetry: Duration::from_secs(1),
+                ..Intervals::default()
+            },
             payload: response.encode_to_vec(),
             ..WelcomeOut::default()
         };
@@ -414,7 +436,9 @@ impl Handler for Ear {
             method::NODE_HEARTBEAT => {
                 let heartbeat = bounds::decode::<NodeHeartbeat>(&request.payload).unwrap();
                 heard.heartbeats += 1;
-                heard.note(heartbeat.engines);
+                heard.beats_unix_ms.push(heartbeat.observed_at_unix_ms);
+                heard.note(heartbeat.engines.clone());
+                heard.heartbeat = heartbeat;
                 request.respond(Ok(NodeHeartbeatAck::default().encode_to_vec()));
             }
             _ => panic!("method {}", request.method),
@@ -431,6 +455,7 @@ impl Handler for Ear {
         let mut heard = self.0.heard.lock().unwrap();
         match number {
             event::NODE_INVENTORY => heard.inventories.push(bounds::decode(payload)?),
+            event::NODE_TELEMETRY => heard.telemetries.push(bounds::decode(payload)?),
             event::NODE_ENGINES => heard.note(bounds::decode::<NodeEngines>(payload)?.engines),
             _ => panic!("event {number}"),
         }

@@ -7,5 +7,6 @@ pub mod engine;
 pub mod fault_proxy;
 pub mod fleet;
 pub mod http;
+pub mod nvml_stub;
 pub mod peer;
 pub mod wait;

@@ -133,6 +133,8 @@ name = "{name}"
 state_dir = {state}
 accelerator = "cpu"
 allow_sim = {allow_sim}
+# A site for trying things out may lie in memory or in a container.
+allow_volatile_state = true
 
 {programs}
 [log]

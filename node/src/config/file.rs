@@ -13,7 +13,7 @@ use serde::Deserialize;
 use umbel_contracts::config::{ConfigError, ConfigFile, HumanDuration, LogFormat};
 
 use super::{
-    Accelerator, Config, EngineConfig,
+    Accelerator, Artifacts, Config, EngineConfig,
     engine::{Checker, Engine},
 };
 
@@ -25,6 +25,10 @@ const LABEL_VALUE_MAX: usize = 256;
 /// Bytes of all names, models and aliases together, and of all labels: they travel in one hello of at most 60 KiB.
 const NAMES_MAX: usize = 16 * 1024;
 const LABELS_BYTES_MAX: usize = 8 * 1024;
+/// Artifact roots: with the two below, a report has at most 32.
+const ROOTS_MAX: usize = 30;
+/// Names of roots that are reported beside them.
+const RESERVED_ROOTS: [&str; 2] = ["state", "quarantine"];
 /// A path that `bind` takes for a Unix socket (`sun_path` less its end).
 const SOCKET_PATH_MAX: usize = 107;
 
@@ -36,6 +40,8 @@ struct File {
     listen: Listen,
     #[serde(default)]
     programs: Programs,
+    #[serde(default)]
+    artifacts: ArtifactsTable,
     #[serde(default)]
     log: Log,
     #[serde(default)]
@@ -55,6 +61,11 @@ struct Node {
     labels: BTreeMap<String, String>,
     #[serde(default)]
     accelerator: AcceleratorWord,
+    nvml_library: Option<PathBuf>,
+    #[serde(default)]
+    fabric_labels: BTreeMap<String, String>,
+    #[serde(default)]
+    allow_volatile_state: bool,
     #[serde(default)]
     allow_sim: bool,
 }
@@ -86,6 +97,14 @@ struct Programs {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields)]
+struct ArtifactsTable {
+    quarantine: Option<PathBuf>,
+    #[serde(default)]
+    roots: BTreeMap<String, PathBuf>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields)]
 struct Log {
     level: Option<String>,
     #[serde(default)]
@@ -108,7 +127,9 @@ pub(super) fn check(source: &ConfigFile) -> Result<Config, ConfigError> {
         return Err(source.error("node.state_dir", "is empty: name a directory that outlives restarts"));
     }
     let state_dir = path(&file.node.state_dir);
-    check_labels(source, &file.node.labels)?;
+    check_labels(source, "node.labels", &file.node.labels)?;
+    check_labels(source, "node.fabric_labels", &file.node.fabric_labels)?;
+    let artifacts = check_artifacts(source, file.artifacts, &path)?;
     if file.node.name.len() > 63 || file.node.name.chars().any(char::is_control) {
         return Err(source.error("node.name", "is longer than 63 characters or has control characters"));
     }
@@ -151,6 +172,10 @@ pub(super) fn check(source: &ConfigFile) -> Result<Config, ConfigError> {
             AcceleratorWord::Nvidia => Accelerator::Nvidia,
             AcceleratorWord::Cpu => Accelerator::Cpu,
         },
+        nvml_library: file.node.nvml_library.as_deref().map(path),
+        fabric_labels: file.node.fabric_labels,
+        allow_volatile_state: file.node.allow_volatile_state,
+        artifacts,
         allow_sim: file.node.allow_sim,
         socket,
         llama_server: file.programs.llama_server.as_deref().map(path),
@@ -161,15 +186,48 @@ pub(super) fn check(source: &ConfigFile) -> Result<Config, ConfigError> {
     })
 }
 
-fn check_labels(source: &ConfigFile, labels: &BTreeMap<String, String>) -> Result<(), ConfigError> {
+fn check_artifacts(
+    source: &ConfigFile,
+    table: ArtifactsTable,
+    path: &impl Fn(&Path) -> PathBuf,
+) -> Result<Artifacts, ConfigError> {
+    if table.roots.len() > ROOTS_MAX {
+        return Err(source.error("artifacts.roots", format!("there are more than {ROOTS_MAX}")));
+    }
+    for name in table.roots.keys() {
+        let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+        if name.is_empty()
+            || name.len() > 63
+            || !name.chars().all(fits)
+            || RESERVED_ROOTS.contains(&name.as_str())
+        {
+            let says = "a root's name has 1 to 63 lower-case letters, digits and '-', and is not state or quarantine";
+            return Err(source.error(&format!("artifacts.roots.{name}"), says));
+        }
+    }
+    if table.quarantine.is_none() && !table.roots.is_empty() {
+        return Err(source.error(
+            "artifacts.roots",
+            "needs artifacts.quarantine: what is fetched waits there until it is checked",
+        ));
+    }
+    Ok(Artifacts {
+        quarantine: table.quarantine.as_deref().map(path),
+        roots: table.roots.iter().map(|(name, root)| (name.clone(), path(root))).collect(),
+    })
+}
+
+fn check_labels(
+    source: &ConfigFile,
+    table: &str,
+    labels: &BTreeMap<String, String>,
+) -> Result<(), ConfigError> {
     let bytes: usize = labels.iter().map(|(name, value)| name.len() + value.len()).sum();
     if labels.len() > LABELS_MAX || bytes > LABELS_BYTES_MAX {
-        return Err(
-            source.error("node.labels", format!("there are more than {LABELS_MAX}, or more than 8 KiB"))
-        );
+        return Err(source.error(table, format!("there are more than {LABELS_MAX}, or more than 8 KiB")));
     }
     for (name, value) in labels {
-        let key = format!("node.labels.{name}");
+        let key = format!("{table}.{name}");
         if name.is_empty()
             || name.len() > 63
             || !name.chars().all(|c| c.is_ascii_alphanumeric() || "-_./".contains(c))

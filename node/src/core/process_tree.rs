@@ -108,9 +108,66 @@ impl Family {
     }
 }
 
+/// Longest way up that is followed from a process to an engine.
+const ANCESTORS: usize = 64;
+
+/// An engine's first process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Leader {
+    /// The engine's name.
+    pub(crate) engine: String,
+    pub(crate) id: ProcessId,
+    pub(crate) start: StartTime,
+    /// Stands in the environment of all that it starts.
+    pub(crate) nonce: String,
+}
+
+/// The engine that a process belongs to. `facts` says what is known of a process, `marked` whether it carries a nonce;
+/// that is asked only where nothing else decides.
+pub(crate) fn owner(
+    id: ProcessId,
+    leaders: &[Leader],
+    facts: impl Fn(ProcessId) -> Option<ProcessFacts>,
+    marked: impl Fn(ProcessId, &str) -> bool,
+) -> Option<&str> {
+    let mut at = id;
+    for _ in 0..ANCESTORS {
+        let Some(now) = facts(at) else { break };
+        let is_of = |leader: &&Leader| {
+            let itself = now.id == leader.id && now.start == leader.start;
+            let group = now.group == leader.id || now.session == leader.id;
+            itself || (group && now.start >= leader.start)
+        };
+        if let Some(leader) = leaders.iter().find(is_of) {
+            return Some(&leader.engine);
+        }
+        if now.parent.0 <= 1 {
+            break;
+        }
+        at = now.parent;
+    }
+    leaders.iter().find(|leader| marked(id, &leader.nonce)).map(|leader| leader.engine.as_str())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_owner_is_found_up_the_tree_by_group_or_by_nonce() {
+        let all =
+            [process(1, 0, 1, 0), process(20, 10, 20, 50), process(21, 20, 20, 51), process(22, 21, 22, 52)];
+        let stray = [process(30, 1, 30, 60), process(31, 1, 20, 40), process(32, 1, 20, 70)];
+        let facts = |id| all.iter().chain(&stray).find(|facts| facts.id == id).copied();
+        let leader =
+            Leader { engine: "chat".into(), id: ProcessId(20), start: StartTime(50), nonce: "n".into() };
+        let leaders = [leader];
+        let owner_of = |id| owner(ProcessId(id), &leaders, facts, |id, nonce| id.0 == 30 && nonce == "n");
+        assert_eq!([20, 21, 22].map(owner_of), [Some("chat"); 3]);
+        assert_eq!(owner_of(30), Some("chat"), "by its nonce");
+        assert_eq!(owner_of(32), Some("chat"), "by its group");
+        assert_eq!((owner_of(31), owner_of(1), owner_of(99)), (None, None, None));
+    }
 
     fn process(id: i32, parent: i32, group: i32, start: u64) -> ProcessFacts {
         ProcessFacts {

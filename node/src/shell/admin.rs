@@ -11,10 +11,13 @@ use tokio::{
     net::UnixStream,
     sync::Semaphore,
 };
-use umbel_contracts::daemon::LocalListener;
+use umbel_contracts::{
+    daemon::LocalListener,
+    proto::node::{NodeInventory, NodeTelemetry},
+};
 
 use crate::{
-    core::identity::Identity,
+    core::{gpus::Shown, identity::Identity},
     shell::{credential::Credentials, edge::Edge, engines::Engines, relay::Relay, reports::Reports},
 };
 
@@ -84,12 +87,9 @@ async fn answer(mut stream: UnixStream, admin: &Admin) -> io::Result<()> {
 
 impl Admin {
     fn status(&self) -> Value {
-        let inventory = self.reports.inventory();
-        let gpus: Vec<Value> = inventory
-            .gpus
-            .iter()
-            .map(|gpu| json!({ "uuid": gpu.uuid, "name": gpu.name, "memory_bytes": gpu.memory_bytes, "index": gpu.index }))
-            .collect();
+        let inventory = self.reports.watch().inventory();
+        let telemetry = self.reports.watch().telemetry();
+        let gpus: Vec<Value> = self.reports.watch().shown().iter().map(gpu).collect();
         let engines: Vec<Value> = self
             .engines
             .list()
@@ -146,6 +146,11 @@ impl Admin {
                 "last_error": last_error,
             },
             "accelerator": inventory.accelerator_mode,
+            "driver_version": said(&inventory.driver_version),
+            "cuda_version": said(&inventory.cuda_version),
+            "inventory_complete": inventory.complete,
+            "inventory_incomplete_reason": said(&inventory.incomplete_reason),
+            "host": host(&inventory, &telemetry),
             "gpus": gpus,
             "engines": engines,
             "streams_in_flight": self.relay.in_flight(),
@@ -153,6 +158,72 @@ impl Admin {
             "problems": problems,
         })
     }
+}
+
+/// Processors, memory and disks.
+fn host(inventory: &NodeInventory, telemetry: &NodeTelemetry) -> Value {
+    let free =
+        |name: &str| telemetry.storage.iter().find(|root| root.name == name).map(|root| root.free_bytes);
+    let storage: Vec<Value> = inventory
+        .storage
+        .iter()
+        .map(|root| json!({ "name": root.name, "total_bytes": root.total_bytes, "free_bytes": free(&root.name) }))
+        .collect();
+    json!({
+        "cpu_count": inventory.cpu_count,
+        "load_1m": f64::from(telemetry.load_1m_milli) / 1000.0,
+        "memory_bytes": inventory.memory_bytes,
+        "memory_used_bytes": telemetry.memory_used_bytes,
+        "storage": storage,
+    })
+}
+
+/// A GPU: what it is, what it does, how old that is. A figure that the driver does not give is null.
+fn gpu(shown: &Shown) -> Value {
+    let (facts, figures) = (&shown.facts, &shown.telemetry);
+    let instances: Vec<Value> = facts
+        .mig_instances
+        .iter()
+        .map(|mig| json!({ "uuid": mig.uuid, "profile": mig.profile, "memory_bytes": mig.memory_bytes }))
+        .collect();
+    let engines: Vec<Value> = figures
+        .engines
+        .iter()
+        .map(|memory| json!({ "engine": memory.engine, "memory_bytes": memory.bytes }))
+        .collect();
+    json!({
+        "uuid": facts.uuid,
+        "name": facts.name,
+        "index": facts.index,
+        "pci_address": facts.pci_address,
+        "memory_bytes": facts.memory_bytes,
+        "memory_is_host": facts.memory_is_host,
+        "compute_capability": said(&facts.compute_capability),
+        "fabric_cluster": said(&facts.fabric_cluster),
+        "fabric_clique": facts.fabric_clique,
+        "mig_enabled": facts.mig_enabled,
+        "mig_instances": instances,
+        "state": if figures.lost { "lost" } else { "ok" },
+        "lost_since": shown.lost_since_unix_ms.and_then(when),
+        "seen_at": (shown.seen_unix_ms > 0).then(|| when(shown.seen_unix_ms)).flatten(),
+        "age_ms": figures.age_ms,
+        "utilization_percent": figures.utilization_percent,
+        "memory_used_bytes": figures.memory_used_bytes,
+        "temperature_celsius": figures.temperature_celsius,
+        "power_milliwatts": figures.power_milliwatts,
+        "sm_clock_mhz": figures.sm_clock_mhz,
+        "memory_clock_mhz": figures.memory_clock_mhz,
+        "throttle_reasons": figures.throttle_reasons,
+        "ecc_corrected": figures.ecc_corrected,
+        "ecc_uncorrected": figures.ecc_uncorrected,
+        "xid_count": figures.xid_count,
+        "xid_last": figures.xid_last,
+        "engines": engines,
+    })
+}
+
+fn said(text: &str) -> Option<&str> {
+    (!text.is_empty()).then_some(text)
 }
 
 /// A time as the operator's objects have it.

@@ -217,7 +217,7 @@ impl DialRole for Edge {
         }
         let own =
             self.own.upgrade().ok_or_else(|| Error::new(Code::Unavailable, "STOPPING", "the agent stops"))?;
-        self.reports.raise(hello.inventory_sequence);
+        self.reports.raise(hello.inventory_sequence, hello.telemetry_sequence);
         let generation = connection.generation();
         tracing::info!(edge = %hello.edge_id, %generation, protocol = welcome.protocol, "connected to the edge");
         {
@@ -333,7 +333,11 @@ impl Handler for Taker {
 
     fn on_ack(&self, _connection: &Connection, number: u32, _key: &str, result: Result<(), Error>) {
         if let Err(error) = result {
-            let what = if number == event::NODE_INVENTORY { "inventory" } else { "event" };
+            let what = match number {
+                event::NODE_INVENTORY => "inventory",
+                event::NODE_TELEMETRY => "telemetry",
+                _ => "event",
+            };
             tracing::warn!(code = error.code.name(), reason = %error.reason, "the edge refused the node's {what}");
         }
     }

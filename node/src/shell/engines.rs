@@ -21,7 +21,7 @@ use umbel_wire::clock::Wall;
 
 use crate::{
     config::{Accelerator, Config, EngineConfig, EngineSource},
-    core::supervisor::State,
+    core::{process_tree::Leader, supervisor::State},
     engines::sim::Sim,
     shell::{engine_http::Pool, state},
 };
@@ -69,6 +69,8 @@ pub(crate) struct View {
 struct Shared {
     view: View,
     route: Option<Arc<Route>>,
+    /// Its process, from the start until nothing of it is left.
+    leader: Option<Leader>,
 }
 
 /// One engine of the node's file.
@@ -219,7 +221,7 @@ impl Engines {
                 };
                 let engine = Arc::new(Engine {
                     config: engine.clone(),
-                    shared: Mutex::new(Shared { view, route: None }),
+                    shared: Mutex::new(Shared { view, route: None, leader: None }),
                     in_flight: AtomicU32::new(0),
                     node_drains: Arc::clone(&node_drains),
                     idle: Notify::new(),
@@ -243,6 +245,11 @@ impl Engines {
 
     pub(crate) fn by_name(&self, name: &str) -> Option<&Arc<Engine>> {
         self.list.iter().find(|engine| engine.config.name == name)
+    }
+
+    /// The processes of the engines that have one.
+    pub(crate) fn leaders(&self) -> Vec<Leader> {
+        self.list.iter().filter_map(|engine| engine.lock().leader.clone()).collect()
     }
 
     /// Changes whenever an engine's state or cause does.

@@ -1,22 +1,34 @@
 //! The host's GPUs through NVIDIA's management library, loaded at run time.
 //!
-//! Owns the library and the thread that alone may call it (its calls can hang in the driver); leaves what a mode
-//! asks for to `preflight`. Invariant: what cannot be read is a fault or absent, never a zero or an empty success.
+//! Owns the thread that alone may call it and the questions to it; leaves the calls to `driver`, what a mode asks for to
+//! `preflight`, and what becomes of a sweep to `core/gpus`. Invariant: at most one question is out and at most one
+//! thread can hang in the driver, and nobody waits for it longer than he said.
 
 use std::{
-    path::Path,
-    sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
-    time::Duration,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
+    time::{Duration, Instant},
 };
 
-use nvml_wrapper::{Device, Nvml, enum_wrappers::device::TemperatureSensor, error::NvmlError};
-use tokio::sync::oneshot;
-use umbel_contracts::proto::node::Gpu;
+use nvml_wrapper::Nvml;
+use tokio::sync::Notify;
 
-use crate::{config::Accelerator, core::inventory::GpuFacts};
+use crate::{config::Accelerator, core::gpus::Sweep};
 
-/// A look that takes longer hangs.
+mod driver;
+mod fabric;
+
+/// The library's name where the file says no other: the one that comes with the driver, not the one of a toolkit.
+const LIBRARY: &str = "libnvidia-ml.so.1";
+/// A first look that takes longer hangs.
 pub(crate) const LIMIT: Duration = Duration::from_secs(10);
+/// A driver in trouble is closed and opened again this often: a GPU that was reset is only seen then, and repeated
+/// opening has hung on real drivers.
+const REOPEN: Duration = Duration::from_secs(60);
 
 /// Why the GPUs cannot be told.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,7 +37,7 @@ pub(crate) enum Fault {
     Unavailable(String),
     /// The library sees no GPU.
     NoDevice,
-    /// A GPU gives no figures.
+    /// No GPU gives figures.
     NoTelemetry(String),
 }
 
@@ -33,34 +45,62 @@ impl std::fmt::Display for Fault {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Unavailable(why) => write!(f, "NVIDIA_NVML_UNAVAILABLE: {why}"),
-            Self::NoDevice => f.write_str("NVIDIA_DEVICE_NOT_FOUND"),
+            Self::NoDevice => f.write_str("NVIDIA_DEVICE_NOT_FOUND: the driver shows no GPU"),
             Self::NoTelemetry(why) => write!(f, "NVIDIA_TELEMETRY_UNAVAILABLE: {why}"),
         }
     }
 }
 
-type Answer = oneshot::Sender<Result<GpuFacts, Fault>>;
+/// One pass over the driver, and when it ended.
+type Pass = (Instant, Result<Sweep, Fault>);
+
+/// Where the thread lays its answer down.
+#[derive(Debug, Default)]
+struct Desk {
+    answer: Mutex<Option<Pass>>,
+    /// A question is with the thread.
+    out: AtomicBool,
+    told: Notify,
+}
+
+impl Desk {
+    fn put(&self, result: Result<Sweep, Fault>) {
+        *self.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), result));
+        self.out.store(false, Ordering::Release);
+        self.told.notify_one();
+    }
+
+    fn take(&self) -> Option<Pass> {
+        self.answer.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
 
 /// Asks the thread that owns the library.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Gpus {
     /// Nothing: this host needs none.
-    asks: Option<SyncSender<Answer>>,
+    asks: Option<SyncSender<Vec<String>>>,
+    desk: Arc<Desk>,
 }
 
 impl Gpus {
-    /// Starts the thread where the mode and the host call for it.
-    pub(crate) fn start(mode: Accelerator) -> Self {
+    /// Starts the thread where the mode and the host call for it. `library`: its path, if not the usual one.
+    pub(crate) fn start(mode: Accelerator, library: Option<&Path>) -> Self {
+        let desk = Arc::new(Desk::default());
         if !is_wanted(mode) {
-            return Self { asks: None };
+            return Self { asks: None, desk };
         }
         let (asks, asked) = sync_channel(1);
-        let started = std::thread::Builder::new().name("nvml".into()).spawn(move || serve(&asked));
-        if let Err(error) = started {
+        let library = library.map_or_else(|| PathBuf::from(LIBRARY), Path::to_owned);
+        let thread = {
+            let desk = Arc::clone(&desk);
+            move || serve(&asked, &library, &desk)
+        };
+        if let Err(error) = std::thread::Builder::new().name("nvml".into()).spawn(thread) {
             tracing::error!(%error, "the thread for GPUs cannot be started");
         }
         // Without the thread the other end is gone, and every question says so.
-        Self { asks: Some(asks) }
+        Self { asks: Some(asks), desk }
     }
 
     /// GPUs are looked for on this host.
@@ -68,24 +108,25 @@ impl Gpus {
         self.asks.is_some()
     }
 
-    /// One look at all GPUs; ends within [`LIMIT`].
-    pub(crate) async fn look(&self) -> Result<GpuFacts, Fault> {
-        let Some(asks) = &self.asks else { return Ok(GpuFacts::default()) };
-        let hangs = || Fault::Unavailable("a call of the driver's library does not return".into());
-        let (answer, told) = oneshot::channel();
-        match asks.try_send(answer) {
-            Ok(()) => {}
-            // The question before this one is still out.
-            Err(TrySendError::Full(_)) => return Err(hangs()),
-            Err(TrySendError::Disconnected(_)) => {
-                return Err(Fault::Unavailable("its thread has ended".into()));
+    /// One pass over all GPUs; `known` are the UUIDs of those that were seen before. Ends after `patience`; an answer
+    /// that comes later is the next one's.
+    pub(crate) async fn sweep(&self, known: Vec<String>, patience: Duration) -> Pass {
+        let Some(asks) = &self.asks else { return (Instant::now(), Ok(Sweep::default())) };
+        let failed = |why: &str| (Instant::now(), Err(Fault::Unavailable(why.into())));
+        if !self.desk.out.swap(true, Ordering::AcqRel) && asks.try_send(known).is_err() {
+            return failed("its thread has ended");
+        }
+        let answer = async {
+            loop {
+                match self.desk.take() {
+                    Some(answer) => return answer,
+                    None => self.desk.told.notified().await,
+                }
             }
-        }
-        match tokio::time::timeout(LIMIT, told).await {
-            Ok(Ok(facts)) => facts,
-            Ok(Err(_)) => Err(Fault::Unavailable("its thread has ended".into())),
-            Err(_) => Err(hangs()),
-        }
+        };
+        tokio::time::timeout(patience, answer)
+            .await
+            .unwrap_or_else(|_| failed("a call of the driver's library does not return"))
     }
 }
 
@@ -96,7 +137,7 @@ fn is_wanted(mode: Accelerator) -> bool {
         Accelerator::Nvidia => true,
         Accelerator::Auto => {
             let visible = std::env::var("NVIDIA_VISIBLE_DEVICES").unwrap_or_default();
-            if matches!(visible.as_str(), "void" | "none") {
+            if is_none(&visible) {
                 return false;
             }
             !visible.is_empty()
@@ -106,80 +147,48 @@ fn is_wanted(mode: Accelerator) -> bool {
     }
 }
 
-fn serve(asked: &Receiver<Answer>) {
-    // Loaded once: repeated loading has hung on real drivers.
-    let mut library = None;
-    while let Ok(answer) = asked.recv() {
-        let facts = match &library {
-            Some(nvml) => facts(nvml),
-            None => match Nvml::init() {
-                Ok(nvml) => facts(library.insert(nvml)),
-                Err(error) => Err(unavailable(&error)),
-            },
-        };
-        // Who asked may have given up.
-        let _ = answer.send(facts);
-    }
+/// Words of NVIDIA's container runtime for no device.
+fn is_none(visible: &str) -> bool {
+    matches!(visible, "void" | "none")
 }
 
-fn unavailable(error: &NvmlError) -> Fault {
-    Fault::Unavailable(match error {
-        NvmlError::LibloadingError(_) | NvmlError::LibraryNotFound => {
-            "libnvidia-ml.so.1 cannot be loaded".into()
+fn serve(asked: &Receiver<Vec<String>>, library: &Path, desk: &Desk) {
+    let mut next = asked.recv().ok();
+    while let Some(known) = next {
+        if std::env::var("NVIDIA_VISIBLE_DEVICES").is_ok_and(|visible| is_none(&visible)) {
+            desk.put(Err(Fault::NoDevice));
+            next = asked.recv().ok();
+            continue;
         }
-        NvmlError::DriverNotLoaded => "the driver is not loaded".into(),
-        NvmlError::LibRmVersionMismatch => {
-            "the driver was updated while it was loaded: reboot the host".into()
-        }
-        other => other.to_string(),
-    })
-}
-
-fn facts(nvml: &Nvml) -> Result<GpuFacts, Fault> {
-    let count = nvml.device_count().map_err(|error| unavailable(&error))?;
-    if count == 0
-        || std::env::var("NVIDIA_VISIBLE_DEVICES")
-            .is_ok_and(|visible| matches!(visible.as_str(), "void" | "none"))
-    {
-        return Err(Fault::NoDevice);
-    }
-    let mut found = GpuFacts {
-        driver_version: nvml.sys_driver_version().unwrap_or_default(),
-        cuda_version: nvml
-            .sys_cuda_driver_version()
-            .map(|version| format!("{}.{}", version / 1000, version % 1000 / 10))
-            .unwrap_or_default(),
-        ..GpuFacts::default()
-    };
-    for index in 0..count {
-        let seen = nvml.device_by_index(index).and_then(|device| gpu(&device, index));
-        match seen {
-            Ok(gpu) => found.gpus.push(gpu),
-            Err(error) => found.incomplete = Some(format!("GPU {index} of {count} cannot be read: {error}")),
+        match Nvml::builder().lib_path(library.as_os_str()).init() {
+            Ok(nvml) => next = sweep_until_reopened(&nvml, known, asked, desk),
+            Err(error) => {
+                desk.put(Err(driver::unavailable(&error, library)));
+                next = asked.recv().ok();
+            }
         }
     }
-    let first = nvml.device_by_index(0).map_err(|error| Fault::NoTelemetry(error.to_string()))?;
-    gives_figures(&first)?;
-    Ok(found)
 }
 
-fn gpu(device: &Device<'_>, index: u32) -> Result<Gpu, NvmlError> {
-    Ok(Gpu {
-        uuid: device.uuid()?,
-        name: device.name()?,
-        memory_bytes: device.memory_info()?.total,
-        pci_address: device.pci_info()?.bus_id,
-        index,
-        // Most GPUs have no such mode; then it is absent.
-        mig_enabled: device.mig_mode().ok().map(|mode| mode.current == 1),
-        ..Gpu::default()
-    })
+/// Answers with one opened library; returns the question that wants it opened anew, nothing if nobody asks any more.
+fn sweep_until_reopened(
+    nvml: &Nvml,
+    mut known: Vec<String>,
+    asked: &Receiver<Vec<String>>,
+    desk: &Desk,
+) -> Option<Vec<String>> {
+    let opened = Instant::now();
+    let mut xids = driver::Xids::default();
+    loop {
+        let swept = driver::sweep(nvml, &mut xids, &known);
+        let troubled = swept.as_ref().map_or(true, |sweep| !sweep.unreadable.is_empty());
+        desk.put(swept);
+        known = asked.recv().ok()?;
+        if troubled && opened.elapsed() >= REOPEN {
+            return Some(known);
+        }
+    }
 }
 
-/// A GPU that can be watched gives its memory and its temperature or power.
-fn gives_figures(device: &Device<'_>) -> Result<(), Fault> {
-    let memory = device.memory_info().map(|_| ());
-    let warmth =
-        device.temperature(TemperatureSensor::Gpu).map(|_| ()).or_else(|_| device.power_usage().map(|_| ()));
-    memory.and(warmth).map_err(|error| Fault::NoTelemetry(error.to_string()))
-}
+#[cfg(test)]
+mod tests;

@@ -1,25 +1,31 @@
-//! What this host is: name, kernel, processors, memory, disks.
+//! What this host is and does: name, kernel, processors, memory, load, disks.
 //!
-//! Owns looking; leaves what becomes of it to `core/inventory`. Invariant: no address of the host is looked at.
+//! Owns looking; leaves what becomes of it to `core/inventory` and `core/telemetry`, and whether a place may be used to
+//! `places`. Invariant: no address of the host is looked at.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
-use umbel_contracts::proto::node::StorageRoot;
+use umbel_contracts::proto::node::{StorageFree, StorageRoot};
 
-use crate::core::inventory::HostFacts;
+use crate::{Config, core::inventory::HostFacts};
 
-/// Name of the only storage root so far.
-const STATE_ROOT: &str = "state";
+/// The file systems that are told, by name: a path never leaves the host.
+pub(crate) fn roots(config: &Config) -> Vec<(String, PathBuf)> {
+    let artifacts = &config.artifacts;
+    let mut roots = vec![("state".to_owned(), config.state_dir.clone())];
+    roots.extend(artifacts.quarantine.clone().map(|folder| ("quarantine".to_owned(), folder)));
+    roots.extend(artifacts.roots.clone());
+    roots
+}
 
-/// Looks at the host. Reads files below `/proc` and asks the file system of the state directory; blocks.
-pub(crate) fn facts(state_dir: &Path) -> HostFacts {
+/// Looks at the host, disks left out. Reads files below `/proc`.
+pub(crate) fn facts() -> HostFacts {
     let seen = System::new_with_specifics(
         RefreshKind::nothing()
             .with_cpu(CpuRefreshKind::nothing())
             .with_memory(MemoryRefreshKind::nothing().with_ram()),
     );
-    let storage = disk(state_dir).map(|total| StorageRoot { name: STATE_ROOT.into(), total_bytes: total });
     let seen = seen.as_ref().ok();
     let cpus = seen.map(System::cpus).unwrap_or_default();
     HostFacts {
@@ -29,8 +35,17 @@ pub(crate) fn facts(state_dir: &Path) -> HostFacts {
         cpu_model: cpus.first().map(|cpu| cpu.brand().to_owned()).unwrap_or_default(),
         cpu_count: u32::try_from(cpus.len()).unwrap_or(u32::MAX),
         memory_bytes: seen.map(System::total_memory).unwrap_or_default(),
-        storage: storage.into_iter().collect(),
+        storage: Vec::new(),
     }
+}
+
+/// Memory in use in bytes, and the load of the last minute in thousandths.
+pub(crate) fn load() -> (u64, u32) {
+    let memory = System::new_with_specifics(
+        RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram()),
+    );
+    let load = System::load_average().map(|load| load.one).unwrap_or_default();
+    (memory.map(|seen| seen.used_memory()).unwrap_or_default(), (load * 1000.0) as u32)
 }
 
 /// The host's name, as a label.
@@ -38,22 +53,22 @@ pub(crate) fn name() -> String {
     System::host_name().unwrap_or_default().chars().take(63).collect()
 }
 
-/// Bytes of the file system that holds `path`.
-fn disk(path: &Path) -> Option<u64> {
-    let facts = rustix::fs::statvfs(path).ok()?;
-    Some(facts.f_blocks.saturating_mul(facts.f_frsize))
+/// Size and free bytes of the file systems that hold the roots. A root that cannot be asked is left out; one on a
+/// network may block.
+pub(crate) fn storage(roots: &[(String, PathBuf)]) -> (Vec<StorageRoot>, Vec<StorageFree>) {
+    let asked = roots.iter().filter_map(|(name, path)| {
+        let (total, free) = disk(path)?;
+        let root = StorageRoot { name: name.clone(), total_bytes: total };
+        Some((root, StorageFree { name: name.clone(), free_bytes: free }))
+    });
+    asked.unzip()
 }
 
-/// Whether the state directory is lost with the next boot or container; why.
-pub(crate) fn is_not_durable(path: &Path) -> Option<&'static str> {
-    // Numbers of linux/magic.h.
-    const TMPFS: i64 = 0x0102_1994;
-    const OVERLAY: i64 = 0x794c_7630;
-    match rustix::fs::statfs(path).ok()?.f_type {
-        TMPFS => Some("is in memory (tmpfs): what is there is lost with the next boot"),
-        OVERLAY => Some("is in a container's own layer: what is there is lost with the container"),
-        _ => None,
-    }
+/// Bytes of the file system that holds `path`, and how many of them this user may still fill.
+fn disk(path: &Path) -> Option<(u64, u64)> {
+    let facts = rustix::fs::statvfs(path).ok()?;
+    let bytes = |blocks: u64| blocks.saturating_mul(facts.f_frsize);
+    Some((bytes(facts.f_blocks), bytes(facts.f_bavail)))
 }
 
 #[cfg(test)]
@@ -62,13 +77,13 @@ mod tests {
 
     #[test]
     fn looks_at_this_host() {
-        let seen = facts(Path::new("/"));
+        let seen = facts();
         assert!(seen.cpu_count > 0 && seen.memory_bytes > 0 && !seen.kernel.is_empty());
-        assert!(seen.storage[0].total_bytes > 0);
-    }
-
-    #[test]
-    fn memory_is_not_durable() {
-        assert!(is_not_durable(Path::new("/dev/shm")).is_some());
+        let (used, _) = load();
+        assert!(used > 0 && used < seen.memory_bytes);
+        let asked =
+            [("a".to_owned(), PathBuf::from("/")), ("b".to_owned(), PathBuf::from("/nowhere/at/all"))];
+        let (roots, free) = storage(&asked);
+        assert!(roots.len() == 1 && free.len() == 1 && free[0].free_bytes <= roots[0].total_bytes);
     }
 }

@@ -7,6 +7,7 @@
 //! code between fork and exec, which is unsafe; it comes with the engines' holder.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     ffi::OsString,
     fs, io,
     os::{fd::OwnedFd, unix::process::CommandExt},
@@ -21,7 +22,7 @@ use tokio::{io::unix::AsyncFd, sync::oneshot};
 
 use crate::{
     core::{
-        process_tree::{Family, ProcessFacts, ProcessId, StartTime, parse_stat},
+        process_tree::{self, Family, Leader, ProcessFacts, ProcessId, StartTime, parse_stat},
         supervisor::Exit,
     },
     shell::output::Output,
@@ -180,9 +181,18 @@ fn is_marked(id: ProcessId, nonce: &str) -> bool {
 pub(crate) fn members(family: &mut Family, nonce: &str, everywhere: bool) -> Vec<ProcessFacts> {
     let agent = ProcessId(rustix::process::getpid().as_raw_nonzero().get());
     let processes = all();
-    let candidates: std::collections::BTreeSet<ProcessId> =
+    let candidates: BTreeSet<ProcessId> =
         processes.iter().filter(|facts| everywhere || facts.parent == agent).map(|facts| facts.id).collect();
     family.members(&processes, agent, |id| candidates.contains(&id) && is_marked(id, nonce))
+}
+
+/// The engine that each of these processes belongs to, where one does.
+pub(crate) fn owners(ids: &BTreeSet<i32>, leaders: &[Leader]) -> BTreeMap<i32, String> {
+    let owned = ids.iter().filter_map(|id| {
+        let engine = process_tree::owner(ProcessId(*id), leaders, facts, is_marked)?;
+        Some((*id, engine.to_owned()))
+    });
+    owned.collect()
 }
 
 /// Sends a signal to each of them that is still the same process.

@@ -1,14 +1,15 @@
-//! What the node tells its edge besides answers: inventory, engine states, heartbeats, problems.
+//! What the node tells its edge besides answers: inventory, telemetry, engine states, heartbeats, problems.
 //!
-//! Owns putting the messages together and their sequence numbers; leaves sending to `edge`.
-//! Invariant: every message fits its frame, and no sequence number is used twice, over restarts too.
+//! Owns putting the messages together, their sequence numbers and which are due; leaves looking to `watch` and sending
+//! to `edge`. Invariant: every message fits its frame, and no sequence number is used twice, over restarts too.
 
 use std::{
-    path::PathBuf,
+    collections::BTreeMap,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    time::{Duration, Instant},
 };
 
 use tokio::task::spawn_blocking;
@@ -16,29 +17,46 @@ use umbel_contracts::{
     NODE_PROTOCOL,
     proto::node::{
         AgentHealth, EngineRuntime, EngineState, EngineStatus, NodeHeartbeat, NodeHelloRequest,
-        NodeInventory, NodeProblem,
+        NodeInventory, NodeProblem, NodeTelemetry,
     },
 };
 use umbel_wire::clock::Wall;
 
 use crate::{
     config::Config,
-    core::{
-        identity::Identity,
-        inventory::{self, GpuFacts},
-        sequence::{BLOCK, Sequence},
-    },
-    shell::{engines::Engines, gpu::Gpus, host, state::State},
+    core::{identity::Identity, inventory, sequence::Sequence, telemetry::Pace},
+    shell::{engines::Engines, state::State, watch::Watch},
 };
 
 /// What this agent can do, by the names of the boundary.
-const CAPABILITIES: [&str; 3] = ["hardware.inventory", "deployment.invoke.v1", "deployment.health.v1"];
+const CAPABILITIES: [&str; 4] =
+    ["hardware.inventory", "hardware.telemetry", "deployment.invoke.v1", "deployment.health.v1"];
 /// Kinds of engines that this agent runs.
 const KINDS: [&str; 3] = ["sim", "external", "llama-server"];
 /// Bytes of output tails in one message: with 32 engines and their causes it stays below a frame.
 const TAILS_MAX: usize = 24 * 1024;
 /// Bytes of a cause.
 const CAUSE_MAX: usize = 512;
+/// Problems of one heartbeat: the boundary's bound.
+const PROBLEMS_MAX: usize = 32;
+
+/// One stream of reports: its numbers, and when the last one went out.
+#[derive(Debug)]
+struct Stream {
+    numbers: Sequence,
+    pace: Pace,
+}
+
+/// What was told last.
+#[derive(Debug, Default)]
+struct Told {
+    inventory: NodeInventory,
+    inventory_at: Option<Instant>,
+    /// The edge cannot have taken the last inventory.
+    inventory_again: bool,
+    /// The last pass over the host that a telemetry report was about.
+    pass: u64,
+}
 
 /// The node's reports.
 #[derive(Debug)]
@@ -46,66 +64,76 @@ pub(crate) struct Reports {
     identity: Arc<Identity>,
     engines: Arc<Engines>,
     state: Arc<State>,
-    gpus: Gpus,
-    labels: std::collections::BTreeMap<String, String>,
-    state_dir: PathBuf,
-    accelerator: &'static str,
+    watch: Arc<Watch>,
+    labels: BTreeMap<String, String>,
     allow_sim: bool,
-    inventory: Mutex<NodeInventory>,
-    inventory_sequence: Mutex<Sequence>,
+    inventories: Mutex<Stream>,
+    telemetries: Mutex<Stream>,
+    told: Mutex<Told>,
     heartbeats: AtomicU64,
-    problems: Vec<NodeProblem>,
+    /// By code; those of GPUs are the watch's.
+    problems: Mutex<BTreeMap<&'static str, NodeProblem>>,
 }
 
 impl Reports {
-    /// Takes a first look at the host and reserves sequence numbers. Blocks on the disk.
+    /// Reserves sequence numbers. Blocks on the disk.
     pub(crate) fn new(
         config: &Config,
         identity: Arc<Identity>,
         engines: Arc<Engines>,
         state: Arc<State>,
-        gpus: Gpus,
-        found: &GpuFacts,
+        watch: Arc<Watch>,
     ) -> Self {
-        let accelerator = config.accelerator.name();
-        let facts = host::facts(&config.state_dir);
-        let inventory = inventory::inventory(&facts, found, accelerator, &Default::default());
-        let problems = host::is_not_durable(&config.state_dir).map(|why| NodeProblem {
-            code: "STATE_NOT_DURABLE".into(),
-            message: format!("the state directory {why}; set node.state_dir to a directory on a disk"),
-            since_unix_ms: Wall::now().unix_ms(),
-        });
+        let on_disk = state.sequences();
+        let stream =
+            |number| Mutex::new(Stream { numbers: Sequence::after_start(number), pace: Pace::default() });
         let reports = Self {
             identity,
             engines,
-            gpus,
+            watch,
             labels: config.labels.clone(),
-            state_dir: config.state_dir.clone(),
-            accelerator,
             allow_sim: config.allow_sim,
-            inventory: Mutex::new(inventory),
-            inventory_sequence: Mutex::new(Sequence::after_start(state.sequences().inventory)),
+            inventories: stream(on_disk.inventory),
+            telemetries: stream(on_disk.telemetry),
+            told: Mutex::default(),
             heartbeats: AtomicU64::new(0),
-            problems: problems.into_iter().collect(),
+            problems: Mutex::default(),
             state,
         };
         reports.reserve();
         reports
     }
 
-    fn sequence(&self) -> std::sync::MutexGuard<'_, Sequence> {
-        self.inventory_sequence.lock().unwrap_or_else(PoisonError::into_inner)
+    fn inventories(&self) -> MutexGuard<'_, Stream> {
+        self.inventories.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn seen(&self) -> std::sync::MutexGuard<'_, NodeInventory> {
-        self.inventory.lock().unwrap_or_else(PoisonError::into_inner)
+    fn telemetries(&self) -> MutexGuard<'_, Stream> {
+        self.telemetries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reserves sequence numbers if they run low. Blocks on the disk.
+    fn told(&self) -> MutexGuard<'_, Told> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reserves sequence numbers where they run low. Blocks on the disk.
     fn reserve(&self) {
-        let Some(up_to) = self.sequence().wanted() else { return };
-        match self.state.reserve(|sequences| sequences.inventory = up_to.max(sequences.inventory)) {
-            Ok(()) => self.sequence().reserved(up_to),
+        let inventory = self.inventories().numbers.wanted();
+        let telemetry = self.telemetries().numbers.wanted();
+        if inventory.is_none() && telemetry.is_none() {
+            return;
+        }
+        let raise =
+            |number: &mut u64, wanted: Option<u64>| *number = (*number).max(wanted.unwrap_or_default());
+        let reserved = self.state.reserve(|sequences| {
+            raise(&mut sequences.inventory, inventory);
+            raise(&mut sequences.telemetry, telemetry);
+        });
+        match reserved {
+            Ok(()) => {
+                self.inventories().numbers.reserved(inventory.unwrap_or_default());
+                self.telemetries().numbers.reserved(telemetry.unwrap_or_default());
+            }
             // Reports stop when the reserve is used up; streams go on.
             Err(error) => {
                 tracing::error!(%error, "sequence numbers cannot be reserved in the state directory")
@@ -113,70 +141,106 @@ impl Reports {
         }
     }
 
-    /// The edge has seen this number: what comes is above it.
-    pub(crate) fn raise(self: &Arc<Self>, inventory: u64) {
-        let far = inventory.saturating_add(BLOCK);
-        self.sequence().raise(inventory);
+    fn reserve_later(self: &Arc<Self>) {
         let reports = Arc::clone(self);
-        if self.sequence().wanted().is_some_and(|up_to| up_to <= far) {
-            drop(spawn_blocking(move || reports.reserve()));
+        drop(spawn_blocking(move || reports.reserve()));
+    }
+
+    /// The edge has seen these numbers: what comes is above them.
+    pub(crate) fn raise(self: &Arc<Self>, inventory: u64, telemetry: u64) {
+        let behind = {
+            let mut inventories = self.inventories();
+            let behind = inventories.numbers.last() < inventory;
+            inventories.numbers.raise(inventory);
+            behind
+        };
+        // What came with the hello had a number that was used before: the edge took nothing of it.
+        self.told().inventory_again |= behind;
+        self.telemetries().numbers.raise(telemetry);
+        self.reserve_later();
+    }
+
+    /// The next number of a stream; nothing if none is to be had.
+    fn number(self: &Arc<Self>, stream: &Mutex<Stream>) -> Option<u64> {
+        let (next, low) = {
+            let mut stream = stream.lock().unwrap_or_else(PoisonError::into_inner);
+            (stream.numbers.next(), stream.numbers.wanted().is_some())
+        };
+        if low {
+            self.reserve_later();
         }
+        next
     }
 
     /// The whole inventory under a new number; nothing if no number is to be had.
-    pub(crate) fn next_inventory(self: &Arc<Self>) -> Option<NodeInventory> {
-        let sequence = {
-            let mut numbers = self.sequence();
-            let next = numbers.next();
-            if numbers.wanted().is_some() {
-                let reports = Arc::clone(self);
-                drop(spawn_blocking(move || reports.reserve()));
-            }
-            next?
-        };
-        let mut inventory = self.seen().clone();
-        (inventory.sequence, inventory.observed_at_unix_ms) = (sequence, Wall::now().unix_ms());
-        Some(inventory)
+    fn next_inventory(self: &Arc<Self>, now: Instant) -> Option<NodeInventory> {
+        let sequence = self.number(&self.inventories)?;
+        let inventory = self.watch.inventory();
+        self.inventories().pace.note(now);
+        let mut told = self.told();
+        (told.inventory, told.inventory_at, told.inventory_again) = (inventory.clone(), Some(now), false);
+        drop(told);
+        Some(NodeInventory { sequence, observed_at_unix_ms: Wall::now().unix_ms(), ..inventory })
     }
 
-    /// Looks at the host again; whether something changed.
-    pub(crate) async fn look_again(self: &Arc<Self>) -> bool {
-        let folder = self.state_dir.clone();
-        let Ok(facts) = spawn_blocking(move || host::facts(&folder)).await else { return false };
-        let found = match self.gpus.look().await {
-            Ok(found) => found,
-            // The last good list stays, and says that it is not whole.
-            Err(fault) => {
-                let last = self.seen().clone();
-                GpuFacts {
-                    gpus: last.gpus,
-                    driver_version: last.driver_version,
-                    cuda_version: last.cuda_version,
-                    incomplete: Some(fault.to_string()),
-                }
-            }
+    /// An inventory, if the host changed since the last one or that one is older than `every`.
+    pub(crate) fn inventory_due(self: &Arc<Self>, now: Instant, every: Duration) -> Option<NodeInventory> {
+        let due = {
+            let told = self.told();
+            told.inventory_again
+                || told.inventory_at.is_none_or(|at| now.saturating_duration_since(at) >= every)
+                || !inventory::same(&told.inventory, &self.watch.inventory())
         };
-        let now = inventory::inventory(&facts, &found, self.accelerator, &Default::default());
-        let mut seen = self.seen();
-        let changed = !inventory::same(&seen, &now);
-        if changed {
-            *seen = now;
+        if due && self.inventories().pace.may(now) { self.next_inventory(now) } else { None }
+    }
+
+    /// A telemetry report, if the host was looked at since the last one.
+    pub(crate) fn telemetry_due(self: &Arc<Self>, now: Instant) -> Option<NodeTelemetry> {
+        let pass = self.watch.news().borrow().passes;
+        if self.told().pass == pass || !self.telemetries().pace.may(now) {
+            return None;
         }
-        changed
+        let sequence = self.number(&self.telemetries)?;
+        self.told().pass = pass;
+        Some(NodeTelemetry { sequence, observed_at_unix_ms: Wall::now().unix_ms(), ..self.watch.telemetry() })
     }
 
-    /// The inventory as it was seen last.
-    pub(crate) fn inventory(&self) -> NodeInventory {
-        self.seen().clone()
+    /// What is seen of the host.
+    pub(crate) fn watch(&self) -> &Arc<Watch> {
+        &self.watch
     }
 
-    pub(crate) fn problems(&self) -> &[NodeProblem] {
-        &self.problems
+    /// Says what is wrong under a code, or that it is right again.
+    pub(crate) fn set_problem(&self, code: &'static str, message: Option<String>) {
+        let mut problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner);
+        match message {
+            None => drop(problems.remove(code)),
+            Some(message) => {
+                let new = || NodeProblem {
+                    code: code.to_owned(),
+                    message: String::new(),
+                    since_unix_ms: Wall::now().unix_ms(),
+                };
+                problems.entry(code).or_insert_with(new).message = message;
+            }
+        }
+    }
+
+    /// What is wrong with this node, besides lost GPUs.
+    pub(crate) fn problems(&self) -> Vec<NodeProblem> {
+        let own = self
+            .problems
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .values()
+            .cloned()
+            .collect::<Vec<_>>();
+        own.into_iter().chain(self.watch.problems()).take(PROBLEMS_MAX).collect()
     }
 
     /// What the node says first.
     pub(crate) fn hello(self: &Arc<Self>) -> NodeHelloRequest {
-        let inventory = self.next_inventory();
+        let inventory = self.next_inventory(Instant::now());
         let mut engines: Vec<_> = self.engines.list().iter().map(|engine| engine.declared()).collect();
         bound(engines.iter_mut().filter_map(|engine| engine.status.as_mut()));
         NodeHelloRequest {
@@ -192,8 +256,8 @@ impl Reports {
                     ..EngineRuntime::default()
                 })
                 .collect(),
-            inventory_sequence: self.sequence().last(),
-            telemetry_sequence: 0,
+            inventory_sequence: self.inventories().numbers.last(),
+            telemetry_sequence: self.telemetries().numbers.last(),
             engines,
             applied_settings_version: 0,
             inventory,
@@ -212,16 +276,18 @@ impl Reports {
     /// The next heartbeat.
     pub(crate) fn heartbeat(&self, streams_in_flight: usize) -> NodeHeartbeat {
         let engines = self.statuses();
+        let (problems, lost_gpus) = (self.problems(), self.watch.lost());
         let failed = engines.iter().any(|engine| engine.state == i32::from(EngineState::Failed));
-        let health =
-            if failed || !self.problems.is_empty() { AgentHealth::Degraded } else { AgentHealth::Ok };
+        let well = !failed && problems.is_empty() && lost_gpus.is_empty();
+        let health = if well { AgentHealth::Ok } else { AgentHealth::Degraded };
         NodeHeartbeat {
             sequence: self.heartbeats.fetch_add(1, Ordering::Relaxed) + 1,
             observed_at_unix_ms: Wall::now().unix_ms(),
             health: health.into(),
             streams_in_flight: u32::try_from(streams_in_flight).unwrap_or(u32::MAX),
             engines,
-            problems: self.problems.clone(),
+            problems,
+            lost_gpus,
             ..NodeHeartbeat::default()
         }
     }

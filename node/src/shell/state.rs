@@ -18,6 +18,7 @@ use umbel_wire::{files, tls::KeyPair};
 use crate::{
     StartError,
     core::{
+        gpus::Kept,
         identity::{Identity, KEY_FILES, PendingCredential},
         process_tree::{ProcessId, StartTime},
     },
@@ -26,6 +27,7 @@ use crate::{
 const IDENTITY: &str = "identity.json";
 const PENDING: &str = "pending.json";
 const SEQUENCES: &str = "sequences.json";
+const GPUS: &str = "gpus.json";
 const LOCK: &str = "agent.lock";
 /// The first key's file name; rotations use both of the names in turn.
 pub(crate) const KEY: &str = KEY_FILES[0];
@@ -43,6 +45,8 @@ pub(crate) struct State {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Sequences {
     pub(crate) inventory: u64,
+    #[serde(default)]
+    pub(crate) telemetry: u64,
 }
 
 /// What is known of an engine's process, for whoever comes after this agent.
@@ -232,6 +236,20 @@ impl State {
     /// The reserves.
     pub(crate) fn sequences(&self) -> Sequences {
         *self.sequences.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// The GPUs that an earlier agent saw. Without them a lost one has no name, which is no reason not to start.
+    pub(crate) fn gpus(&self) -> Vec<Kept> {
+        let content = files::read_private(&self.path(GPUS)).unwrap_or_default();
+        serde_json::from_slice(&content).unwrap_or_default()
+    }
+
+    /// Keeps the GPUs that are known. Blocks on the disk.
+    pub(crate) fn set_gpus(&self, gpus: &[Kept]) {
+        let written = serde_json::to_vec(gpus).map_err(io::Error::other);
+        if let Err(error) = written.and_then(|content| files::write_private(&self.path(GPUS), &content)) {
+            tracing::warn!(%error, "the list of GPUs cannot be written to the state directory");
+        }
     }
 
     /// The folder of the engines' records and logs.

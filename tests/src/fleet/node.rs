@@ -64,7 +64,7 @@ impl Fleet {
         write(
             &config,
             &format!(
-                "[node]\nname = \"{name}\"\nstate_dir = {state:?}\naccelerator = \"cpu\"\nallow_sim = true\n\n\
+                "[node]\nname = \"{name}\"\nstate_dir = {state:?}\naccelerator = \"cpu\"\nallow_sim = true\nallow_volatile_state = true\n\n\
                  [log]\nlevel = \"debug\"\n\n{}\n{}",
                 options.more,
                 engines.join("\n")

@@ -18,8 +18,6 @@ use super::Edge;
 /// Where the edge suggests nothing.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 const INVENTORY: Duration = Duration::from_secs(600);
-/// The host is looked at this often; told is what changed.
-const LOOK: Duration = Duration::from_secs(60);
 /// Changes of engines that come together are told together.
 const GATHER: Duration = Duration::from_millis(50);
 /// One request to the edge.
@@ -44,20 +42,22 @@ async fn speak(edge: &Arc<Edge>, connection: &Connection, intervals: Intervals) 
     let every = |suggested: Duration, otherwise| if suggested.is_zero() { otherwise } else { suggested };
     let inventory = every(intervals.inventory, INVENTORY);
     let mut heartbeats = ticks(Instant::now(), every(intervals.heartbeat, HEARTBEAT));
-    let mut looks = ticks(Instant::now() + LOOK.min(inventory), LOOK.min(inventory));
-    let mut told = Instant::now();
+    let watch = edge.reports.watch();
+    watch.set_interval(intervals.telemetry);
+    let mut news = watch.news();
+    let mut lost = news.borrow().lost;
     let mut changes = edge.engines.changes();
     loop {
         tokio::select! {
             _ = heartbeats.tick() => heartbeat(edge, connection),
-            _ = looks.tick() => {
-                let changed = edge.reports.look_again().await;
-                if (changed || told.elapsed() >= inventory)
-                    && let Some(message) = edge.reports.next_inventory()
-                {
-                    told = Instant::now();
-                    connection.event(event::NODE_INVENTORY, "inventory", message.encode_to_vec());
+            // The watch lives as long as the agent.
+            Ok(()) = news.changed() => {
+                let now = *news.borrow_and_update();
+                if std::mem::replace(&mut lost, now.lost) != now.lost {
+                    // No work goes to a lost GPU a heartbeat longer than it must.
+                    heartbeat(edge, connection);
                 }
+                report(edge, connection, inventory);
             }
             // The sender lives as long as the agent.
             Ok(()) = changes.changed() => {
@@ -67,6 +67,17 @@ async fn speak(edge: &Arc<Edge>, connection: &Connection, intervals: Intervals) 
                 connection.event(event::NODE_ENGINES, "engines", message.encode_to_vec());
             }
         }
+    }
+}
+
+/// Sends the reports that are due.
+fn report(edge: &Edge, connection: &Connection, inventory: Duration) {
+    let now = std::time::Instant::now();
+    if let Some(message) = edge.reports.inventory_due(now, inventory) {
+        connection.event(event::NODE_INVENTORY, "inventory", message.encode_to_vec());
+    }
+    if let Some(message) = edge.reports.telemetry_due(now) {
+        connection.event(event::NODE_TELEMETRY, "telemetry", message.encode_to_vec());
     }
 }
 

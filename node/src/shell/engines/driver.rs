@@ -17,7 +17,7 @@ use super::{Engine, Host, HttpRoute, Route, View};
 use crate::{
     config::EngineSource,
     core::{
-        process_tree::{Family, ProcessFacts, ProcessId, StartTime},
+        process_tree::{Family, Leader, ProcessFacts, ProcessId, StartTime},
         supervisor::{Exit, Input, Output, State, Supervisor, Traits},
     },
     engines::{llama_server, ready, sim::Sim},
@@ -218,6 +218,12 @@ impl Driver {
         })));
         let family = Some(process.family());
         tracing::info!(engine = %self.engine.config.name, pid = process.id().0, "engine started");
+        self.engine.lock().leader = Some(Leader {
+            engine: self.engine.config.name.clone(),
+            id: process.id(),
+            start: process.start_time(),
+            nonce: nonce.clone(),
+        });
         self.run = Some(Run { process, nonce, family, exit: None, gone, ending: false });
         Ok(())
     }
@@ -281,6 +287,7 @@ impl Driver {
             return None;
         }
         let mut run = self.run.take()?;
+        self.engine.lock().leader = None;
         if let Some(all_read) = run.process.all_read.take() {
             // After that time whoever holds the pipe is no part of the engine.
             let _ = timeout(OUTPUT_WAIT, all_read).await;
