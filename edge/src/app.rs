@@ -26,6 +26,7 @@ use crate::shell::commands::Commands;
 use crate::shell::control;
 use crate::shell::dispatch::{Dispatch, Limits};
 use crate::shell::events::Happened;
+use crate::shell::gauges::Gauges;
 use crate::shell::keys::Keys;
 use crate::shell::nodes::{NodeDoor, keep_credentials};
 use crate::shell::settings::{self, Settings};
@@ -276,6 +277,8 @@ impl Parts {
         })
         .await
         .map_err(state)?;
+        let gauges = Gauges { site: Arc::downgrade(&site) };
+        metrics.register(|to| to.register_collector(Box::new(gauges)));
         let commands = Commands::open(Arc::clone(&site), Arc::clone(&keys)).await.map_err(state)?;
         let options = FrontOptions {
             body_max: usize::try_from(config.api.body_max).unwrap_or(usize::MAX),

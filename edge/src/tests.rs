@@ -20,3 +20,4 @@ mod lifecycle;
 mod rig;
 mod settings;
 mod slots;
+mod views;

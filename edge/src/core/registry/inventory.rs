@@ -4,6 +4,7 @@
 //! cursor moves with every new number; the last good report is replaced only by one that is not older and not from the
 //! future; telemetry never raises the revision.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -78,7 +79,8 @@ impl<H: Clone> Registry<H> {
         Ok(())
     }
 
-    pub(super) fn take_inventory(&mut self, id: NodeId, inventory: NodeInventory, moment: Moment) {
+    pub(super) fn take_inventory(&mut self, id: NodeId, mut inventory: NodeInventory, moment: Moment) {
+        say_once(&mut inventory);
         let Some(node) = self.nodes.get(&id) else { return };
         let (last_good, kept) = last_good(node.report.inventory.as_ref());
         let last_seen = node.report.last_seen_at_unix_ms;
@@ -133,6 +135,14 @@ pub(super) fn check_inventory(inventory: &NodeInventory) -> Result<(), Error> {
     Ok(())
 }
 
+/// What an agent names twice is one thing.
+fn say_once(inventory: &mut NodeInventory) {
+    let mut seen = BTreeSet::new();
+    inventory.gpus.retain(|gpu| !gpu.uuid.is_empty() && seen.insert(gpu.uuid.clone()));
+    let mut seen = BTreeSet::new();
+    inventory.storage.retain(|root| seen.insert(root.name.clone()));
+}
+
 // An incomplete inventory keeps the GPUs of the last good one: only a complete one says that a GPU is gone.
 fn merge(kept: Option<NodeInventory>, mut inventory: NodeInventory) -> NodeInventory {
     if let Some(kept) = kept.filter(|_| !inventory.complete) {
@@ -176,7 +186,7 @@ fn changes(old: &NodeInventory, new: &NodeInventory, known: &dyn Fn(&str) -> boo
     if old.fabric_labels != new.fabric_labels {
         changes.push("other fabric labels".to_owned());
     }
-    let roots = |inventory: &NodeInventory| -> std::collections::BTreeSet<String> {
+    let roots = |inventory: &NodeInventory| -> BTreeSet<String> {
         inventory.storage.iter().map(|root| root.name.clone()).collect()
     };
     if roots(old) != roots(new) {

@@ -261,11 +261,12 @@ pub(crate) fn counts<'a>(nodes: impl Iterator<Item = &'a Node>) -> Counts {
     let mut counts = Counts::default();
     for node in nodes.filter(|node| node.row.lifecycle != Lifecycle::Decommissioned) {
         counts.nodes_total += 1;
-        match node.liveness {
-            State::Online => counts.nodes_online += 1,
-            State::Stale => counts.nodes_stale += 1,
-            State::Offline => counts.nodes_offline += 1,
-            State::Never | State::Unknown => {}
+        match (node.row.lifecycle, node.liveness) {
+            (Lifecycle::Enrolled, State::Online) => counts.nodes_online += 1,
+            (Lifecycle::Enrolled, State::Stale) => counts.nodes_stale += 1,
+            (Lifecycle::Enrolled, State::Offline) => counts.nodes_offline += 1,
+            // A disabled one is none of these, whatever was heard of it.
+            _ => {}
         }
         for engine in &node.report.engines {
             counts.providers_total += 1;
