@@ -6,6 +6,7 @@ pub(crate) mod commands;
 pub(crate) mod control;
 pub(crate) mod dispatch;
 pub(crate) mod events;
+pub(crate) mod gather;
 pub(crate) mod gauges;
 pub(crate) mod keys;
 pub(crate) mod nodes;

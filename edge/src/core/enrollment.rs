@@ -1,7 +1,9 @@
 //! The site's enrollment tokens, and which refusals the audit shows one by one.
 //!
-//! Owns the stored row and its states. Leaves the claim's rules to `umbel_wire::enroll`, guessing to
-//! `umbel_wire::guesses` and the one conditional write to the shell. Invariant: a row is applied here only after it was committed.
+//! Owns the stored row and its states. Leaves the claim's rules to `umbel_wire::enroll`, what a claim writes to
+//! [`claim`], guessing to `umbel_wire::guesses`. Invariant: a row is applied here only after it was committed.
+
+pub(crate) mod claim;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -13,6 +15,8 @@ use umbel_wire::enroll::TokenRow;
 use umbel_wire::limits::GUESS_WINDOW;
 use umbel_wire::{Code, Error};
 
+/// Table of enrollment tokens.
+pub(crate) const ENROLLMENTS: &str = "enrollments";
 /// Tokens kept, used and expired ones included: a site's largest roll-out and a year of single hosts.
 pub(crate) const TOKENS_MAX: usize = 10_000;
 /// A stored token: table `enrollments`.
@@ -28,6 +32,9 @@ pub(crate) struct EnrollmentRow {
     /// The authority that its text names: SHA-256 of the certificate, in hexadecimal. Empty: the site's first.
     #[serde(default)]
     pub(crate) ca_sha256: String,
+    /// The node whose place its host takes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) replaces: Option<String>,
 }
 
 impl EnrollmentRow {

@@ -42,6 +42,11 @@ pub(crate) use self::told::Call;
 use self::told::Told;
 use crate::core::settings::Targets;
 
+/// Table of the nodes' stored identities.
+pub(crate) const NODES: &str = "nodes";
+/// Table of what nodes last reported.
+pub(crate) const REPORTS: &str = "reports";
+
 /// What people are told after the state has changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Notice {

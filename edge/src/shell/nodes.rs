@@ -8,6 +8,7 @@
 mod enrollment;
 mod rotation;
 mod session;
+mod turns;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,6 +30,7 @@ use crate::shell::site::Site;
 
 pub(crate) use self::rotation::{Nudge, keep as keep_credentials};
 use self::session::NodeSession;
+pub(crate) use self::turns::Turns;
 
 /// How long the old connection may take to answer a probe.
 const PROBE: Duration = Duration::from_secs(1);
@@ -183,8 +185,9 @@ fn accept(site: &Arc<Site>, newcomer: Newcomer, judged: Judged) {
         answer
     });
     let Ok(mut answer) = applied else {
-        // Superseded or revoked between its registration and here.
-        let error = reports::stale_error();
+        // Superseded or ended by people between its registration and here.
+        let ended = site.read(|registry| door::credential(registry, shown(site, &newcomer)));
+        let error = ended.err().unwrap_or_else(reports::stale_error);
         let rejection = rejection(&newcomer, error);
         return newcomer.reject(rejection);
     };

@@ -21,15 +21,13 @@ use crate::core::registry::{Call, Notice, Registry};
 use crate::shell::authority::Authorities;
 use crate::shell::dispatch::{Category, Dispatch, ProviderSpec, ProviderUp};
 use crate::shell::events::{Events, Happened};
-use crate::shell::nodes::Nudge;
+use crate::shell::gather::Gather;
+use crate::shell::nodes::{Nudge, Turns};
 use crate::shell::settings::Settings;
 
-/// Table of the nodes' stored identities.
-pub(crate) const NODES: &str = "nodes";
-/// Table of what nodes last reported.
-pub(crate) const REPORTS: &str = "reports";
-/// Table of enrollment tokens.
-pub(crate) const ENROLLMENTS: &str = "enrollments";
+pub(crate) use crate::core::enrollment::ENROLLMENTS;
+pub(crate) use crate::core::registry::{NODES, REPORTS};
+
 /// Table of what this process has to remember of itself.
 pub(crate) const SELF: &str = "self";
 const WALL: &str = "wall";
@@ -67,6 +65,10 @@ pub(crate) struct Site {
     pub(crate) tokens: Mutex<Tokens>,
     pub(crate) guesses: Mutex<Guesses>,
     pub(crate) refusals: Mutex<Refusals>,
+    /// Claims write through it.
+    pub(crate) gather: Arc<Gather>,
+    /// Claims of one token, or by one key, stand in a row.
+    pub(crate) turns: Turns,
     generations: HighWater,
     revisions: HighWater,
     wall_floor: Mutex<Wall>,
@@ -133,6 +135,8 @@ impl Site {
             edge_id,
             name,
             advertise,
+            gather: Gather::new(store.clone()),
+            turns: Turns::default(),
             store,
             dispatch,
             events,

@@ -20,7 +20,7 @@ fn refusal<T>(result: Result<T, DialError>) -> (Code, String, String) {
 fn sixty_at_once_with_one_token() {
     run(async {
         let edge = Edge::start().await;
-        for round in 1..=3 {
+        for round in 1..=5 {
             let (id, secret) = edge.token("n").await;
             let keys: Vec<KeyPair> = (0..60).map(|_| KeyPair::generate().unwrap()).collect();
             let attempts = keys.iter().map(|key| edge.enroll(&id, &secret, key));
@@ -184,5 +184,125 @@ fn a_reinstalled_host_is_another_node() {
         until("only the new one is connected", || edge.connected(&new) && !edge.connected(&old)).await;
         assert_eq!(edge.running.site.nodes().1.len(), 2);
         assert_ne!(old.id, new.id);
+    });
+}
+
+/// Row 24: the same host asks many times at once, as after lost answers: it is one node, one certificate, and never a
+/// conflict with itself.
+#[test]
+fn one_key_at_once_is_one_node() {
+    run(async {
+        let edge = Edge::start().await;
+        let (id, secret) = edge.token("n").await;
+        let key = KeyPair::generate().unwrap();
+        let attempts = (0..40).map(|_| edge.enroll(&id, &secret, &key));
+        let answers: Vec<_> = futures_util::future::join_all(attempts).await;
+        let first = answers[0].as_ref().unwrap();
+        assert!(answers.iter().all(|answer| answer.as_ref().unwrap() == first));
+        assert_eq!((edge.running.site.nodes().1.len(), edge.audit("token.used").await.len()), (1, 1));
+        // The same key with two other tokens at once: it stays that node's.
+        let key = KeyPair::generate().unwrap();
+        let tokens = [edge.token("a").await, edge.token("b").await];
+        let (one, other) = tokio::join!(
+            edge.enroll(&tokens[0].0, &tokens[0].1, &key),
+            edge.enroll(&tokens[1].0, &tokens[1].1, &key)
+        );
+        let (won, lost) = if one.is_ok() { (one, other) } else { (other, one) };
+        let lost = refusal(lost);
+        assert!(won.is_ok());
+        assert_eq!((lost.0, lost.1.as_str()), (Code::Conflict, "KEY_IN_USE"));
+    });
+}
+
+/// A lost machine: the token's host becomes the node, with a new key; the old credential ends when the token is
+/// claimed, not before, and with it the live connection.
+#[test]
+fn a_token_can_give_a_lost_node_a_new_host() {
+    run(async {
+        let edge = Edge::start().await;
+        let old = edge.node("n").await;
+        edge.ask("node.label", "node:n", json!({ "set": { "rack": "a" } })).await.unwrap();
+        let connection = old.connect(&edge).await;
+        let (id, secret) = edge.token_replacing("n").await;
+        assert!(edge.connected(&old), "minting ends nothing");
+        let same = refusal(edge.enroll(&id, &secret, &old.key).await);
+        assert_eq!((same.0, same.1.as_str()), (Code::Conflict, "KEY_IN_USE"), "it takes a new key");
+        // Its row changes while it is claimed: the claim still comes through, once.
+        let keys: Vec<KeyPair> = (0..8).map(|_| KeyPair::generate().unwrap()).collect();
+        let drain = edge.ask("node.eligible", "node:n", json!({ "eligible": false }));
+        let attempts = keys.iter().map(|key| edge.enroll(&id, &secret, key));
+        let (answers, drained) = tokio::join!(futures_util::future::join_all(attempts), drain);
+        drained.unwrap();
+        let won: Vec<_> =
+            answers.iter().enumerate().filter_map(|(at, one)| Some((at, one.as_ref().ok()?))).collect();
+        let [(at, answer)] = won.as_slice() else { panic!("{} got in", won.len()) };
+        assert_eq!(answer.node_id, old.id.to_string());
+        assert_eq!(answer.name, "n");
+        let closed = tokio::time::timeout(super::rig::TIME, connection.closed()).await.unwrap();
+        assert!(matches!(closed, umbel_wire::CloseReason::ByPeer(goaway) if goaway.reason == "revoked"));
+        assert_eq!(super::rig::reason(old.dial(&edge).await).1, "CREDENTIAL_REPLACED");
+        let new = FakeNode::new(keys.into_iter().nth(*at).unwrap(), answer);
+        let _connection = new.connect(&edge).await;
+        let row = edge.view(&new).row.clone();
+        assert_eq!((row.name.as_str(), row.eligible, row.labels.len()), ("n", false, 1), "its marks stay");
+        let edge = edge.restart().await;
+        assert_eq!(edge.running.site.nodes().1.len(), 1);
+        let _again = new.connect(&edge).await;
+        assert_eq!(super::rig::reason(old.dial(&edge).await).1, "CREDENTIAL_REPLACED");
+        for (action, entries) in [("node.replaced", 1), ("node.credential.revoked", 1), ("token.used", 2)] {
+            assert_eq!(edge.audit(action).await.len(), entries, "{action}");
+        }
+        let listed = edge.ask("enrollment.list", "", json!({})).await.unwrap().result.unwrap();
+        let replacing =
+            listed["enrollments"].as_array().unwrap().iter().filter(|one| one["replaces"].is_string());
+        assert_eq!(replacing.count(), 1);
+    });
+}
+
+/// What is replaced has to be there when the token is minted and when it is claimed.
+#[test]
+fn a_tombstone_has_no_successor() {
+    run(async {
+        let edge = Edge::start().await;
+        let (node, _other) = (edge.node("n").await, edge.node("twin").await);
+        edge.node("twin").await;
+        let (id, secret) = edge.token_replacing(&node.id.to_string()).await;
+        edge.ask_confirmed("node:n", "n", json!({})).await.unwrap();
+        let late = refusal(edge.enroll(&id, &secret, &KeyPair::generate().unwrap()).await);
+        assert_eq!((late.0, late.1.as_str()), (Code::Gone, "NODE_DECOMMISSIONED"));
+        for (replace, code) in [("n", Code::Gone), ("nobody", Code::NotFound), ("twin", Code::Conflict)] {
+            let args = json!({
+                "token_id": token::new_id(), "secret_sha256": secret.hash().to_hex(), "name": "x", "replace": replace,
+            });
+            assert_eq!(edge.ask("enrollment.create", "", args).await.unwrap_err().code, code, "{replace}");
+        }
+    });
+}
+
+/// A credential that was ended since is not given out again, however its answer was lost; the audit says why.
+#[test]
+fn what_was_ended_is_not_repeated() {
+    run(async {
+        let edge = Edge::start().await;
+        let mut tried = Vec::new();
+        for name in ["revoked", "retired", "replaced"] {
+            let (id, secret) = edge.token(name).await;
+            let key = KeyPair::generate().unwrap();
+            edge.enroll(&id, &secret, &key).await.unwrap();
+            tried.push((id, secret, key));
+        }
+        edge.ask("node.credential.revoke", "node:revoked", json!({})).await.unwrap();
+        edge.ask_confirmed("node:retired", "retired", json!({})).await.unwrap();
+        let (id, secret) = edge.token_replacing("replaced").await;
+        edge.enroll(&id, &secret, &KeyPair::generate().unwrap()).await.unwrap();
+        for (id, secret, key) in &tried {
+            let again = refusal(edge.enroll(id, secret, key).await);
+            assert_eq!((again.0, again.1.as_str()), (Code::Unauthenticated, "TOKEN_REFUSED"));
+        }
+        let mut why = Vec::new();
+        while why.len() < 3 {
+            why = edge.audit("token.refused").await.into_iter().map(|one| one.record.detail).collect();
+        }
+        assert_eq!(why, ["credential_void"; 3]);
     });
 }

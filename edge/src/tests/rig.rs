@@ -168,6 +168,17 @@ impl Edge {
         (id, secret)
     }
 
+    /// A token whose host takes a node's place.
+    pub(super) async fn token_replacing(&self, node: &str) -> (String, Secret) {
+        let (id, secret) = (token::new_id(), Secret::generate());
+        let args = json!({
+            "token_id": id, "secret_sha256": secret.hash().to_hex(), "name": "ignored", "replace": node,
+        });
+        let made = self.ask("enrollment.create", "", args).await.unwrap();
+        assert_eq!(made.phase, CommandPhase::Succeeded);
+        (id, secret)
+    }
+
     pub(super) fn target(&self, identity: Option<ClientIdentity>) -> DialTarget {
         let ca = std::fs::read(self.config.state_dir.join("ca/ca.pem")).unwrap();
         DialTarget {

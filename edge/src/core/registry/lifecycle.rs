@@ -10,7 +10,20 @@ use umbel_wire::liveness::State;
 use umbel_wire::{Code, Error, NodeId};
 
 use super::node::{Lifecycle, Node, NodeRow, ReportRow};
+use super::problems::{
+    CERTIFICATE_ENDS, CERTIFICATE_EXPIRED, CLOCK_AHEAD, CLOCK_BEHIND, CREDENTIAL_EXPIRED, DUPLICATE_IDENTITY,
+};
 use super::{Call, Registry, index, judge};
+
+/// Problems that go with a host's state directory and clock.
+const OF_THE_HOST: [&str; 6] = [
+    DUPLICATE_IDENTITY,
+    CLOCK_BEHIND,
+    CLOCK_AHEAD,
+    CERTIFICATE_EXPIRED,
+    CERTIFICATE_ENDS,
+    CREDENTIAL_EXPIRED,
+];
 
 impl<H: Clone> Registry<H> {
     /// A stored node, at start-up or just enrolled.
@@ -52,6 +65,19 @@ impl<H: Clone> Registry<H> {
         }
         Arc::make_mut(node).position = position;
         self.set_row(id, row);
+    }
+
+    /// A committed claim gave the node another host, which trusts what its token named. What was wrong with the old host
+    /// is no news of the new one; what it will say of itself comes with its hello.
+    pub(crate) fn moved_host(&mut self, id: NodeId, row: NodeRow, position: Position, trusts: Vec<String>) {
+        self.apply(id, row, position);
+        let lacks = self.lacks(&trusts);
+        self.change(id, |node| {
+            node.problems.retain(|(code, _), _| !OF_THE_HOST.contains(code));
+            node.report.trusts = trusts;
+            node.lacks_authority = lacks;
+        });
+        self.unsaved.insert(id);
     }
 
     /// A row that is in force from now on, on disk or in memory only.

@@ -25,6 +25,13 @@ impl<H: Clone> Registry<H> {
         true
     }
 
+    /// A row as it stands on disk, read because a change met another one. With changes in memory only, memory is ahead.
+    pub(crate) fn reread(&mut self, id: NodeId, row: NodeRow, position: Position) {
+        if self.nodes.get(&id).is_some_and(|node| node.unwritten == 0) {
+            self.apply(id, row, position);
+        }
+    }
+
     /// It will not be written: it holds until a restart.
     pub(crate) fn not_kept(&mut self, id: NodeId) {
         self.change(id, |node| node.unwritten = node.unwritten.saturating_sub(1));

@@ -1,14 +1,15 @@
 //! A host becomes a node: one token, one key, one conditional write.
 //!
-//! Owns the exchange and its audit. Leaves the rules of a claim to `umbel_wire::enroll`. Invariant: whoever
-//! changes the token's row wins; unknown, expired and revoked look the same from outside and cost the same.
+//! Owns the exchange and the audit of refusals. Leaves the token's rules to `umbel_wire::enroll`, what a claim writes to
+//! `core/enrollment/claim.rs`. Invariant: whoever changes the token's row wins; unknown, expired and revoked look the
+//! same from outside and cost the same.
 
 use std::sync::{Arc, PoisonError};
 
 use prost::Message;
 use umbel_contracts::bounds;
 use umbel_contracts::proto::node::{NodeEnrollRequest, NodeEnrollResponse};
-use umbel_store::{AuditRecord, Commit, CommitError, Position};
+use umbel_store::{AuditRecord, CommitError, Position};
 use umbel_wire::ca;
 use umbel_wire::enroll::{Claim, ClaimRow, Refusal, claim};
 use umbel_wire::secret::Secret;
@@ -17,9 +18,13 @@ use umbel_wire::{Code, Error, KeyHash, Newcomer, NodeId, clock};
 use super::rejection;
 use crate::core::door;
 use crate::core::enrollment::EnrollmentRow;
+use crate::core::enrollment::claim::{Claimant, Claimed, claimed, may_repeat, place};
 use crate::core::registry::node::{Credential, NodeRow, ReportRow};
 use crate::shell::events::Happened;
 use crate::shell::site::{ENROLLMENTS, NODES, Site};
+
+/// How often a claim is proposed again when what it is about changed in the same moment.
+const TRIES: usize = 8;
 
 pub(super) async fn enroll(site: &Arc<Site>, newcomer: Newcomer) {
     if let Err(rejection) = door::protocol(newcomer.hello().versions) {
@@ -51,26 +56,78 @@ async fn answer(site: &Arc<Site>, newcomer: &Newcomer) -> Result<NodeEnrollRespo
             format!("the signing request is not usable: {error}"),
         )
     })?;
-    // A lost race is judged anew: it is the winner's key or another's. Twice is enough, since a claim is final.
-    for _ in 0..3 {
-        let row = site.tokens.lock().unwrap_or_else(PoisonError::into_inner).get(&request.token_id).cloned();
-        let claim = claim(site.wall(), row.as_ref().map(|(row, _)| &row.token), &secret, &key);
-        match (&claim, row) {
-            (Claim::Fresh, Some((row, position))) => {
-                if let Some(response) = fresh(site, &request, &key, row, position).await? {
-                    return Ok(response);
-                }
+    let asked = Asked { request, secret, key };
+    if !matches!(judged(site, &asked).0, Claim::Fresh) {
+        return settled(site, newcomer, &asked);
+    }
+    // Rivals for one token, and a host's own second try, wait here instead of signing what cannot win. The token's turn
+    // comes first everywhere, and who has a key's waits for no token's.
+    let _token = site.turns.take(asked.request.token_id.clone()).await;
+    let _key = site.turns.take(asked.key.to_string()).await;
+    for _ in 0..TRIES {
+        let (Claim::Fresh, Some((row, position))) = judged(site, &asked) else {
+            return settled(site, newcomer, &asked);
+        };
+        match fresh(site, &asked, &row, position).await {
+            Ok(Some(response)) => return Ok(response),
+            // It or the node that it replaces was changed in the same moment: judged anew, as it stands on disk.
+            Ok(None) => reread(site, &row).await,
+            Err(error) => {
+                audit_refusal(site, &asked.request.token_id, &error.reason.to_lowercase());
+                return Err(error);
             }
-            (Claim::Replay(claimed), Some((row, _))) => return replay(site, &row, claimed),
-            (Claim::Refused(refusal), row) => {
-                refused(site, newcomer, &request.token_id, *refusal, row.is_some());
-                return Err(claim.error().unwrap_or_else(malformed));
-            }
-            _ => break,
         }
     }
-    audit_refusal(site, &request.token_id, "used by another key");
-    Err(Claim::Conflict.error().unwrap_or_else(malformed))
+    let message = "the node that this token replaces changes all the time; the token is not spent, try again";
+    Err(Error::new(Code::Unavailable, "CHANGED_MEANWHILE", message))
+}
+
+/// What a host asks for.
+struct Asked {
+    request: NodeEnrollRequest,
+    secret: Secret,
+    key: KeyHash,
+}
+
+/// What the token's rules say now.
+fn judged(site: &Site, asked: &Asked) -> (Claim, Option<(EnrollmentRow, Position)>) {
+    let id = &asked.request.token_id;
+    let row = site.tokens.lock().unwrap_or_else(PoisonError::into_inner).get(id).cloned();
+    let claim = claim(site.wall(), row.as_ref().map(|(row, _)| &row.token), &asked.secret, &asked.key);
+    (claim, row)
+}
+
+/// The answer where nothing is to be written.
+fn settled(site: &Site, newcomer: &Newcomer, asked: &Asked) -> Result<NodeEnrollResponse, Error> {
+    let id = &asked.request.token_id;
+    let (claim, row) = judged(site, asked);
+    match (&claim, row) {
+        (Claim::Replay(claimed), Some((row, _))) => replay(site, &row, claimed),
+        (Claim::Refused(refusal), row) => {
+            refused(site, newcomer, id, *refusal, row.is_some());
+            Err(claim.error().unwrap_or_else(malformed))
+        }
+        _ => {
+            audit_refusal(site, id, "used by another key");
+            Err(Claim::Conflict.error().unwrap_or_else(malformed))
+        }
+    }
+}
+
+/// Takes up the token and the node that it replaces as they stand on disk: whoever was faster may not have applied it.
+async fn reread(site: &Site, row: &EnrollmentRow) {
+    let id = row.token.token_id.clone();
+    if let Ok(Some(stored)) = site.store.get(ENROLLMENTS, id).await
+        && let Ok(row) = stored.json::<EnrollmentRow>()
+    {
+        site.tokens.lock().unwrap_or_else(PoisonError::into_inner).apply(row, stored.position);
+    }
+    let Some(node) = row.replaces.as_deref().and_then(|id| NodeId::parse(id).ok()) else { return };
+    if let Ok(Some(stored)) = site.store.get(NODES, node.to_string()).await
+        && let Ok(row) = stored.json::<NodeRow>()
+    {
+        site.change(|registry| registry.reread(node, row, stored.position));
+    }
 }
 
 fn refused(site: &Site, newcomer: &Newcomer, token_id: &str, refusal: Refusal, known: bool) {
@@ -93,97 +150,79 @@ fn audit_refusal(site: &Site, subject: &str, why: &str) {
     site.audit_soon(vec![record.because(why)]);
 }
 
-/// The one conditional write. `None`: somebody else was faster.
+/// Signs and writes. `None`: something changed in the same moment.
 async fn fresh(
     site: &Arc<Site>,
-    request: &NodeEnrollRequest,
-    key: &KeyHash,
-    row: EnrollmentRow,
+    asked: &Asked,
+    row: &EnrollmentRow,
     position: Position,
 ) -> Result<Option<NodeEnrollResponse>, Error> {
-    if site.read(|registry| registry.by_key(key).is_some()) {
-        let message = "this host's key already belongs to a node of this site; it needs no token";
-        return Err(Error::new(Code::Conflict, "KEY_IN_USE", message));
-    }
+    let place = site.read(|registry| place(registry, row, &asked.key))?;
     let wall = site.wall();
-    let id = NodeId::random();
+    let id = place.as_ref().map_or_else(NodeId::random, |node| node.id);
     let held = site.authorities.held();
     let issued = held
         .signing()
-        .sign_node(&request.signing_request, &site.edge_id, id, wall, ca::CLIENT_VALIDITY)
+        .sign_node(&asked.request.signing_request, &site.edge_id, id, wall, ca::CLIENT_VALIDITY)
         .map_err(|error| Error::new(Code::InvalidArgument, "SIGNING_REQUEST", error.to_string()))?;
     let chain: Vec<Vec<u8>> = issued.chain.iter().map(|one| one.to_vec()).collect();
-    let mut claimed = row.clone();
-    claimed.token.claim = Some(ClaimRow {
-        key_hash: key.to_string(),
-        claimed_at_unix_ms: wall.unix_ms(),
-        subject: id.to_string(),
-        certificate_chain: chain.clone(),
-        void: false,
-    });
-    let not_after = issued.not_after.unix_ms();
     let credential = Credential::new(&issued, wall);
-    let node = NodeRow {
-        labels: row.labels.clone(),
-        eligible: row.eligible,
-        ..NodeRow::enrolled(&row.name, &row.token.token_id, credential, wall)
-    };
-    let token_id = row.token.token_id.clone();
-    let audit =
-        AuditRecord::new("node.enrolled", id.to_string(), "succeeded").by(format!("token:{token_id}"));
-    let commit = Commit::new()
-        .require_at(ENROLLMENTS, token_id.clone(), position)
-        .require_absent(NODES, id.to_string())
-        .put_json(ENROLLMENTS, token_id, &claimed)
-        .put_json(NODES, id.to_string(), &node)
-        .audit(audit.because(format!("name {}", row.name)));
-    let position = match site.store.commit(commit).await {
+    let replaces = place.is_some();
+    let claimant = Claimant { row, position, id, place, credential, chain: chain.clone(), wall };
+    let Claimed { token, node, commit } = claimed(claimant);
+    let position = match site.gather.commit(commit).await {
         Ok(position) => position,
         Err(CommitError::Conflict(_)) => return Ok(None),
         Err(error) => return Err(unavailable(&error)),
     };
-    site.tokens.lock().unwrap_or_else(PoisonError::into_inner).apply(claimed, position);
+    site.tokens.lock().unwrap_or_else(PoisonError::into_inner).apply(token, position);
     let trusts = vec![data_encoding::HEXLOWER.encode(&held.named(&row.ca_sha256).digest())];
-    site.change(|registry| registry.insert(id, node, position, ReportRow { trusts, ..ReportRow::default() }));
-    site.events.tell(Happened {
-        kind: "node_enrolled",
-        node_id: id.to_string(),
-        message: format!("{}: enrolled", row.name),
-        ..Happened::default()
+    let response = response(site, id, row, &node, chain);
+    let (kind, what) = if replaces {
+        ("node_replaced", "another host takes its place")
+    } else {
+        ("node_enrolled", "enrolled")
+    };
+    let message = format!("{}: {what}", node.name);
+    site.change(|registry| {
+        if replaces {
+            registry.moved_host(id, node, position, trusts);
+        } else {
+            registry.insert(id, node, position, ReportRow { trusts, ..ReportRow::default() });
+        }
     });
-    Ok(Some(response(site, id.to_string(), &row, chain, not_after)))
+    site.events.tell(Happened { kind, node_id: id.to_string(), message, ..Happened::default() });
+    Ok(Some(response))
 }
 
 fn replay(site: &Site, row: &EnrollmentRow, claimed: &ClaimRow) -> Result<NodeEnrollResponse, Error> {
     let id = NodeId::parse(&claimed.subject).map_err(|_| malformed())?;
-    let node = site.read(|registry| registry.node(&id).cloned()).ok_or_else(malformed)?;
-    // Revoked, disabled or gone since: nothing is given out again.
-    let credential = &node.row.credential;
-    if credential.revoked_at_unix_ms.is_some() || credential.key_sha256 != claimed.key_hash {
+    let node = site.read(|registry| registry.node(&id).cloned());
+    // Revoked, rotated, replaced or gone since: nothing is given out again.
+    let Some(node) = node.filter(|node| may_repeat(&node.row, claimed)) else {
+        audit_refusal(site, &row.token.token_id, Refusal::CredentialVoid.name());
         return Err(Claim::Refused(Refusal::CredentialVoid).error().unwrap_or_else(malformed));
-    }
-    let not_after = credential.not_after_unix_ms;
-    let chain = claimed.certificate_chain.clone();
-    Ok(response(site, claimed.subject.clone(), row, chain, not_after))
+    };
+    Ok(response(site, id, row, &node.row, claimed.certificate_chain.clone()))
 }
 
 fn response(
     site: &Site,
-    node_id: String,
+    id: NodeId,
     row: &EnrollmentRow,
+    node: &NodeRow,
     certificate_chain: Vec<Vec<u8>>,
-    not_after_unix_ms: i64,
 ) -> NodeEnrollResponse {
     // The one that the token's text names: the host compares. The others follow with its first hello.
     let held = site.authorities.held();
     let told = held.named(&row.ca_sha256);
     NodeEnrollResponse {
-        node_id,
+        node_id: id.to_string(),
         edge_id: site.edge_id.to_string(),
-        name: row.name.clone(),
+        name: node.name.clone(),
         certificate_chain,
         ca_certificate: told.certificate_der().to_vec(),
-        not_after_unix_ms,
+        not_after_unix_ms: node.credential.not_after_unix_ms,
     }
 }
 

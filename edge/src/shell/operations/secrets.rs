@@ -47,6 +47,7 @@ pub(super) fn token(
         let message = "this edge has no address that nodes could dial; set edge.advertise in its file";
         return Err(Error::new(Code::Unprocessable, "NO_ADDRESS", message));
     }
+    let replaces = args.replace.as_deref().map(|asked| replaced(commands, asked)).transpose()?;
     let now = commands.site.wall();
     let life = std::time::Duration::from_secs(args.expires_in_seconds);
     Ok(EnrollmentRow {
@@ -63,7 +64,32 @@ pub(super) fn token(
         eligible: args.eligible,
         created_by: request.actor.clone(),
         ca_sha256: commands.site.authorities.held().sha256(),
+        replaces,
     })
+}
+
+/// The node whose place a token gives away: by its id, or by a name that only one has.
+fn replaced(commands: &Commands, asked: &str) -> Result<String, Error> {
+    let (_, nodes) = commands.site.nodes();
+    let named: Vec<_> =
+        nodes.iter().filter(|node| node.id.to_string() == asked || node.row.name == asked).collect();
+    let living: Vec<_> = named.iter().filter(|node| !node.is_tombstone()).collect();
+    match living.as_slice() {
+        [node] => Ok(node.id.to_string()),
+        [] if named.is_empty() => {
+            let message = format!("no node of this site has the id or name {asked}; list the nodes");
+            Err(Error::new(Code::NotFound, "NO_MATCH", message))
+        }
+        [] => Err(Error::new(
+            Code::Gone,
+            "NODE_DECOMMISSIONED",
+            "that node was decommissioned for good; mint a token without a node to replace",
+        )),
+        more => {
+            let message = format!("{} nodes are called {asked}; say which by its id", more.len());
+            Err(Error::new(Code::Conflict, "AMBIGUOUS", message))
+        }
+    }
 }
 
 pub(super) fn token_result(commands: &Commands, row: &EnrollmentRow) -> EnrollmentCreateResult {
@@ -127,7 +153,7 @@ fn token_object(row: &EnrollmentRow, now: Wall, not_durable: bool) -> Enrollment
         expires_at: timestamp(row.token.expires_at_unix_ms),
         used_at: claim.map(|claim| timestamp(claim.claimed_at_unix_ms)),
         node_id: claim.map(|claim| claim.subject.clone()),
-        replaces: None,
+        replaces: row.replaces.clone(),
         not_durable,
     }
 }

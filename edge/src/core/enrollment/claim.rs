@@ -1,0 +1,120 @@
+//! What the claim of a token makes: a new node, or a new credential for one that was lost.
+//!
+//! Owns the one conditional write and what stands against it. Leaves the token's own rules to `umbel_wire::enroll`,
+//! signing and committing to the shell. Invariants: a key belongs to one node and to it only once; whoever takes a
+//! node's place ends the credential it had in the same write; a tombstone has no successor.
+
+use std::sync::Arc;
+
+use umbel_store::{AuditRecord, Commit, Position};
+use umbel_wire::clock::Wall;
+use umbel_wire::enroll::ClaimRow;
+use umbel_wire::{Code, Error, KeyHash, NodeId};
+
+use super::{ENROLLMENTS, EnrollmentRow};
+use crate::core::registry::node::{Credential, Lifecycle, Node, NodeRow};
+use crate::core::registry::{NODES, Registry};
+
+/// Whom a token makes: nobody yet, or a node whose place is taken.
+pub(crate) type Place = Option<Arc<Node>>;
+
+/// Whether a host with this key may use a token that is good.
+///
+/// # Errors
+/// CONFLICT `KEY_IN_USE`; GONE when the node that it would replace is not there any more.
+pub(crate) fn place<H: Clone>(
+    registry: &Registry<H>,
+    row: &EnrollmentRow,
+    key: &KeyHash,
+) -> Result<Place, Error> {
+    if let Some(node) = registry.by_key(key) {
+        let message = if node.is_tombstone() {
+            "this host's key belongs to a node that was decommissioned for good; remove its state directory, so that it \
+             makes a new key"
+        } else {
+            "this host's key already belongs to a node of this site; it needs no token, or a state directory of its own"
+        };
+        return Err(Error::new(Code::Conflict, "KEY_IN_USE", message));
+    }
+    let Some(replaces) = &row.replaces else { return Ok(None) };
+    let node = NodeId::parse(replaces).ok().and_then(|id| registry.node(&id).cloned());
+    match node {
+        Some(node) if !node.is_tombstone() => Ok(Some(node)),
+        _ => Err(Error::new(
+            Code::Gone,
+            "NODE_DECOMMISSIONED",
+            "the node that this token replaces was decommissioned for good; mint a token of its own for this host",
+        )),
+    }
+}
+
+/// A host that holds the key, and the certificate that was signed for it.
+pub(crate) struct Claimant<'a> {
+    /// The token as it was judged.
+    pub(crate) row: &'a EnrollmentRow,
+    pub(crate) position: Position,
+    /// A new id, or that of `place`.
+    pub(crate) id: NodeId,
+    pub(crate) place: Place,
+    pub(crate) credential: Credential,
+    /// DER, leaf first.
+    pub(crate) chain: Vec<Vec<u8>>,
+    pub(crate) wall: Wall,
+}
+
+/// Both rows as they are once `commit` is done.
+pub(crate) struct Claimed {
+    pub(crate) token: EnrollmentRow,
+    pub(crate) node: NodeRow,
+    pub(crate) commit: Commit,
+}
+
+/// The one conditional write of a claim: whoever changes the token's row first wins.
+pub(crate) fn claimed(claimant: Claimant<'_>) -> Claimed {
+    let Claimant { row, position, id, place, credential, chain, wall } = claimant;
+    let token_id = row.token.token_id.clone();
+    let mut token = row.clone();
+    token.token.claim = Some(ClaimRow {
+        key_hash: credential.key_sha256.clone(),
+        claimed_at_unix_ms: wall.unix_ms(),
+        subject: id.to_string(),
+        certificate_chain: chain,
+        void: false,
+    });
+    let (by, key) = (format!("token:{token_id}"), id.to_string());
+    let record = |action: &str, subject: &str| AuditRecord::new(action, subject, "succeeded").by(&by);
+    let mut commit = Commit::new().require_at(ENROLLMENTS, token_id.clone(), position);
+    let node = match place {
+        None => {
+            commit = commit.require_absent(NODES, key.clone());
+            let mut node = NodeRow::enrolled(&row.name, &token_id, credential, wall);
+            node.labels.clone_from(&row.labels);
+            node.eligible = row.eligible;
+            let enrolled = record("node.enrolled", &key).because(format!("name {}", node.name));
+            commit = commit.audit(record("token.used", &token_id)).audit(enrolled);
+            node
+        }
+        Some(old) => {
+            commit = commit.require_at(NODES, key.clone(), old.position);
+            let mut node = old.row.clone();
+            node.replace(token_id.clone(), credential, wall.unix_ms());
+            let replaced = record("node.replaced", &key).because(format!("name {}", node.name));
+            commit = commit.audit(record("token.used", &token_id)).audit(replaced);
+            if old.row.credential.revoked_at_unix_ms.is_none() {
+                let why = "another host took the node's place";
+                commit = commit.audit(record("node.credential.revoked", &key).because(why));
+            }
+            node
+        }
+    };
+    let commit = commit.put_json(ENROLLMENTS, token_id, &token).put_json(NODES, key, &node);
+    Claimed { token, node, commit }
+}
+
+/// Whether the certificate that a claim gave may be given again: its answer was lost.
+pub(crate) fn may_repeat(node: &NodeRow, claim: &ClaimRow) -> bool {
+    let credential = &node.credential;
+    node.lifecycle != Lifecycle::Decommissioned
+        && credential.revoked_at_unix_ms.is_none()
+        && credential.key_sha256 == claim.key_hash
+}
