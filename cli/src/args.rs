@@ -4,6 +4,8 @@
 //! secret; the hidden ones that look as if they did exist to refuse it with an explanation.
 
 mod ctl;
+mod node;
+mod records;
 mod span;
 mod verbs;
 
@@ -12,8 +14,10 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use ctl::{CtlArgs, Global, Noun};
+pub(crate) use node::NodeVerb;
+pub(crate) use records::{AuditFilter, AuditVerb, CaVerb, SettingsVerb, Step};
 pub(crate) use verbs::{
-    CommandVerb, EdgeTokenVerb, EdgeVerb, EventsArgs, KeyVerb, NodeVerb, OperatorVerb, Role, TokenVerb,
+    CommandVerb, EdgeTokenVerb, EdgeVerb, EventsArgs, KeyVerb, OperatorVerb, Role, TokenVerb,
 };
 
 /// Runs LLM engines on many sites and lets operators steer all of them from one place.
@@ -145,7 +149,7 @@ pub(crate) enum NodeDaemonVerb {
 /// How checks are printed.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct DoctorFlags {
-    /// How to print it: table, json or jsonl
+    /// How to print it: table, json, jsonl or yaml
     #[arg(short, long, value_enum, default_value = "table", hide_possible_values = true)]
     pub(crate) output: crate::output::Format,
 }
@@ -162,7 +166,7 @@ pub(crate) struct TokenSource {
     /// Refused: other users of this host can read command lines
     #[arg(long, hide = true, value_name = "TOKEN", num_args = 0..=1)]
     pub(crate) token: Option<Option<String>>,
-    /// How to print what it joined as: table, json or jsonl
+    /// How to print what it joined as: table, json, jsonl or yaml
     #[arg(short, long, value_enum, default_value = "table", hide_possible_values = true)]
     pub(crate) output: crate::output::Format,
 }

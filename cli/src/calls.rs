@@ -31,6 +31,7 @@ pub(crate) struct Call {
     pub(crate) args: Map<String, Value>,
     pub(crate) reason: String,
     pub(crate) dry_run: bool,
+    pub(crate) confirm: String,
 }
 
 impl Call {
@@ -59,6 +60,13 @@ impl Call {
     #[must_use]
     pub(crate) fn reason(mut self, reason: Option<&str>) -> Self {
         self.reason = reason.unwrap_or_default().to_owned();
+        self
+    }
+
+    /// With the name that was typed for what cannot be undone.
+    #[must_use]
+    pub(crate) fn confirm(mut self, name: &str) -> Self {
+        self.confirm = name.to_owned();
         self
     }
 
@@ -147,7 +155,7 @@ impl Client {
             args: Some(call.args.clone()),
             reason: call.reason.clone(),
             dry_run: call.dry_run,
-            confirm: String::new(),
+            confirm: call.confirm.clone(),
             deadline_ms: None,
             client: concat!("umbel ctl ", env!("CARGO_PKG_VERSION")).to_owned(),
         };

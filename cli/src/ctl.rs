@@ -4,6 +4,7 @@
 //! noun to its own file. Invariant: what a write is about is one thing, named in full or confirmed.
 
 mod audit;
+mod ca;
 mod command;
 mod edge;
 mod events;
@@ -13,6 +14,7 @@ mod node;
 mod operator;
 mod pick;
 mod queue;
+mod settings;
 mod status;
 mod token;
 
@@ -29,7 +31,7 @@ use crate::{
     client::{Client, find_server, interactive},
     exit::{Exit, Failure, Outcome},
     mint::Manner,
-    output::{Format, Style, Table, indent, line, put, say, width},
+    output::{Format, Style, Table, line, put, say, width},
 };
 
 /// What every command of `ctl` works with.
@@ -70,9 +72,20 @@ pub(crate) async fn run(args: CtlArgs) -> Outcome {
 
 /// Whether the command only reads and ends by itself.
 fn is_list(noun: &Noun) -> bool {
-    use crate::args::{CommandVerb, EdgeTokenVerb, EdgeVerb, KeyVerb, NodeVerb, OperatorVerb, TokenVerb};
+    use crate::args::{
+        CaVerb, CommandVerb, EdgeTokenVerb, EdgeVerb, KeyVerb, NodeVerb, OperatorVerb, SettingsVerb,
+        TokenVerb,
+    };
     match noun {
-        Noun::Status { .. } | Noun::Queue { .. } | Noun::Audit { .. } => true,
+        Noun::Status { .. } | Noun::Queue { .. } | Noun::Audit { verb: None, .. } => true,
+        Noun::Audit { .. } => false,
+        Noun::Ca { verb } => matches!(verb, None | Some(CaVerb::Show)),
+        Noun::Settings { verb } => matches!(
+            verb,
+            None | Some(
+                SettingsVerb::Show { .. } | SettingsVerb::Status { .. } | SettingsVerb::History { .. }
+            )
+        ),
         Noun::Events(_) => false,
         Noun::Edge { verb, .. } => matches!(
             verb,
@@ -83,7 +96,7 @@ fn is_list(noun: &Noun) -> bool {
             )
         ),
         Noun::Node { verb, .. } => {
-            matches!(verb, None | Some(NodeVerb::List | NodeVerb::Show { .. } | NodeVerb::Why { .. }))
+            matches!(verb, None | Some(NodeVerb::List { .. } | NodeVerb::Show { .. } | NodeVerb::Why { .. }))
         }
         Noun::Command { verb, .. } => matches!(verb, None | Some(CommandVerb::Show { .. })),
         Noun::Token { verb, .. } => matches!(verb, None | Some(TokenVerb::List)),
@@ -104,7 +117,9 @@ impl Ctl {
             Noun::Key { id, verb } => key::run(self, id.as_deref(), verb.as_ref()).await,
             Noun::Operator { id, verb } => operator::run(self, id.as_deref(), verb.as_ref()).await,
             Noun::Queue { model } => queue::run(self, model.as_deref()).await,
-            Noun::Audit { limit } => audit::run(self, *limit).await,
+            Noun::Settings { verb } => settings::run(self, verb.as_ref()).await,
+            Noun::Audit { filter, limit, verb } => audit::run(self, filter, *limit, verb.as_ref()).await,
+            Noun::Ca { verb } => ca::run(self, verb.as_ref()).await,
         }
     }
 
@@ -163,25 +178,42 @@ impl Ctl {
         if matches!(answer.trim(), "y" | "Y" | "yes") { Ok(()) } else { Err(Failure::failed("not done")) }
     }
 
-    /// Prints one object as JSON, if that is the format.
-    pub(crate) fn put_object(&self, raw: &str) -> bool {
-        match self.global.output {
-            Format::Json => put(&indent(raw)),
-            Format::Jsonl => put(&line(raw)),
-            _ => return false,
+    /// Has the name of what is ended for good typed once more: with the flag, or where somebody can be asked.
+    pub(crate) fn confirm_name(&self, typed: Option<&str>, name: &str, what: &str) -> Outcome {
+        let matches = |typed: &str| {
+            if typed == name {
+                return Ok(());
+            }
+            Err(Failure::usage(format!("`{}` is not {name}: nothing was done", typed.trim())))
+        };
+        if let Some(typed) = typed {
+            return matches(typed);
         }
-        true
+        if !std::io::stdin().is_terminal() {
+            return Err(Failure::usage(what).remedy(format!("add --confirm {name}")));
+        }
+        let mut err = std::io::stderr().lock();
+        write!(err, "{what}. Type its name to go on: ")?;
+        err.flush()?;
+        let mut answer = String::new();
+        std::io::stdin().lock().read_line(&mut answer)?;
+        matches(answer.trim_end_matches(['\r', '\n']))
     }
 
-    /// Prints a list as JSON, if that is the format: one array, or one object a line.
+    /// Prints one object for programs, if that is the format.
+    pub(crate) fn put_object(&self, raw: &str) -> bool {
+        self.global.output.object(raw).inspect(|text| put(text)).is_some()
+    }
+
+    /// Prints a list for programs, if that is the format: one list, or one object a line.
     pub(crate) fn put_list(&self, items: &[Box<RawValue>]) -> bool {
         match self.global.output {
-            Format::Json => {
-                let all: Vec<&str> = items.iter().map(|item| item.get()).collect();
-                put(&indent(&format!("[{}]", all.join(","))));
-            }
             Format::Jsonl => items.iter().for_each(|item| put(&line(item.get()))),
-            _ => return false,
+            format => {
+                let all: Vec<&str> = items.iter().map(|item| item.get()).collect();
+                let Some(text) = format.object(&format!("[{}]", all.join(","))) else { return false };
+                put(&text);
+            }
         }
         true
     }

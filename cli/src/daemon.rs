@@ -60,7 +60,7 @@ pub(crate) fn control_plane(args: ControlPlaneArgs) -> Outcome {
         }
         Some(ControlPlaneVerb::Init(flags)) => {
             let made = tier::init(&config).map_err(ending)?;
-            if flags.output.is_json() {
+            if flags.output.is_object() {
                 let object = serde_json::json!({
                     "ca_file": made.ca_file,
                     "ca_sha256": made.ca_sha256,
@@ -129,7 +129,7 @@ pub(crate) fn edge(args: EdgeArgs) -> Outcome {
         Some(EdgeDaemonVerb::Enroll(source)) => {
             let token = secrets::read_enrollment_token(&source)?;
             let enrolled = tier::enroll(&config, &token).map_err(ending)?;
-            if source.output.is_json() {
+            if source.output.is_object() {
                 let object = serde_json::json!({
                     "control_plane_id": enrolled.control_plane_id,
                     "edge_id": enrolled.edge_id,
@@ -187,7 +187,7 @@ pub(crate) fn node(args: NodeArgs) -> Outcome {
         Some(NodeDaemonVerb::Enroll(source)) => {
             let token = secrets::read_enrollment_token(&source)?;
             let enrolled = tier::enroll(&config, &token).map_err(ending)?;
-            if source.output.is_json() {
+            if source.output.is_object() {
                 return print_object(&enrolled, source.output);
             }
             let how = if enrolled.already { "Enrolled already" } else { "Enrolled" };
@@ -203,7 +203,7 @@ pub(crate) fn node(args: NodeArgs) -> Outcome {
         Some(NodeDaemonVerb::Doctor(flags)) => checks(&flags, &tier::doctor(&config)),
         Some(NodeDaemonVerb::Status(flags)) => {
             let status = tier::status(&config.socket).map_err(ending)?;
-            if flags.output.is_json() {
+            if flags.output.is_object() {
                 return print_object(&status, flags.output);
             }
             put(&hardware::status(status));

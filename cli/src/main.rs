@@ -84,7 +84,7 @@ fn block_on(work: impl Future<Output = Outcome>) -> Outcome {
 fn version(output: Format) -> Outcome {
     let version = env!("CARGO_PKG_VERSION");
     let (control, node) = (umbel_contracts::CONTROL_PROTOCOL, umbel_contracts::NODE_PROTOCOL);
-    if output.is_json() {
+    if output.is_object() {
         let object = serde_json::json!({
             "version": version,
             "protocols": {
@@ -92,11 +92,7 @@ fn version(output: Format) -> Outcome {
                 "node": { "min": node.min, "max": node.max },
             },
         });
-        put(&if output == Format::Jsonl {
-            output::line(&object.to_string())
-        } else {
-            output::indent(&object.to_string())
-        });
+        output.object(&object.to_string()).iter().for_each(|text| put(text));
     } else {
         put(&format!(
             "umbel {version}\nprotocols: control {} to {}, node {} to {}\n",

@@ -8,6 +8,7 @@ use std::{collections::BTreeMap, time::Duration};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use umbel_contracts::objects::{EdgeEnrollmentObject, EdgeEnrollmentRequest, OperatorRequest, Role};
+use umbel_contracts::operations::EnrollmentCreateArgs;
 use umbel_wire::{
     EdgeId,
     secret::{Secret, SecretText},
@@ -52,6 +53,8 @@ pub(crate) struct NodeTokenWish {
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) expires: Duration,
     pub(crate) eligible: bool,
+    /// The node that it gives a new key to.
+    pub(crate) replace: Option<String>,
 }
 
 /// What is read of the result of `enrollment.create`.
@@ -79,14 +82,15 @@ pub(crate) async fn node_token(
     manner: &Manner,
 ) -> Outcome<Option<Minted>> {
     let (token_id, secret) = (new_id(), Secret::generate());
-    let args = json!({
-        "token_id": token_id,
-        "secret_sha256": secret.hash().to_hex(),
-        "name": wish.name,
-        "labels": wish.labels,
-        "expires_in_seconds": wish.expires.as_secs(),
-        "eligible": wish.eligible,
-    });
+    let args = EnrollmentCreateArgs {
+        token_id: token_id.clone(),
+        secret_sha256: secret.hash().to_hex(),
+        name: wish.name.clone(),
+        labels: wish.labels.clone(),
+        expires_in_seconds: wish.expires.as_secs(),
+        eligible: wish.eligible,
+        replace: wish.replace.clone(),
+    };
     let raw = send(client, edge, Call::new("enrollment.create").args(&args)?, manner).await?;
     if manner.dry_run {
         return Ok(None);

@@ -7,11 +7,13 @@ mod json;
 mod style;
 mod table;
 mod words;
+mod yaml;
 
 pub(crate) use json::{indent, line, members};
 pub(crate) use style::{ColorChoice, Style, Tone, state_tone};
 pub(crate) use table::{Column, Table, details, width};
-pub(crate) use words::{age_ms, ago, bytes, clock, count, duration_ms, utc};
+pub(crate) use words::{age_ms, ago, bytes, clock, count, duration_ms, until, utc};
+pub(crate) use yaml::yaml;
 
 use std::borrow::Cow;
 use std::io::Write as _;
@@ -29,14 +31,26 @@ pub(crate) enum Format {
     Json,
     /// One object a line.
     Jsonl,
+    /// The API's object as YAML.
+    Yaml,
     /// Names or ids only, one a line.
     Name,
 }
 
 impl Format {
-    /// Whether programs read it.
-    pub(crate) fn is_json(self) -> bool {
-        matches!(self, Format::Json | Format::Jsonl)
+    /// Whether programs read it: the API's object, whole.
+    pub(crate) fn is_object(self) -> bool {
+        matches!(self, Format::Json | Format::Jsonl | Format::Yaml)
+    }
+
+    /// One JSON value in this format, if it is one for objects.
+    pub(crate) fn object(self, raw: &str) -> Option<String> {
+        match self {
+            Format::Json => Some(indent(raw)),
+            Format::Jsonl => Some(line(raw)),
+            Format::Yaml => Some(yaml(raw)),
+            Format::Table | Format::Wide | Format::Name => None,
+        }
     }
 }
 

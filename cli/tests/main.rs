@@ -6,6 +6,8 @@
 mod configuration;
 mod ctl;
 mod dev;
+mod nodes;
+mod records;
 mod run;
 mod secrets;
 mod server;

@@ -8,8 +8,10 @@ use std::{path::PathBuf, time::Duration};
 use clap::{Args, Subcommand};
 
 use super::{
+    node::NodeVerb,
+    records::{AuditFilter, AuditVerb, CaVerb, SettingsVerb},
     span::span,
-    verbs::{CommandVerb, EdgeVerb, EventsArgs, KeyVerb, NodeVerb, OperatorVerb, TokenVerb},
+    verbs::{CommandVerb, EdgeVerb, EventsArgs, KeyVerb, OperatorVerb, TokenVerb},
 };
 use crate::output::{ColorChoice, Format};
 
@@ -33,7 +35,7 @@ pub(crate) struct CtlArgs {
 /// Flags of every `ctl` command.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Global {
-    /// table, wide (every column), json (the API's object), jsonl (one object a line), name
+    /// table, wide (every column), json (the API's object), jsonl (one object a line), yaml, name
     #[arg(
         short,
         long,
@@ -92,7 +94,7 @@ pub(crate) struct Global {
     /// Which sites: a name, a glob or `all`
     #[arg(short, long, global = true, value_name = "SITE", help_heading = "What")]
     pub(crate) site: Option<String>,
-    /// Why; kept in the audit. Required for drain and revoke
+    /// Why; kept in the audit. Required for drain, disable, revoke, decommission and rollback
     #[arg(short = 'm', long = "reason", global = true, value_name = "TEXT", help_heading = "Change")]
     pub(crate) reason: Option<String>,
     /// Only say what would change
@@ -121,13 +123,17 @@ const NODE_EXAMPLES: &str = "Examples:
   umbel ctl node                                  the nodes of every site
   umbel ctl node gpu-3 -o json                    one of them, as the API has it
   umbel ctl node why gpu-3                        every check with the next step
-  umbel ctl node drain gpu-3 -m 'PSU swap' --deadline 10m";
+  umbel ctl node drain gpu-3 -m 'PSU swap' --deadline 10m
+  umbel ctl node label gpu-3 rack=r12 spare-      sets one label, takes one away
+  umbel ctl node disable gpu-3 -m 'bad memory'    keeps it out until it is enabled
+  umbel ctl node decommission gpu-3 --preview     what is lost when it is retired";
 const COMMAND_EXAMPLES: &str = "Examples:
   umbel ctl node drain gpu-3 -m why --detach      prints the command's id
   umbel ctl command watch ID                      follows it; Ctrl-C detaches";
 const TOKEN_EXAMPLES: &str = "Examples:
   umbel ctl token create gpu-4 --site berlin --label rack=r12
   umbel ctl token create gpu-4 --eligible | ssh gpu-4 sudo umbel node enroll -
+  umbel ctl token create --replace gpu-4          its key or its machine was lost
   umbel ctl token revoke ID -m 'sent to the wrong person'";
 const KEY_EXAMPLES: &str = "Examples:
   umbel ctl key create webshop --site berlin --out webshop.key
@@ -135,6 +141,26 @@ const KEY_EXAMPLES: &str = "Examples:
 const OPERATOR_EXAMPLES: &str = "Examples:
   umbel ctl operator create ada --role admin --out ada.token
   umbel ctl operator revoke ada -m 'left the team'";
+
+const SETTINGS_EXAMPLES: &str = "Examples:
+  umbel ctl settings                              what is set, and how far it has got
+  umbel ctl settings set agents.default.log.level=debug -m 'look for a leak'
+  umbel ctl settings set agents.nodes.gpu-3.engines.chat.capacity=8
+  umbel ctl settings show --node gpu-3            what is in force there
+  umbel ctl settings history; umbel ctl settings diff 6 7
+  umbel ctl settings rollback 6 -m 'as before'";
+const AUDIT_EXAMPLES: &str = "Examples:
+  umbel ctl audit --site berlin --action 'node.*' --since 2d
+  umbel ctl audit tail -f
+  umbel ctl audit verify --site berlin
+  umbel ctl audit export --site berlin --out berlin.audit; umbel ctl audit verify --file berlin.audit
+
+Without --site the server's own record: a control plane's of commands, an edge's of its site.";
+const CA_EXAMPLES: &str = "Examples, in this order:
+  umbel ctl ca rotate begin --site berlin         a new authority, told to the nodes
+  umbel ctl ca --site berlin                      until no node lacks it
+  umbel ctl ca rotate switch --site berlin        it signs; nodes get new certificates
+  umbel ctl ca rotate finish --site berlin        the old one is trusted no more";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Noun {
@@ -152,7 +178,7 @@ pub(crate) enum Noun {
         #[command(subcommand)]
         verb: Option<EdgeVerb>,
     },
-    /// Nodes: list, details, why one is not serving, drain
+    /// Nodes: list, details, why one is not serving; drain, disable, rename, retire
     #[command(args_conflicts_with_subcommands = true, after_help = NODE_EXAMPLES)]
     Node {
         /// Show this node: a name or id, or the start of one
@@ -199,12 +225,27 @@ pub(crate) enum Noun {
         /// Only this model
         model: Option<String>,
     },
+    /// A site's settings: the edge's own and those of its nodes' agents
+    #[command(visible_alias = "config", after_help = SETTINGS_EXAMPLES)]
+    Settings {
+        #[command(subcommand)]
+        verb: Option<SettingsVerb>,
+    },
     /// Who did what
-    ///
-    /// Without --site the control plane's own record of commands; with --site the site's.
+    #[command(args_conflicts_with_subcommands = true, after_help = AUDIT_EXAMPLES)]
     Audit {
+        #[command(flatten)]
+        filter: AuditFilter,
         /// The last N records
         #[arg(short = 'n', long, default_value_t = 50, value_name = "N")]
         limit: u32,
+        #[command(subcommand)]
+        verb: Option<AuditVerb>,
+    },
+    /// A site's certificate authority, and changing it
+    #[command(after_help = CA_EXAMPLES)]
+    Ca {
+        #[command(subcommand)]
+        verb: Option<CaVerb>,
     },
 }

@@ -57,44 +57,6 @@ pub(crate) enum EdgeTokenVerb {
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum NodeVerb {
-    /// List the nodes
-    #[command(alias = "ls")]
-    List,
-    /// Show one node
-    Show {
-        /// A name or id, or the start of one
-        name: String,
-    },
-    /// What keeps a node from serving: every check with the next step
-    Why {
-        /// A name or id, or the start of one
-        name: String,
-    },
-    /// Give it no more requests and wait for those that run; its engines stay
-    Drain {
-        /// A name or id, or the start of one
-        name: String,
-        /// How long running requests may take
-        #[arg(long, value_name = "SPAN", value_parser = span)]
-        deadline: Option<Duration>,
-    },
-    /// Give it requests again
-    Undrain {
-        /// A name or id, or the start of one
-        name: String,
-    },
-    /// Whether the site may give it requests at all
-    Eligible {
-        /// A name or id, or the start of one
-        name: String,
-        /// yes or no
-        #[arg(default_value = "yes", value_parser = ["yes", "no"])]
-        value: String,
-    },
-}
-
-#[derive(Debug, Subcommand)]
 pub(crate) enum CommandVerb {
     /// Show how a command stands
     Show {
@@ -131,7 +93,12 @@ pub(crate) enum TokenVerb {
     /// Make a token for one node and print it once
     Create {
         /// The node's name
-        name: String,
+        #[arg(required_unless_present = "replace")]
+        name: Option<String>,
+        /// For a node that lost its key or its machine: it stays the same node, and its old credential is revoked when
+        /// the token is used
+        #[arg(long, value_name = "NODE", conflicts_with_all = ["name", "label", "eligible"])]
+        replace: Option<String>,
         /// A label, KEY=VALUE; may be repeated
         #[arg(long, value_name = "KEY=VALUE")]
         label: Vec<String>,

@@ -120,7 +120,7 @@ fn finish(ctl: &Ctl, told: &Told, done: &str) -> Outcome {
     ctl.put_object(told.raw());
     told.check()?;
     warn(told.command.result.as_ref());
-    if !ctl.global.output.is_json() {
+    if !ctl.global.output.is_object() {
         let replayed = if told.command.replayed { " (it was done already under this id)" } else { "" };
         let done = if done.is_empty() { told.command.phase.as_str() } else { done };
         say(&format!("{}{replayed}", printable(done)));
@@ -172,7 +172,7 @@ async fn steps(ctl: &Ctl, edge: &str, id: &str, done: &str) -> Outcome {
                         (seen, tries) = (Some(step.sequence), 0);
                         if ctl.global.output == Format::Jsonl && !step.phase.is_end() {
                             put(&line(&event.data));
-                        } else if !ctl.global.output.is_json() {
+                        } else if !ctl.global.output.is_object() {
                             tell(ctl, &step, &mut last);
                         }
                         if step.phase.is_end() {
@@ -205,7 +205,7 @@ async fn steps(ctl: &Ctl, edge: &str, id: &str, done: &str) -> Outcome {
 }
 
 async fn ended(ctl: &Ctl, edge: &str, id: &str, step: &CommandEventObject, done: &str) -> Outcome {
-    if ctl.global.output.is_json() {
+    if ctl.global.output.is_object() {
         let told = ctl.client.command_show(edge, id).await?;
         return finish(ctl, &told, done);
     }

@@ -38,7 +38,7 @@ pub(crate) async fn run(ctl: &Ctl, name: Option<&str>, verb: Option<&EdgeVerb>) 
                 }
                 let handover = Handover::open(out.as_deref(), false)?;
                 let made = mint::edge_token(&ctl.client, site, *expires).await?;
-                if ctl.global.output.is_json() && out.is_none() {
+                if ctl.global.output.is_object() && out.is_none() {
                     ctl.put_object(&made.with_secret("token")?);
                     return Ok(());
                 }
@@ -189,12 +189,8 @@ async fn revoke(ctl: &Ctl, name: &str, confirm: Option<&str>) -> Outcome {
         ));
         return Ok(());
     }
-    if confirm != Some(name) {
-        return Err(Failure::usage(format!(
-            "revoking ends the connection of {name}; its edge must enroll anew to come back"
-        ))
-        .remedy(format!("add --confirm {name}")));
-    }
+    let what = format!("revoking ends the connection of {name}; its edge must enroll anew to come back");
+    ctl.confirm_name(confirm, name, &what)?;
     let body = ReasonBody { reason: reason.to_owned() };
     let path = format!("{PATH}/{}/credential:revoke", segment(name));
     let answer = ctl.client.post(&path, &[], &body, std::time::Duration::ZERO).await?;

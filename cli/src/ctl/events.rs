@@ -95,7 +95,7 @@ impl<'a> Reader<'a> {
         match self.ctl.global.output {
             Format::Jsonl => put(&line(&with_id(event))),
             // An endless array would never be valid JSON, so a followed list is one object a line.
-            Format::Json => self.json.push(with_id(event)),
+            Format::Json | Format::Yaml => self.json.push(with_id(event)),
             Format::Name => put(event.id.as_deref().unwrap_or_default()),
             Format::Table | Format::Wide => self.row(&object).await,
         }
@@ -153,8 +153,8 @@ impl<'a> Reader<'a> {
     }
 
     fn end(self, interrupted: bool) -> Outcome {
-        if self.ctl.global.output == Format::Json {
-            put(&crate::output::indent(&format!("[{}]", self.json.join(","))));
+        if let Format::Json | Format::Yaml = self.ctl.global.output {
+            self.ctl.put_object(&format!("[{}]", self.json.join(",")));
         } else if !self.began && !interrupted {
             say("No events yet. Follow what comes: umbel ctl events -f");
         }

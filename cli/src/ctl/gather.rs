@@ -3,7 +3,7 @@
 //! Invariant: a site that does not answer hides nothing of the others and is always named.
 
 use futures_util::StreamExt as _;
-use serde_json::{json, value::RawValue};
+use serde_json::{Map, Value, value::RawValue};
 
 use super::{Ctl, with_site};
 use crate::{
@@ -22,7 +22,8 @@ const PAGE: u32 = 1000;
 pub(crate) struct Gathered {
     /// Each entry with its site, as the site wrote it.
     pub(crate) items: Vec<(String, Box<RawValue>)>,
-    silent: Vec<String>,
+    /// Sites that did not answer.
+    pub(crate) silent: Vec<String>,
 }
 
 impl Gathered {
@@ -48,10 +49,20 @@ pub(crate) fn silent(sites: &[String], what: &str) -> Outcome {
 
 /// Asks the selected sites for the list that stands under `key` in the operation's result.
 pub(crate) async fn gather(ctl: &Ctl, operation: &'static str, key: &str) -> Outcome<Gathered> {
+    gather_with(ctl, operation, key, &Map::new()).await
+}
+
+/// As [`gather`], with more arguments than those of a page.
+pub(crate) async fn gather_with(
+    ctl: &Ctl,
+    operation: &'static str,
+    key: &str,
+    more: &Map<String, Value>,
+) -> Outcome<Gathered> {
     let sites: Vec<String> = ctl.sites().await?.into_iter().map(|edge| edge.edge_id).collect();
     let only = sites.len() == 1;
     let mut answers = futures_util::stream::iter(sites)
-        .map(|site| async move { (pages(ctl, &site, operation, key).await, site) })
+        .map(|site| async move { (pages(ctl, &site, operation, key, more).await, site) })
         .buffered(AT_ONCE);
     let mut gathered = Gathered::default();
     while let Some((answer, site)) = answers.next().await {
@@ -66,7 +77,13 @@ pub(crate) async fn gather(ctl: &Ctl, operation: &'static str, key: &str) -> Out
     Ok(gathered)
 }
 
-async fn pages(ctl: &Ctl, site: &str, operation: &'static str, key: &str) -> Outcome<Vec<Box<RawValue>>> {
+async fn pages(
+    ctl: &Ctl,
+    site: &str,
+    operation: &'static str,
+    key: &str,
+    more: &Map<String, Value>,
+) -> Outcome<Vec<Box<RawValue>>> {
     #[derive(serde::Deserialize)]
     struct Next {
         next_cursor: Option<String>,
@@ -74,10 +91,11 @@ async fn pages(ctl: &Ctl, site: &str, operation: &'static str, key: &str) -> Out
     let mut items = Vec::new();
     let mut cursor: Option<String> = None;
     loop {
-        let args = match &cursor {
-            Some(cursor) => json!({ "limit": PAGE, "cursor": cursor }),
-            None => json!({ "limit": PAGE }),
-        };
+        let mut args = more.clone();
+        args.insert("limit".to_owned(), PAGE.into());
+        if let Some(cursor) = &cursor {
+            args.insert("cursor".to_owned(), cursor.as_str().into());
+        }
         let told = ctl.client.ask(site, &Call::new(operation).args(&args)?).await?;
         let raw = told.result_raw()?;
         items.extend(members(&raw, key));

@@ -27,7 +27,7 @@ pub(crate) async fn run(ctl: &Ctl, id: Option<&str>, verb: Option<&KeyVerb>) -> 
                 say(&format!("Would make a key for {name} at {site}."));
                 return Ok(());
             };
-            if ctl.global.output.is_json() && out.is_none() {
+            if ctl.global.output.is_object() && out.is_none() {
                 ctl.put_object(&made.with_secret("key")?);
                 return Ok(());
             }

@@ -32,7 +32,7 @@ pub(crate) async fn run(ctl: &Ctl, id: Option<&str>, verb: Option<&OperatorVerb>
             }
             let handover = Handover::open(out.as_deref(), false)?;
             let made = mint::operator(&ctl.client, name, role).await?;
-            if ctl.global.output.is_json() && out.is_none() {
+            if ctl.global.output.is_object() && out.is_none() {
                 ctl.put_object(&made.with_secret("token")?);
                 return Ok(());
             }

@@ -19,7 +19,7 @@ pub(crate) async fn run(ctl: &Ctl, check: bool) -> Outcome {
         status.sites.retain(|site| meant.contains(&site.edge_id));
     }
     match ctl.global.output {
-        Format::Json => drop(ctl.put_object(answer.raw()?)),
+        Format::Json | Format::Yaml => drop(ctl.put_object(answer.raw()?)),
         Format::Jsonl => drop(ctl.put_list(&members(answer.raw()?, "sites"))),
         Format::Name => ctl.put_names(status.sites.iter().map(|site| site.edge_id.as_str())),
         Format::Table | Format::Wide => table(ctl, &status),

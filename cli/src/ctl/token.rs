@@ -1,6 +1,6 @@
 //! `ctl token`: single-use tokens with which a node joins a site.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::Path};
 
 use umbel_contracts::{objects::EnrollmentState, operations::EnrollmentObject};
 
@@ -22,39 +22,57 @@ pub(crate) async fn run(ctl: &Ctl, id: Option<&str>, verb: Option<&TokenVerb>) -
         (None | Some(TokenVerb::List), None) => list(ctl).await,
         (None | Some(TokenVerb::List), Some(id)) => show(ctl, id).await,
         (Some(TokenVerb::Revoke { id }), _) => revoke(ctl, id).await,
-        (Some(TokenVerb::Create { name, label, expires, eligible, out }), _) => {
-            let wish = NodeTokenWish {
-                name: name.clone(),
+        (Some(TokenVerb::Create { name, replace, label, expires, eligible, out }), _) => {
+            let mut wish = NodeTokenWish {
+                name: name.clone().unwrap_or_default(),
                 labels: labels(label)?,
                 expires: *expires,
                 eligible: *eligible,
+                replace: None,
             };
-            let site = ctl.one_site().await?;
-            let handover = Handover::open(out.as_deref(), ctl.global.dry_run)?;
-            let Some(made) = mint::node_token(&ctl.client, &site, &wish, &ctl.manner()).await? else {
-                say(&format!("Would make a token with which {name} joins {site}."));
-                return Ok(());
+            let site = match replace {
+                None => ctl.one_site().await?,
+                Some(replaced) => {
+                    let node = super::node::whole(ctl, replaced).await?;
+                    (wish.name, wish.replace) = (node.node.name, Some(node.node.node_id));
+                    node.edge_id
+                }
             };
-            if ctl.global.output.is_json() && out.is_none() {
-                ctl.put_object(&made.with_secret("token")?);
-                return Ok(());
-            }
-            handover.give(made.text.expose(), "enrollment token")?;
-            let traffic = if *eligible {
-                "It gets requests as soon as it is ready.".to_owned()
-            } else {
-                format!("It gets requests after: umbel ctl node eligible {name}")
-            };
-            say(&format!(
-                "For the node {name} at {site}, once, until {}. Id {}.\nOn its host: umbel node enroll, and paste it. \
-                 {traffic}\nUndo: umbel ctl token revoke {} -m 'why'",
-                utc(made.expires_at),
-                made.id,
-                made.id,
-            ));
-            Ok(())
+            create(ctl, &site, &wish, out.as_deref()).await
         }
     }
+}
+
+async fn create(ctl: &Ctl, site: &str, wish: &NodeTokenWish, out: Option<&Path>) -> Outcome {
+    let name = &wish.name;
+    let handover = Handover::open(out, ctl.global.dry_run)?;
+    let Some(made) = mint::node_token(&ctl.client, site, wish, &ctl.manner()).await? else {
+        say(&match wish.replace {
+            None => format!("Would make a token with which {name} joins {site}."),
+            Some(_) => format!("Would make a token with which a host becomes {name} at {site}."),
+        });
+        return Ok(());
+    };
+    if ctl.global.output.is_object() && out.is_none() {
+        ctl.put_object(&made.with_secret("token")?);
+        return Ok(());
+    }
+    handover.give(made.text.expose(), "enrollment token")?;
+    let what = match (&wish.replace, wish.eligible) {
+        (Some(_), _) => format!(
+            "The host that uses it becomes {name}, with a new key; the old credential is revoked then, not before."
+        ),
+        (None, true) => "It gets requests as soon as it is ready.".to_owned(),
+        (None, false) => format!("It gets requests after: umbel ctl node eligible {name}"),
+    };
+    say(&format!(
+        "For the node {name} at {site}, once, until {}. Id {}.\nOn its host: umbel node enroll, and paste it. {what}\n\
+         Undo: umbel ctl token revoke {} -m 'why'",
+        utc(made.expires_at),
+        made.id,
+        made.id,
+    ));
+    Ok(())
 }
 
 fn labels(words: &[String]) -> Outcome<BTreeMap<String, String>> {
@@ -91,6 +109,7 @@ async fn list(ctl: &Ctl) -> Outcome {
         Column::state("ELIGIBLE"),
         Column::left("LABELS").wide(),
         Column::left("NODE ID").wide(),
+        Column::left("REPLACES").wide(),
     ]);
     let mut names = Vec::new();
     for (site, raw) in &gathered.items {
@@ -107,6 +126,7 @@ async fn list(ctl: &Ctl) -> Outcome {
             if token.eligible { "yes" } else { "no" }.to_owned(),
             super::node::labels(&token.labels),
             token.node_id.clone().unwrap_or_default(),
+            token.replaces.clone().unwrap_or_default(),
         ]);
     }
     if ctl.global.output == Format::Name {
@@ -151,6 +171,7 @@ async fn show(ctl: &Ctl, id: &str) -> Outcome {
         ("Labels", super::node::labels(&token.labels)),
         ("Used", token.used_at.map_or("no".to_owned(), |at| utc(Some(at)))),
         ("Node id", token.node_id.unwrap_or_else(|| "-".to_owned())),
+        ("Replaces", token.replaces.unwrap_or_else(|| "-".to_owned())),
     ]));
     Ok(())
 }

@@ -9,12 +9,12 @@ use umbel_contracts::daemon::Check;
 use crate::{
     args::DoctorFlags,
     exit::{Exit, Failure, Outcome},
-    output::{ColorChoice, Column, Format, Style, Table, Tone, details, indent, line, put, width},
+    output::{ColorChoice, Column, Format, Style, Table, Tone, details, put, width},
 };
 
 /// Prints the steps of a doctor; a failed one is exit code 3.
 pub(super) fn checks(flags: &DoctorFlags, checks: &[Check]) -> Outcome {
-    if flags.output.is_json() {
+    if flags.output.is_object() {
         print_object(checks, flags.output)?;
     } else {
         let style = Style::stdout(ColorChoice::Auto);
@@ -47,7 +47,7 @@ pub(super) fn checks(flags: &DoctorFlags, checks: &[Check]) -> Outcome {
 
 pub(super) fn print_object<T: Serialize + ?Sized>(object: &T, format: Format) -> Outcome {
     let raw = serde_json::to_string(object).map_err(|error| Failure::failed(error.to_string()))?;
-    put(&if format == Format::Jsonl { line(&raw) } else { indent(&raw) });
+    format.object(&raw).iter().for_each(|text| put(text));
     Ok(())
 }
 

@@ -141,6 +141,7 @@ async fn start_node(plan: &mut Plan, index: usize, node: &Node, daemons: &mut Ve
             labels: [("fleet".to_owned(), "dev".to_owned())].into(),
             expires: TOKEN_LIFE,
             eligible: true,
+            replace: None,
         };
         let edge = local(&plan.edge_socket(site));
         let token = mint::node_token(&edge, &site.name, &wish, &Manner::default()).await?;

@@ -36,6 +36,12 @@ pub(crate) fn ago(at: Option<Timestamp>) -> String {
     })
 }
 
+/// How long until `at`, by this host's clock; nothing once it is over.
+pub(crate) fn until(at: Timestamp) -> Option<String> {
+    let ms = at.as_millisecond().saturating_sub(Timestamp::now().as_millisecond());
+    u64::try_from(ms).ok().filter(|ms| *ms > 0).map(duration_ms)
+}
+
 /// An absolute time to the second, with date.
 pub(crate) fn utc(at: Option<Timestamp>) -> String {
     at.map_or_else(String::new, |at| at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string())

@@ -1,0 +1,211 @@
+//! The chain of an audit: checked by the server, exported, and checked again from the exported file alone.
+//!
+//! Owns the arithmetic of an exported file, so that it needs no trust in the server that wrote it. Invariant: a file is
+//! whole only if each hash is that of its entry behind the one before it and no number is left out.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{BufRead as _, BufReader, BufWriter, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::Path,
+};
+
+use data_encoding::HEXLOWER;
+use sha2::{Digest as _, Sha256};
+use umbel_contracts::operations::{AuditExportArgs, AuditExportResult, AuditLine, AuditVerifyResult};
+
+use crate::{
+    calls::Call,
+    client::parse,
+    ctl::Ctl,
+    exit::{Exit, Failure, Outcome},
+    output::{line, members, put, say},
+};
+
+/// Lines on one page.
+const PAGE: u32 = 1000;
+
+/// Asks for the check of the whole chain.
+pub(super) async fn verify(ctl: &Ctl) -> Outcome {
+    let (raw, whose) = match &ctl.global.site {
+        Some(_) => {
+            let site = ctl.one_site().await?;
+            let told = ctl.client.ask(&site, &Call::new("audit.verify")).await?;
+            (told.result_raw()?, format!("the audit of {site}"))
+        }
+        None => {
+            let answer = ctl.client.get("/api/v1/audit/verify").await?;
+            (answer.raw()?.to_owned(), "the server's audit".to_owned())
+        }
+    };
+    tell(ctl, &raw, &parse(&raw)?, &whose)
+}
+
+fn tell(ctl: &Ctl, raw: &str, found: &AuditVerifyResult, whose: &str) -> Outcome {
+    if !ctl.put_object(raw) {
+        put(&format!(
+            "{} entries, numbers {} to {}: {}\nhead sha256:{}\n",
+            found.entries, found.first_sequence, found.last_sequence, found.message, found.last_hash
+        ));
+    }
+    if found.whole {
+        return Ok(());
+    }
+    let at = found.broken_at.map_or_else(String::new, |at| format!(" at number {at}"));
+    Err(Failure::new(Exit::Condition, format!("{whose} is not whole{at}"))
+        .remedy("compare with an earlier export: umbel ctl audit verify --file FILE"))
+}
+
+/// Writes the chain page by page.
+pub(super) async fn export(ctl: &Ctl, after: Option<u64>, out: Option<&Path>) -> Outcome {
+    let site = match &ctl.global.site {
+        Some(_) => Some(ctl.one_site().await?),
+        None => None,
+    };
+    let mut file = match out {
+        None => None,
+        Some(path) => {
+            let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+            let made =
+                made.map_err(|error| Failure::usage(format!("cannot make {}: {error}", path.display())))?;
+            Some((BufWriter::new(made), path))
+        }
+    };
+    let (mut after, mut lines) = (after, 0_u64);
+    loop {
+        let raw = page(ctl, site.as_deref(), after).await?;
+        let result: AuditExportResult = parse(&raw)?;
+        for entry in members(&raw, "lines") {
+            lines += 1;
+            match &mut file {
+                Some((file, _)) => file.write_all(line(entry.get()).as_bytes())?,
+                None => put(&line(entry.get())),
+            }
+        }
+        if result.next_after.is_none() || result.next_after == after {
+            break;
+        }
+        after = result.next_after;
+    }
+    if let Some((mut file, path)) = file {
+        file.flush()?;
+        file.get_ref().sync_all()?;
+        say(&format!(
+            "{lines} records are in {}. Check it any time: umbel ctl audit verify --file {0}",
+            path.display()
+        ));
+    }
+    Ok(())
+}
+
+async fn page(ctl: &Ctl, site: Option<&str>, after: Option<u64>) -> Outcome<String> {
+    match site {
+        Some(site) => {
+            let args = AuditExportArgs { after, limit: Some(PAGE) };
+            let told = ctl.client.ask(site, &Call::new("audit.export").args(&args)?).await?;
+            told.result_raw()
+        }
+        None => {
+            let after = after.map_or_else(String::new, |after| format!("&after={after}"));
+            let answer = ctl.client.get(&format!("/api/v1/audit/export?limit={PAGE}{after}")).await?;
+            Ok(answer.raw()?.to_owned())
+        }
+    }
+}
+
+/// Checks an exported file by itself.
+pub(super) fn verify_file(ctl: &Ctl, path: &Path) -> Outcome {
+    let file = File::open(path)
+        .map_err(|error| Failure::usage(format!("cannot read {}: {error}", path.display())))?;
+    let found = check(BufReader::new(file).lines().map(|line| line.map_err(Failure::from)))?;
+    let raw = serde_json::to_string(&found).map_err(|error| Failure::failed(error.to_string()))?;
+    tell(ctl, &raw, &found, &path.display().to_string())
+}
+
+fn check(lines: impl Iterator<Item = Outcome<String>>) -> Outcome<AuditVerifyResult> {
+    let mut found = AuditVerifyResult {
+        whole: true,
+        entries: 0,
+        first_sequence: 0,
+        last_sequence: 0,
+        last_hash: String::new(),
+        broken_at: None,
+        message: "the chain is whole".to_owned(),
+    };
+    for (number, text) in lines.enumerate() {
+        let text = text?;
+        if text.trim().is_empty() {
+            continue;
+        }
+        let line: AuditLine = serde_json::from_str(&text)
+            .map_err(|error| Failure::usage(format!("line {} is no record: {error}", number + 1)))?;
+        let wrong = if found.entries > 0 && line.sequence != found.last_sequence + 1 {
+            Some(format!("after number {} comes {}", found.last_sequence, line.sequence))
+        } else if found.entries > 0 && line.previous != found.last_hash {
+            Some(format!("number {} does not follow the one before it", line.sequence))
+        } else if hash(&line).as_ref() != Some(&line.hash) {
+            Some(format!("number {} is not what was hashed", line.sequence))
+        } else {
+            None
+        };
+        if found.entries == 0 {
+            found.first_sequence = line.sequence;
+        }
+        found.entries += 1;
+        if let Some(message) = wrong {
+            (found.whole, found.broken_at, found.message) = (false, Some(line.sequence), message);
+            return Ok(found);
+        }
+        (found.last_sequence, found.last_hash) = (line.sequence, line.hash);
+    }
+    Ok(found)
+}
+
+/// SHA-256 over the previous hash and the entry's text, as the operation says.
+fn hash(line: &AuditLine) -> Option<String> {
+    let previous = HEXLOWER.decode(line.previous.as_bytes()).ok()?;
+    let digest = Sha256::new().chain_update(previous).chain_update(line.entry.as_bytes()).finalize();
+    Some(HEXLOWER.encode(&digest))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+    use super::{AuditLine, check, hash};
+
+    fn chain() -> Vec<AuditLine> {
+        let mut previous = "0".repeat(64);
+        (5..9)
+            .map(|sequence| {
+                let entry = format!("{{\"sequence\":{sequence}}}");
+                let mut line = AuditLine { sequence, previous: previous.clone(), entry, hash: String::new() };
+                line.hash = hash(&line).unwrap();
+                previous.clone_from(&line.hash);
+                line
+            })
+            .collect()
+    }
+
+    fn checked(lines: &[AuditLine]) -> (bool, Option<u64>) {
+        let texts = lines.iter().map(|line| Ok(serde_json::to_string(line).unwrap()));
+        let found = check(texts).unwrap();
+        (found.whole, found.broken_at)
+    }
+
+    #[test]
+    fn a_whole_file_is_whole_and_each_change_is_found() {
+        assert_eq!(checked(&chain()), (true, None));
+        let mut changed = chain();
+        changed.get_mut(1).unwrap().entry.push(' ');
+        assert_eq!(checked(&changed), (false, Some(6)));
+        let mut cut = chain();
+        cut.remove(2);
+        assert_eq!(checked(&cut), (false, Some(8)));
+        let mut rehashed = chain();
+        let line = rehashed.get_mut(1).unwrap();
+        line.entry.push(' ');
+        line.hash = hash(line).unwrap();
+        assert_eq!(checked(&rehashed), (false, Some(7)));
+    }
+}
