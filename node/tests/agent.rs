@@ -48,6 +48,21 @@ impl Folder {
         Self { folder }
     }
 
+    /// Replaces a part of the node's file that must be there.
+    pub(crate) fn edit(&self, from: &str, to: &str) {
+        let file = self.path("node.toml");
+        let text = std::fs::read_to_string(&file).unwrap();
+        assert!(text.contains(from), "{text}");
+        std::fs::write(file, text.replace(from, to)).unwrap();
+    }
+
+    /// Puts further lines behind the node's file.
+    pub(crate) fn append(&self, lines: &str) {
+        let file = self.path("node.toml");
+        let text = std::fs::read_to_string(&file).unwrap();
+        std::fs::write(file, format!("{text}\n{lines}")).unwrap();
+    }
+
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }

@@ -13,7 +13,11 @@ mod agent;
 mod cancel;
 mod edge;
 mod engine;
+mod hardware;
 mod joining;
+#[allow(unreachable_pub, reason = "the end-to-end tests have it as a public module")]
+#[path = "../../tests/src/nvml_stub.rs"]
+mod nvml_stub;
 mod relay;
 mod stopping;
 mod supervised;
