@@ -7,6 +7,7 @@ pub(crate) mod credentials;
 pub(crate) mod door;
 pub(crate) mod enrollment;
 pub(crate) mod keys;
+pub(crate) mod providers;
 pub(crate) mod registry;
 pub(crate) mod rotation;
 pub(crate) mod settings;

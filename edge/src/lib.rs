@@ -15,6 +15,8 @@ mod http;
 mod init;
 mod metrics;
 mod shell;
+#[cfg(feature = "simulation")]
+pub mod simulation;
 #[cfg(test)]
 mod tests;
 

@@ -14,6 +14,8 @@ mod engines;
 mod enroll;
 mod preflight;
 mod shell;
+#[cfg(feature = "simulation")]
+pub mod simulation;
 mod status;
 
 pub use app::run;

@@ -18,6 +18,7 @@ mod peers;
 mod relay;
 mod restarts;
 mod rigs;
+mod simulation;
 mod sites;
 mod starts;
 mod status;

@@ -18,13 +18,13 @@ use umbel_wire::{Connection, Generation, NodeId};
 use gauges::Gauges;
 pub(crate) use slot::{Slot, Waiting};
 
-#[cfg(test)]
-pub(crate) use crate::core::admission::KeyNumber;
 use crate::core::admission::{Admission, Decision, Grant, Output, ProviderIndex, RetryBudget};
 pub(crate) use crate::core::admission::{
-    Ask, Avoid, Category, Figures, LeaseCounts, LeaseId, Limits, ModelIndex, ProviderConflict, ProviderSpec,
+    Ask, Avoid, Figures, LeaseCounts, LeaseId, Limits, ModelIndex, ProviderConflict, ProviderSpec,
     ProviderState, QueueFigures, Refusal, RefusalReason, Ticket,
 };
+#[cfg(test)]
+pub(crate) use crate::core::admission::{Category, KeyNumber};
 use crate::metrics::{Metrics, ModelMetrics};
 
 /// A provider that a node reported over its connection.

@@ -13,13 +13,13 @@ use umbel_wire::guesses::Guesses;
 use umbel_wire::liveness::Times;
 use umbel_wire::{CloseReason, Code, Connection, EdgeId, Error, Generation, NodeId};
 
-use crate::core::admission;
 use crate::core::authority::AuthorityRow;
 use crate::core::enrollment::{EnrollmentRow, Refusals, Tokens};
-use crate::core::registry::node::{Declared, Node, NodeRow, ProviderState, ReportRow};
+use crate::core::providers::{self, spec};
+use crate::core::registry::node::{Node, NodeRow, ReportRow};
 use crate::core::registry::{Call, Notice, Registry};
 use crate::shell::authority::Authorities;
-use crate::shell::dispatch::{Category, Dispatch, ProviderSpec, ProviderUp};
+use crate::shell::dispatch::{Dispatch, ProviderUp};
 use crate::shell::events::{Events, Happened};
 use crate::shell::gather::Gather;
 use crate::shell::nodes::{Nudge, Turns};
@@ -273,14 +273,19 @@ impl Site {
                 let owner = registry.slots.owner(&node).filter(|owner| owner.generation == generation);
                 let Some(owner) = owner else { return };
                 let connection = owner.handle.clone();
-                let up = ProviderUp { spec: spec(node, &engine), generation, connection, state: map(state) };
+                let up = ProviderUp {
+                    spec: spec(node, &engine),
+                    generation,
+                    connection,
+                    state: providers::state(state),
+                };
                 match dispatch.provider_up(up) {
                     Ok(()) if cause.is_empty() => {}
                     Ok(()) => {
                         dispatch.provider_state(
-                            &format!("{node}/{}", engine.name),
+                            &providers::id(node, &engine.name),
                             generation,
-                            map(state),
+                            providers::state(state),
                             &cause,
                         );
                     }
@@ -290,9 +295,14 @@ impl Site {
                 }
             }
             Call::State { node, generation, engine, state, cause } => {
-                dispatch.provider_state(&format!("{node}/{engine}"), generation, map(state), &cause);
+                dispatch.provider_state(
+                    &providers::id(node, &engine),
+                    generation,
+                    providers::state(state),
+                    &cause,
+                );
             }
-            Call::Down { node, engine } => dispatch.undeclare(&format!("{node}/{engine}")),
+            Call::Down { node, engine } => dispatch.undeclare(&providers::id(node, &engine)),
             Call::Ready { node, generation, ready } => dispatch.node_ready(node, generation, ready),
             Call::Draining { node, draining } => dispatch.node_draining(node, draining),
             Call::Eligible { node, eligible } => dispatch.node_eligible(node, eligible),
@@ -375,32 +385,4 @@ async fn mark(store: &Store, name: &'static str, block: u64) -> Result<HighWater
             format!("the store cannot be written at the start: {error}"),
         )
     })
-}
-
-fn spec(node: NodeId, engine: &Declared) -> ProviderSpec {
-    ProviderSpec {
-        provider_id: format!("{node}/{}", engine.name).into(),
-        node_id: node,
-        model: engine.model.clone(),
-        aliases: engine.aliases.clone(),
-        category: match engine.category.as_str() {
-            "api" => Category::Api,
-            "cli" => Category::Cli,
-            _ => Category::LocalInference,
-        },
-        capacity: engine.capacity,
-        max_context_tokens: engine.max_context_tokens,
-        long_context_threshold_tokens: engine.long_context_threshold_tokens,
-        long_context_capacity: engine.long_context_capacity,
-    }
-}
-
-fn map(state: ProviderState) -> admission::ProviderState {
-    match state {
-        ProviderState::Available => admission::ProviderState::Available,
-        ProviderState::Loading => admission::ProviderState::Loading,
-        ProviderState::Draining => admission::ProviderState::Draining,
-        ProviderState::Unavailable => admission::ProviderState::Unavailable,
-        ProviderState::Failed => admission::ProviderState::Failed,
-    }
 }

@@ -79,7 +79,7 @@ impl Admission {
     }
 
     /// The specification of a provider.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "simulation"))]
     pub(crate) fn spec(&self, provider: super::ProviderIndex) -> Option<&super::ProviderSpec> {
         self.providers.get(provider.0 as usize).map(|provider| &provider.spec)
     }

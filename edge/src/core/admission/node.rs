@@ -124,12 +124,13 @@ impl Admission {
     }
 
     fn end_where(&mut self, now: Instant, which: impl Fn(NodeId, Generation) -> bool) -> usize {
-        let ended: Vec<LeaseId> = self
+        let mut ended: Vec<LeaseId> = self
             .leases
             .iter()
             .filter(|(_, held)| which(held.node, held.generation))
             .map(|(lease, _)| *lease)
             .collect();
+        ended.sort_unstable();
         for &lease in &ended {
             self.end(now, lease);
         }
@@ -145,7 +146,8 @@ impl Admission {
         generation: Generation,
         named: &[LeaseId],
     ) -> Vec<LeaseId> {
-        let lapsed: Vec<LeaseId> = self
+        // In the order in which they were given: slots go to waiters the same way whatever the table's order.
+        let mut lapsed: Vec<LeaseId> = self
             .leases
             .iter()
             .filter(|(lease, held)| {
@@ -153,6 +155,7 @@ impl Admission {
             })
             .map(|(lease, _)| *lease)
             .collect();
+        lapsed.sort_unstable();
         for lease in lapsed {
             self.end(now, lease);
         }

@@ -1,0 +1,267 @@
+//! The edge's cores in a hand-made process, for a simulated world (feature `simulation`).
+//!
+//! Owns what the shell otherwise does around them: the order of propose, write, apply, tell; connections as ends
+//! that are stepped; and what a crash forgets. Every decision is the cores'. Leaves the network, the disk's timing and
+//! all clocks to the world. Invariant: nothing here reads a clock, a file or chance: the same calls give the same
+//! answers.
+
+mod applications;
+mod connections;
+mod disk;
+mod enrollment;
+mod operators;
+mod views;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use umbel_store::simulation::Disk;
+use umbel_store::{AuditRecord, Commit};
+use umbel_wire::clock::Wall;
+use umbel_wire::guesses::Guesses;
+use umbel_wire::liveness::Times;
+use umbel_wire::peer::PeerCertificate;
+use umbel_wire::simulation::End;
+use umbel_wire::{EdgeId, Generation, NodeId};
+
+use crate::core::admission::{Admission, Limits, Output};
+use crate::core::commands::Commands;
+use crate::core::enrollment::{EnrollmentRow, Refusals, Tokens};
+use crate::core::providers::{self, spec};
+use crate::core::registry::node::{NodeRow, ReportRow};
+use crate::core::registry::{Call, Registry};
+
+pub use applications::{Answered, RequestId};
+pub use disk::Mark;
+pub use operators::{Operation, Outcome};
+pub use views::{LeaseView, NodeView, Stored, TokenView, View, stored};
+
+/// Names a connection in the world.
+pub type LinkId = u64;
+
+pub(crate) const NODES: &str = "nodes";
+pub(crate) const REPORTS: &str = "reports";
+pub(crate) const ENROLLMENTS: &str = "enrollments";
+pub(crate) const COMMANDS: &str = "commands";
+const SELF: &str = "self";
+const WALL: &str = "wall";
+/// How often the wall clock is written.
+const WALL_EVERY: Duration = Duration::from_secs(60);
+/// Small, so that a history meets many blocks.
+const BLOCK: u64 = 32;
+
+/// What an edge is started with.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// The site.
+    pub edge_id: EdgeId,
+    /// Heartbeats are wanted this often.
+    pub heartbeat: Duration,
+    /// After how long a node is stale, and offline.
+    pub times: Times,
+    /// Faults of the program itself that the world switches on to see its invariants fail.
+    pub mutation: Option<&'static str>,
+}
+
+/// One connection.
+struct Link {
+    end: End,
+    certificate: Option<PeerCertificate>,
+    state: connections::State,
+}
+
+/// One process of an edge.
+pub struct Edge {
+    setup: Setup,
+    registry: Registry<LinkId>,
+    admission: Admission,
+    tokens: Tokens,
+    commands: Commands,
+    guesses: Guesses,
+    refusals: Refusals,
+    links: BTreeMap<LinkId, Link>,
+    requests: applications::Requests,
+    generations: Mark,
+    revisions: Mark,
+    disk: disk::Queue,
+    outcomes: Vec<(String, Outcome)>,
+    running: BTreeMap<String, operators::Running>,
+    wall: Wall,
+    wall_stored: Wall,
+    flushed: Instant,
+    notices: u64,
+    /// Draws ids; from the seed.
+    luck: u64,
+}
+
+impl Edge {
+    /// Takes up what is stored. `luck` is the chance of this process.
+    ///
+    /// # Errors
+    /// Why it cannot start: the store cannot be read, or its marks cannot be written.
+    pub fn start(setup: Setup, disk: &mut Disk, now: Instant, wall: Wall, luck: u64) -> Result<Self, String> {
+        let text = |error: &dyn std::fmt::Display| error.to_string();
+        let generations = Mark::open(disk, "generation", BLOCK)?;
+        let revisions = Mark::open(disk, "revision", BLOCK * 8)?;
+        let period = (setup.heartbeat / 3).clamp(Duration::from_millis(100), Duration::from_secs(5));
+        let mut registry = Registry::new(setup.times, period, Generation(generations.last()), now);
+        let mut reports = BTreeMap::new();
+        for row in disk.load(REPORTS).map_err(|error| text(&error))? {
+            reports.insert(row.key.clone(), row.json::<ReportRow>().map_err(|error| text(&error))?);
+        }
+        for row in disk.load(NODES).map_err(|error| text(&error))? {
+            let id = NodeId::parse(&row.key).map_err(|error| text(&error))?;
+            let report = reports.remove(&row.key).unwrap_or_default();
+            let stored = row.json::<NodeRow>().map_err(|error| text(&error))?;
+            registry.insert(id, stored, row.position, report);
+        }
+        let mut tokens = Tokens::default();
+        for row in disk.load(ENROLLMENTS).map_err(|error| text(&error))? {
+            tokens.apply(row.json::<EnrollmentRow>().map_err(|error| text(&error))?, row.position);
+        }
+        let floor = disk.get(SELF, WALL).map_err(|error| text(&error))?;
+        let floor = Wall(floor.and_then(|row| row.json::<i64>().ok()).unwrap_or(0));
+        let first_lease = (generations.last() + 1) << 20;
+        let mut edge = Self {
+            registry,
+            admission: Admission::new(Limits::default(), first_lease),
+            tokens,
+            commands: Commands::default(),
+            guesses: Guesses::default(),
+            refusals: Refusals::default(),
+            links: BTreeMap::new(),
+            requests: applications::Requests::default(),
+            generations,
+            revisions,
+            disk: disk::Queue::default(),
+            outcomes: Vec::new(),
+            running: BTreeMap::new(),
+            wall: floor.max(wall),
+            wall_stored: floor,
+            flushed: now,
+            notices: 0,
+            luck,
+            setup,
+        };
+        edge.load_commands(disk)?;
+        edge.change(now, |_| ());
+        Ok(edge)
+    }
+
+    /// The wall clock, never below what was stored.
+    fn wall(&mut self, wall: Wall) -> Wall {
+        self.wall = self.wall.max(wall);
+        self.wall
+    }
+
+    fn is(&self, mutation: &str) -> bool {
+        self.setup.mutation == Some(mutation)
+    }
+
+    // The next number of this process's chance.
+    fn random(&mut self) -> u64 {
+        self.luck = self.luck.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.luck;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn node_id(&mut self) -> NodeId {
+        let [high, low] = [self.random(), self.random()];
+        NodeId(
+            uuid::Builder::from_random_bytes((u128::from(high) << 64 | u128::from(low)).to_be_bytes())
+                .into_uuid(),
+        )
+    }
+
+    /// Changes the registry; admission and people learn what follows from it, in this order.
+    fn change<T>(&mut self, now: Instant, work: impl FnOnce(&mut Registry<LinkId>) -> T) -> T {
+        let result = work(&mut self.registry);
+        for call in self.registry.take_calls() {
+            self.call(now, call);
+        }
+        while self.generations.last() < self.registry.slots.highest().0 {
+            self.generations.take(&mut self.disk);
+        }
+        if self.registry.take_changed() {
+            let revision = self.revisions.take(&mut self.disk);
+            self.registry.set_revision(revision);
+        }
+        let mut notices = self.registry.take_notices();
+        // The order of a sweep is a table's: nobody may depend on it.
+        notices.sort_by_key(|notice| (notice.node, notice.generation));
+        self.notices += notices.len() as u64;
+        let audited = notices.into_iter().filter(|notice| notice.audited);
+        let records: Vec<_> = audited
+            .map(|notice| AuditRecord::new(notice.kind, notice.node.to_string(), "observed").by("edge"))
+            .collect();
+        if !records.is_empty() {
+            let commit = records.into_iter().fold(Commit::new(), Commit::audit);
+            self.disk.propose(commit, disk::Then::Nothing);
+        }
+        result
+    }
+
+    fn call(&mut self, now: Instant, call: Call) {
+        let admission = &mut self.admission;
+        match call {
+            Call::Declare { node, engine } => drop(admission.declare(now, spec(node, &engine))),
+            Call::Up { node, generation, engine, state, .. } => {
+                drop(admission.provider_up(now, spec(node, &engine), generation, providers::state(state)));
+            }
+            Call::State { node, generation, engine, state, .. } => {
+                let id = providers::id(node, &engine);
+                admission.provider_state(now, &id, generation, providers::state(state));
+            }
+            Call::Down { node, engine } => admission.undeclare(now, &providers::id(node, &engine)),
+            Call::Ready { node, generation, ready } => admission.node_ready(now, node, generation, ready),
+            Call::Draining { node, draining } => admission.node_draining(now, node, draining),
+            Call::Eligible { node, eligible } => admission.node_eligible(now, node, eligible),
+            Call::Lost { node, generation } => drop(admission.node_lost(now, node, generation)),
+        }
+        self.settle(now);
+    }
+
+    // Lets everyone know whom admission decided on.
+    fn settle(&mut self, now: Instant) {
+        let mut decided = VecDeque::new();
+        while let Some(output) = self.admission.next_output() {
+            decided.push_back(output);
+        }
+        for output in decided {
+            match output {
+                Output::Granted(ticket, grant) => self.granted_waiter(now, ticket, grant),
+                Output::Refused(ticket, _) => self.refused_waiter(ticket),
+            }
+        }
+    }
+
+    /// When something is due without anything arriving.
+    #[must_use]
+    pub fn next_deadline(&self) -> Instant {
+        let ends = self.links.values().filter_map(|link| link.deadline());
+        let others = [Some(self.registry.next_deadline()), self.admission.next_deadline()];
+        let first = ends.chain(others.into_iter().flatten()).min();
+        first.unwrap_or(self.flushed + WALL_EVERY)
+    }
+
+    /// Does what is due.
+    pub fn tick(&mut self, now: Instant, wall: Wall) {
+        let wall = self.wall(wall);
+        for link in self.links.keys().copied().collect::<Vec<_>>() {
+            self.tick_link(link, now, wall);
+        }
+        self.admission.expire(now);
+        self.settle(now);
+        self.open_granted(now);
+        if self.registry.next_deadline() <= now {
+            self.change(now, |registry| registry.sweep(now));
+            let due = now.saturating_duration_since(self.flushed) >= WALL_EVERY;
+            if due || self.registry.has_unsaved() || self.disk.owes() {
+                self.flushed = now;
+                self.flush(wall);
+            }
+        }
+    }
+}

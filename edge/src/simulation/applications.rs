@@ -1,0 +1,153 @@
+//! Applications' requests: a lease, a stream on the lease's connection, the terminal that ends it.
+//!
+//! Owns what `shell/dispatch` does around admission, without waiting. Leaves every decision to admission. Invariant: a
+//! lease that was granted is ended here exactly once, by its stream's terminal or by its node's loss.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use prost::Message;
+use umbel_contracts::method;
+use umbel_contracts::proto::node::InferenceOpen;
+use umbel_wire::Terminal;
+use umbel_wire::simulation::Outgoing;
+
+use super::{Edge, LinkId};
+use crate::core::admission::{Ask, Class, Decision, Grant, KeyNumber, LeaseId, NORMAL_CLASS, Ticket};
+
+/// Names a request in the world.
+pub type RequestId = u64;
+
+/// What an application got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answered {
+    /// The engine's whole answer.
+    Complete,
+    /// An error after it had a slot.
+    Failed,
+    /// No slot.
+    Refused,
+}
+
+/// The requests in hand.
+#[derive(Default)]
+pub(super) struct Requests {
+    waiting: BTreeMap<Ticket, RequestId>,
+    granted: Vec<(RequestId, Grant)>,
+    pub(super) open: BTreeMap<(LinkId, Outgoing), (RequestId, LeaseId)>,
+    answered: Vec<(RequestId, Answered)>,
+}
+
+impl Edge {
+    /// An application asks for a model.
+    pub fn ask(&mut self, request: RequestId, model: &str, key: u32, now: Instant) {
+        let Some(model) = self.admission.resolve(model) else {
+            self.requests.answered.push((request, Answered::Refused));
+            return;
+        };
+        let ask = Ask { model, key: KeyNumber(key), class: Class(NORMAL_CLASS), avoid: None, at_head: false };
+        match self.admission.admit(now, ask) {
+            Decision::Granted(grant) => self.requests.granted.push((request, grant)),
+            Decision::Waiting(ticket) => drop(self.requests.waiting.insert(ticket, request)),
+            Decision::Refused(_) => self.requests.answered.push((request, Answered::Refused)),
+        }
+        self.settle(now);
+        self.open_granted(now);
+    }
+
+    /// The application went away.
+    pub fn leave(&mut self, request: RequestId, now: Instant) {
+        let waiting = self.requests.waiting.iter().find(|(_, one)| **one == request);
+        if let Some(ticket) = waiting.map(|(ticket, _)| *ticket) {
+            self.requests.waiting.remove(&ticket);
+            self.admission.withdraw(ticket);
+        }
+        let open = self.requests.open.iter().find(|(_, (one, _))| *one == request);
+        if let Some(((link, stream), (_, lease))) = open.map(|(at, held)| (*at, *held)) {
+            if let Some(entry) = self.links.get_mut(&link) {
+                entry.end.abandon(stream);
+            }
+            self.admission.resetting(now, lease);
+        }
+        self.settle(now);
+        self.open_granted(now);
+    }
+
+    pub(super) fn granted_waiter(&mut self, now: Instant, ticket: Ticket, grant: Grant) {
+        match self.requests.waiting.remove(&ticket) {
+            Some(request) => self.requests.granted.push((request, grant)),
+            None => {
+                self.admission.end(now, grant.lease);
+            }
+        }
+    }
+
+    pub(super) fn refused_waiter(&mut self, ticket: Ticket) {
+        if let Some(request) = self.requests.waiting.remove(&ticket) {
+            self.requests.answered.push((request, Answered::Refused));
+        }
+    }
+
+    /// Opens the streams of what was granted. A connection that takes none gives the slot to the next.
+    pub(super) fn open_granted(&mut self, now: Instant) {
+        // Each turn ends one lease or opens one stream, and waiters are bounded.
+        while let Some((request, grant)) = self.requests.granted.pop() {
+            let spec = self.admission.spec(grant.provider).cloned();
+            let owner = spec.as_ref().and_then(|spec| self.registry.slots.owner(&spec.node_id));
+            let link = owner.filter(|owner| owner.generation == grant.generation).map(|owner| owner.handle);
+            let opened = link.and_then(|link| {
+                let spec = spec?;
+                let open = InferenceOpen {
+                    provider_id: spec.provider_id.to_string(),
+                    lease_id: grant.lease.0,
+                    generation: grant.generation.0,
+                    ..InferenceOpen::default()
+                };
+                let end = &mut self.links.get_mut(&link)?.end;
+                let stream =
+                    end.open(now, method::INFERENCE, open.encode_to_vec(), Duration::from_secs(600)).ok()?;
+                Some((link, stream))
+            });
+            match opened {
+                Some(at) => drop(self.requests.open.insert(at, (request, grant.lease))),
+                None => {
+                    self.admission.end(now, grant.lease);
+                    self.settle(now);
+                    self.requests.answered.push((request, Answered::Failed));
+                }
+            }
+        }
+    }
+
+    pub(super) fn terminal(&mut self, link: LinkId, stream: Outgoing, terminal: &Terminal, now: Instant) {
+        let Some((request, lease)) = self.requests.open.remove(&(link, stream)) else { return };
+        let answered = match terminal {
+            Terminal::Ended { error: None, .. } => Answered::Complete,
+            _ => Answered::Failed,
+        };
+        match terminal {
+            Terminal::Ended { .. } => {
+                if !self.is("a lease outlives its stream") {
+                    self.admission.end(now, lease);
+                }
+            }
+            Terminal::Lost(_) => {
+                let lost = self.serving(link).filter(|_| self.admission.phase(lease).is_some());
+                if let Some(serving) = lost {
+                    self.admission.node_lost(now, serving.id, serving.generation);
+                }
+            }
+        }
+        self.settle(now);
+        self.requests.answered.push((request, answered));
+    }
+
+    pub(super) fn waiting_requests(&self) -> usize {
+        self.requests.waiting.len()
+    }
+
+    /// Answers that applications got.
+    pub fn answered(&mut self) -> Vec<(RequestId, Answered)> {
+        std::mem::take(&mut self.requests.answered)
+    }
+}

@@ -1,0 +1,479 @@
+//! The nodes' connections: hello, arbitration, naming of leases, reports, the end.
+//!
+//! Owns the order that `shell/nodes.rs` and `shell/nodes/session.rs` have, as steps. Leaves every verdict to
+//! `core/door` and the registry.
+
+use std::time::{Duration, Instant};
+
+use prost::Message;
+use umbel_contracts::proto::node::{
+    NodeDeclared, NodeEngines, NodeHeartbeat, NodeHeartbeatAck, NodeHelloRequest, NodeInventory, NodeLeases,
+    NodeLeasesAck, NodeTelemetry,
+};
+use umbel_contracts::{NODE_PROTOCOL, bounds, event, method};
+use umbel_wire::clock::Wall;
+use umbel_wire::io::accept::{HelloIn, WelcomeOut};
+use umbel_wire::peer::PeerCertificate;
+use umbel_wire::simulation::{End, Heard};
+use umbel_wire::slots::{Accepted, Knock, Owner, Probe, Refusal};
+use umbel_wire::{
+    CloseReason, Code, Error, Generation, GoawayReason, Intervals, NodeId, Purpose, Rejection, limits,
+};
+
+use super::{Edge, Link, LinkId};
+use crate::core::admission::LeaseId;
+use crate::core::door::{self, Shown};
+use crate::core::registry::{StaleGeneration, reports};
+
+const PROBE: Duration = Duration::from_secs(1);
+const NAMING: Duration = Duration::from_secs(10);
+const TELEMETRY: Duration = Duration::from_secs(5);
+const INVENTORY: Duration = Duration::from_secs(600);
+
+/// Greeting -> Serving | Probing -> Serving; Greeting -> Enrolling; each -> Over.
+pub(super) enum State {
+    /// TLS is done, the hello is awaited.
+    Greeting,
+    /// The owner is asked for a sign of life until then.
+    Probing(Box<Probing>),
+    /// A commit is awaited.
+    Enrolling,
+    /// Accepted as this generation.
+    Serving(Serving),
+    /// Nothing is expected any more.
+    Over,
+}
+
+pub(super) struct Probing {
+    id: NodeId,
+    probe: Probe,
+    old: LinkId,
+    arrivals: u64,
+    until: Instant,
+    said: HelloIn,
+    hello: NodeHelloRequest,
+    protocol: u32,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Serving {
+    pub(super) id: NodeId,
+    pub(super) generation: Generation,
+    named: bool,
+    naming_until: Option<Instant>,
+    /// Replaced by a newer one of the same process: it ends when it is idle, or then.
+    retiring: Option<Instant>,
+}
+
+impl Link {
+    /// When something is due here.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let own = match &self.state {
+            State::Probing(probing) => Some(probing.until),
+            State::Serving(serving) => serving.naming_until.into_iter().chain(serving.retiring).min(),
+            _ => None,
+        };
+        self.end.next_deadline().into_iter().chain(own).min()
+    }
+}
+
+impl Edge {
+    /// A newcomer's TCP and TLS are done; it proved to hold the certificate's key.
+    pub fn connect(&mut self, link: LinkId, certificate: Option<PeerCertificate>, now: Instant) {
+        self.links.insert(link, Link { end: End::accept(now), certificate, state: State::Greeting });
+    }
+
+    /// Bytes arrived.
+    pub fn receive(&mut self, link: LinkId, bytes: &[u8], now: Instant, wall: Wall) {
+        let wall = self.wall(wall);
+        let Some(entry) = self.links.get_mut(&link) else { return };
+        let heard = entry.end.receive(now, bytes);
+        self.heard(link, heard, now, wall);
+        self.open_granted(now);
+    }
+
+    /// The transport ended.
+    pub fn lost(&mut self, link: LinkId, now: Instant, wall: Wall) {
+        let wall = self.wall(wall);
+        let Some(entry) = self.links.get_mut(&link) else { return };
+        let heard = entry.end.lost(None);
+        self.heard(link, heard, now, wall);
+        self.gone(link, now);
+        self.open_granted(now);
+    }
+
+    /// Bytes to send, and whether the connection is to be closed behind them.
+    pub fn take_bytes(&mut self, link: LinkId, now: Instant) -> (Vec<u8>, bool) {
+        let Some(entry) = self.links.get_mut(&link) else { return (Vec::new(), true) };
+        let bytes = entry.end.take_bytes(now);
+        (bytes, entry.end.is_over())
+    }
+
+    /// Connections that exist.
+    #[must_use]
+    pub fn links(&self) -> Vec<LinkId> {
+        self.links.keys().copied().collect()
+    }
+
+    // A newcomer that goes away frees its probe; a known end is forgotten.
+    fn gone(&mut self, link: LinkId, now: Instant) {
+        if let Some(Link { state: State::Probing(probing), .. }) = self.links.remove(&link) {
+            self.change(now, |registry| registry.slots.abandon(&probing.id, probing.probe));
+        }
+    }
+
+    pub(super) fn tick_link(&mut self, link: LinkId, now: Instant, wall: Wall) {
+        let Some(entry) = self.links.get_mut(&link) else { return };
+        let heard = entry.end.tick(now);
+        self.heard(link, heard, now, wall);
+        self.answer_probe(link, now, wall);
+        let Some(Link { state: State::Serving(serving), end, .. }) = self.links.get_mut(&link) else {
+            return;
+        };
+        let (retiring, naming) = (serving.retiring, serving.naming_until);
+        if retiring.is_some_and(|until| until <= now || end.is_idle()) {
+            let heard = end.close(CloseReason::Superseded);
+            return self.heard(link, heard, now, wall);
+        }
+        if naming.is_some_and(|until| until <= now) {
+            serving.naming_until = None;
+            let serving = *serving;
+            self.naming_is_over(link, serving, now, wall);
+        }
+    }
+
+    fn naming_is_over(&mut self, link: LinkId, serving: Serving, now: Instant, wall: Wall) {
+        let (id, generation) = (serving.id, serving.generation);
+        let reason = if !serving.named {
+            CloseReason::Protocol("the leases were not named within 10 s of WELCOME".to_owned())
+        } else if self.change(now, |registry| registry.complete(id, generation)).is_err() {
+            CloseReason::Superseded
+        } else {
+            return;
+        };
+        self.close_link(link, reason, now, wall);
+    }
+
+    pub(super) fn close_link(&mut self, link: LinkId, reason: CloseReason, now: Instant, wall: Wall) {
+        let Some(entry) = self.links.get_mut(&link) else { return };
+        let heard = entry.end.close(reason);
+        self.heard(link, heard, now, wall);
+    }
+
+    fn heard(&mut self, link: LinkId, heard: Vec<Heard>, now: Instant, wall: Wall) {
+        for one in heard {
+            match one {
+                Heard::Hello(said) => self.hello(link, said, now, wall),
+                Heard::Request(asked, number, payload) => {
+                    let answer = self.request(link, number, &payload, now, wall);
+                    if let Some(entry) = self.links.get_mut(&link) {
+                        entry.end.respond(asked, answer);
+                    }
+                }
+                Heard::Event(sequence, number, _, payload) => {
+                    let result = self.event(link, number, &payload, now, wall);
+                    if let Some(entry) = self.links.get_mut(&link) {
+                        entry.end.acknowledge(sequence, result);
+                    }
+                }
+                Heard::Terminal(stream, terminal) => self.terminal(link, stream, &terminal, now),
+                Heard::Goaway(goaway) => {
+                    if let Some(serving) = self.serving(link)
+                        && !goaway.closing
+                        && goaway.reason == GoawayReason::Shutdown.name()
+                    {
+                        self.change(now, |registry| registry.leaving(serving.id, serving.generation));
+                    }
+                }
+                Heard::Closed(reason) => self.closed(link, &reason, now),
+                Heard::Answer(..) | Heard::Acknowledged(..) => {}
+                Heard::Stream(stream, ..) => {
+                    if let Some(entry) = self.links.get_mut(&link) {
+                        entry.end.end(stream, Some(malformed_stream()), true);
+                    }
+                }
+                Heard::Reset(_) | Heard::Welcome(_) | Heard::Rejected(_) => {}
+            }
+        }
+    }
+
+    fn closed(&mut self, link: LinkId, reason: &CloseReason, now: Instant) {
+        let state = self.links.get_mut(&link).map(|entry| std::mem::replace(&mut entry.state, State::Over));
+        match state {
+            Some(State::Serving(serving)) => {
+                let (id, mut generation) = (serving.id, serving.generation);
+                if self.is("a late close ends the newest") {
+                    generation = self.registry.slots.owner(&id).map_or(generation, |owner| owner.generation);
+                }
+                self.change(now, |registry| registry.closed(id, generation, reason.name()));
+            }
+            Some(State::Probing(probing)) => {
+                self.change(now, |registry| registry.slots.abandon(&probing.id, probing.probe));
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn serving(&self, link: LinkId) -> Option<Serving> {
+        match self.links.get(&link).map(|entry| &entry.state) {
+            Some(State::Serving(serving)) => Some(*serving),
+            _ => None,
+        }
+    }
+
+    pub(super) fn refuse(&mut self, link: LinkId, error: Error) {
+        self.reject(link, Rejection { error, verdict: None, yours: NODE_PROTOCOL, mine: NODE_PROTOCOL });
+    }
+
+    fn reject(&mut self, link: LinkId, rejection: Rejection) {
+        if let Some(entry) = self.links.get_mut(&link) {
+            entry.end.reject(&rejection);
+            entry.state = State::Over;
+        }
+    }
+
+    fn hello(&mut self, link: LinkId, said: HelloIn, now: Instant, wall: Wall) {
+        if said.purpose == Purpose::Enroll {
+            return self.enroll(link, said, now, wall);
+        }
+        if let Err(rejection) = self.judge(link, said, now, wall) {
+            self.reject(link, *rejection);
+        }
+    }
+
+    fn judge(&mut self, link: LinkId, said: HelloIn, now: Instant, wall: Wall) -> Result<(), Box<Rejection>> {
+        let refuse = |error: Error| {
+            Box::new(Rejection { error, verdict: None, yours: said.versions, mine: NODE_PROTOCOL })
+        };
+        let certificate = self.links.get(&link).and_then(|entry| entry.certificate.clone());
+        let edge = self.setup.edge_id.clone();
+        let shown = Shown {
+            certificate: certificate.as_ref(),
+            instance: said.instance,
+            attempt: said.attempt,
+            edge: &edge,
+            now,
+            wall,
+        };
+        door::credential(&self.registry, shown).map_err(refuse)?;
+        let protocol = door::protocol(said.versions)?;
+        let hello = bounds::decode::<NodeHelloRequest>(&said.payload).map_err(refuse)?;
+        reports::check_hello(&hello).map_err(refuse)?;
+        let (id, knock) = self
+            .change(now, |registry| door::knock(registry, shown, &hello.node_id, link))
+            .map_err(refuse)?;
+        match knock {
+            Knock::Accept(accepted) => self.accept(link, id, protocol, accepted, &said, hello, now, wall),
+            Knock::Refuse(refusal) => return Err(refuse(refusal.error())),
+            Knock::Probe { probe, old } => {
+                let old = old.handle;
+                let arrivals = self.links.get_mut(&old).map_or(0, |entry| {
+                    entry.end.ping();
+                    entry.end.arrivals()
+                });
+                let until = now + PROBE;
+                let probing = Probing { id, probe, old, arrivals, until, said, hello, protocol };
+                if let Some(entry) = self.links.get_mut(&link) {
+                    entry.state = State::Probing(Box::new(probing));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    // The old connection said something, or the probe's time is over.
+    fn answer_probe(&mut self, link: LinkId, now: Instant, wall: Wall) {
+        let Some(Link { state: State::Probing(probing), .. }) = self.links.get(&link) else { return };
+        let answered = self.links.get(&probing.old).is_some_and(|old| old.end.arrivals() > probing.arrivals);
+        if !answered && now < probing.until {
+            return;
+        }
+        let Some(entry) = self.links.get_mut(&link) else { return };
+        let certificate = entry.certificate.clone();
+        let State::Probing(probing) = std::mem::replace(&mut entry.state, State::Greeting) else { return };
+        let Probing { id, probe, said, hello, protocol, .. } = *probing;
+        let edge = self.setup.edge_id.clone();
+        let shown = Shown {
+            certificate: certificate.as_ref(),
+            instance: said.instance,
+            attempt: said.attempt,
+            edge: &edge,
+            now,
+            wall,
+        };
+        let answered = answered && !self.is("a probe's answer is not waited for");
+        match self.change(now, |registry| door::probed(registry, shown, id, probe, answered, link)) {
+            Ok(Ok(accepted)) => self.accept(link, id, protocol, accepted, &said, hello, now, wall),
+            Ok(Err(refusal)) => {
+                if refusal == Refusal::Duplicate {
+                    self.change(now, |registry| registry.duplicate(id, now, wall.unix_ms()));
+                }
+                self.refuse(link, refusal.error());
+            }
+            Err(error) => self.refuse(link, error),
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "what a hello has come to")]
+    fn accept(
+        &mut self,
+        link: LinkId,
+        id: NodeId,
+        protocol: u32,
+        accepted: Accepted<LinkId>,
+        said: &HelloIn,
+        hello: NodeHelloRequest,
+        now: Instant,
+        wall: Wall,
+    ) {
+        let generation = accepted.generation;
+        let greeted =
+            self.change(now, |registry| registry.greet(id, generation, protocol, hello, now, wall.unix_ms()));
+        let Ok(mut answer) = greeted else { return self.refuse(link, reports::stale_error()) };
+        answer.edge_id = self.setup.edge_id.to_string();
+        let welcome = WelcomeOut {
+            protocol,
+            generation,
+            intervals: Intervals {
+                heartbeat: self.setup.heartbeat,
+                telemetry: TELEMETRY,
+                inventory: INVENTORY,
+            },
+            reconnect_spread: self.spread(),
+            max_streams: limits::STREAMS_NODE,
+            payload: answer.encode_to_vec(),
+        };
+        let naming_until = Some(now + NAMING);
+        let serving = Serving { id, generation, named: false, naming_until, retiring: None };
+        let Some(entry) = self.links.get_mut(&link) else { return };
+        entry.state = State::Serving(serving);
+        let heard = entry.end.welcome(now, &welcome);
+        self.heard(link, heard, now, wall);
+        if let Some(old) = accepted.superseded {
+            self.retire(old, said, now, wall);
+        }
+    }
+
+    // An old connection of the same process finishes its streams; one of another process is told and closed.
+    fn retire(&mut self, old: Owner<LinkId>, said: &HelloIn, now: Instant, wall: Wall) {
+        if old.instance != said.instance {
+            return self.close_link(old.handle, CloseReason::Superseded, now, wall);
+        }
+        if let Some(Link { state: State::Serving(serving), end, .. }) = self.links.get_mut(&old.handle) {
+            end.goaway(GoawayReason::Reconnect);
+            serving.retiring = Some(now + limits::DRAIN_STREAMS);
+        }
+    }
+
+    fn spread(&self) -> Duration {
+        let nodes = u32::try_from(self.registry.len()).unwrap_or(u32::MAX);
+        (Duration::from_millis(5) * nodes).max(Duration::from_millis(200))
+    }
+
+    fn stale(&mut self, link: LinkId, serving: Serving, now: Instant, wall: Wall) -> Error {
+        if self.registry.slots.owner(&serving.id).is_none() {
+            self.close_link(link, CloseReason::Superseded, now, wall);
+        }
+        reports::stale_error()
+    }
+
+    fn request(
+        &mut self,
+        link: LinkId,
+        number: u32,
+        payload: &[u8],
+        now: Instant,
+        wall: Wall,
+    ) -> Result<Vec<u8>, Error> {
+        let serving = self.serving(link).ok_or_else(reports::stale_error)?;
+        match number {
+            method::NODE_HEARTBEAT => self.heartbeat(link, serving, payload, now, wall),
+            method::NODE_LEASES => self.leases(link, serving, payload, now, wall),
+            _ => Err(Error::new(Code::Unimplemented, "UNKNOWN_METHOD", "not simulated")),
+        }
+    }
+
+    fn heartbeat(
+        &mut self,
+        link: LinkId,
+        serving: Serving,
+        payload: &[u8],
+        now: Instant,
+        wall: Wall,
+    ) -> Result<Vec<u8>, Error> {
+        let heartbeat = bounds::decode::<NodeHeartbeat>(payload)?;
+        let (id, generation) = (serving.id, serving.generation);
+        let taken =
+            self.change(now, |registry| registry.heartbeat(id, generation, heartbeat, now, wall.unix_ms()));
+        if let Err(StaleGeneration) = taken {
+            return Err(self.stale(link, serving, now, wall));
+        }
+        let spread = u32::try_from(self.spread().as_millis()).unwrap_or(u32::MAX);
+        let ack = NodeHeartbeatAck {
+            received_at_unix_ms: wall.unix_ms(),
+            desired_settings_version: 0,
+            reconnect_spread_ms: spread,
+        };
+        Ok(ack.encode_to_vec())
+    }
+
+    fn leases(
+        &mut self,
+        link: LinkId,
+        serving: Serving,
+        payload: &[u8],
+        now: Instant,
+        wall: Wall,
+    ) -> Result<Vec<u8>, Error> {
+        let named: Vec<LeaseId> =
+            bounds::decode::<NodeLeases>(payload)?.lease_ids.into_iter().map(LeaseId).collect();
+        let (id, generation) = (serving.id, serving.generation);
+        if !self.registry.slots.is_current(&id, generation) {
+            return Err(self.stale(link, serving, now, wall));
+        }
+        let cancel = self.admission.carried(now, id, generation, &named);
+        self.settle(now);
+        if let Some(Link { state: State::Serving(serving), .. }) = self.links.get_mut(&link) {
+            serving.named = true;
+        }
+        let complete = cancel.is_empty() || self.is("slots are free before their streams ended");
+        if complete && self.change(now, |registry| registry.complete(id, generation)).is_err() {
+            return Err(self.stale(link, serving, now, wall));
+        }
+        let cancel_lease_ids = cancel.into_iter().map(|lease| lease.0).collect();
+        Ok(NodeLeasesAck { cancel_lease_ids }.encode_to_vec())
+    }
+
+    fn event(
+        &mut self,
+        link: LinkId,
+        number: u32,
+        payload: &[u8],
+        now: Instant,
+        wall: Wall,
+    ) -> Result<(), Error> {
+        let serving = self.serving(link).ok_or_else(reports::stale_error)?;
+        let (id, generation, wall_ms) = (serving.id, serving.generation, wall.unix_ms());
+        match number {
+            event::NODE_INVENTORY => {
+                let report = bounds::decode::<NodeInventory>(payload)?;
+                self.change(now, |registry| registry.inventory(id, generation, report, now, wall_ms))
+            }
+            event::NODE_TELEMETRY => {
+                let report = bounds::decode::<NodeTelemetry>(payload)?;
+                self.change(now, |registry| registry.telemetry(id, generation, report, now, wall_ms))
+            }
+            event::NODE_ENGINES => {
+                let report = bounds::decode::<NodeEngines>(payload)?;
+                let taken = self.change(now, |registry| registry.engines(id, generation, report));
+                taken.map_err(|StaleGeneration| self.stale(link, serving, now, wall))
+            }
+            event::NODE_DECLARED => bounds::decode::<NodeDeclared>(payload).map(drop),
+            _ => Err(Error::new(Code::Unimplemented, "UNKNOWN_EVENT", "not simulated")),
+        }
+    }
+}
+
+fn malformed_stream() -> Error {
+    Error::new(Code::Unimplemented, "UNKNOWN_METHOD", "this edge does not know the method")
+}

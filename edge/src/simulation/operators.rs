@@ -1,0 +1,284 @@
+//! Operators' commands, as the shell carries them out: begun once, stored with their effect, answered once.
+//!
+//! Owns the steps around the command core. What cannot be written and ends harm takes force in memory, as on the real
+//! edge, and is told as not durable. Invariant: an outcome is told only after its commit was answered.
+
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use umbel_contracts::objects::CommandPhase;
+use umbel_store::simulation::Disk;
+use umbel_store::{AuditRecord, Commit, CommitError, Owed, Position};
+use umbel_wire::NodeId;
+use umbel_wire::clock::Wall;
+use umbel_wire::enroll::TokenRow;
+use umbel_wire::secret::Secret;
+
+use super::disk::Then;
+use super::{COMMANDS, ENROLLMENTS, Edge, NODES};
+use crate::core::commands::{Begin, CommandRow, Request};
+use crate::core::enrollment::EnrollmentRow;
+use crate::core::registry::node::NodeRow;
+
+/// What an operator wants.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Operation {
+    /// A token for one node.
+    Mint {
+        /// Names it.
+        token_id: String,
+        /// Its 32 bytes.
+        secret: [u8; 32],
+        /// Name of the node that it makes.
+        name: String,
+        /// Seconds until it expires.
+        life: u64,
+    },
+    /// A token that nobody may use.
+    RevokeToken(String),
+    /// Whether a node gets application traffic.
+    Eligible(String, bool),
+    /// Whether a node takes new work.
+    Drain(String, bool),
+}
+
+/// What came of a command.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Outcome {
+    /// It is so, and on disk.
+    Done,
+    /// It is so until a restart, and written once that works.
+    NotDurable,
+    /// No; nothing was changed.
+    Refused(String),
+}
+
+pub(super) struct Running {
+    operation: Operation,
+    tries: u32,
+    row: CommandRow,
+    change: Change,
+}
+
+#[derive(Clone)]
+enum Change {
+    Node(NodeId, NodeRow),
+    Token(EnrollmentRow),
+}
+
+impl Operation {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Mint { .. } => "enrollment.create",
+            Self::RevokeToken(_) => "enrollment.revoke",
+            Self::Eligible(..) => "node.eligible",
+            Self::Drain(_, true) => "node.drain",
+            Self::Drain(_, false) => "node.undrain",
+        }
+    }
+
+    fn set(&self, row: &mut NodeRow) {
+        match self {
+            Self::Eligible(_, on) => row.eligible = *on,
+            Self::Drain(_, on) => row.draining = *on,
+            Self::Mint { .. } | Self::RevokeToken(_) => {}
+        }
+    }
+
+    // What ends harm takes force even if it cannot be written.
+    fn ends_harm(&self) -> bool {
+        matches!(self, Self::RevokeToken(_) | Self::Drain(_, true))
+    }
+}
+
+impl Edge {
+    pub(super) fn load_commands(&mut self, disk: &mut Disk) -> Result<(), String> {
+        for row in disk.load(COMMANDS).map_err(|error| error.to_string())? {
+            let stored: CommandRow = row.json().map_err(|error| error.to_string())?;
+            self.commands.apply(&row.key, &stored);
+        }
+        Ok(())
+    }
+
+    /// A command that an operator sent, or sent again. Its outcome comes with [`Edge::outcomes`].
+    pub fn operate(&mut self, id: &str, operation: &Operation, now: Instant, wall: Wall) {
+        let wall = self.wall(wall);
+        let args = serde_json::to_value(operation).unwrap_or_default();
+        let args = serde_json::Map::from_iter([("operation".to_owned(), args)]);
+        let request = Request {
+            command_id: id.to_owned(),
+            operation: operation.name().to_owned(),
+            args,
+            ..Request::default()
+        };
+        match self.commands.begin(&request, wall) {
+            Err(error) => self.outcomes.push((id.to_owned(), Outcome::Refused(error.reason.into_owned()))),
+            Ok(Begin::Join) => {}
+            Ok(Begin::Replay) => self.outcomes.push((id.to_owned(), Outcome::Done)),
+            Ok(Begin::New { .. }) => {
+                let row = CommandRow {
+                    operation: request.operation.clone(),
+                    digest: request.digest(),
+                    actor: "operator".to_owned(),
+                    selector: String::new(),
+                    phase: CommandPhase::Succeeded,
+                    message: String::new(),
+                    error: None,
+                    result: None,
+                    accepted_at_unix_ms: wall.unix_ms(),
+                    ended_at_unix_ms: Some(wall.unix_ms()),
+                    nodes: Vec::new(),
+                    until_unix_ms: None,
+                };
+                self.carry_out(id, operation.clone(), row, 0, wall);
+            }
+        }
+        self.open_granted(now);
+    }
+
+    fn carry_out(&mut self, id: &str, operation: Operation, row: CommandRow, tries: u32, wall: Wall) {
+        match self.plan(&operation, wall) {
+            Err(reason) => {
+                self.commands.forget(id);
+                self.outcomes.push((id.to_owned(), Outcome::Refused(reason)));
+            }
+            Ok((commit, change)) => {
+                let commit = commit.and(self.told(id, &operation, &row));
+                self.running.insert(id.to_owned(), Running { operation, tries, row, change });
+                self.disk.propose(commit, Then::Command(id.to_owned()));
+            }
+        }
+    }
+
+    fn told(&self, id: &str, operation: &Operation, row: &CommandRow) -> Commit {
+        let record = AuditRecord::new(operation.name(), "subject", "succeeded").by("operator").of(id, "");
+        if self.is("a command is not stored with its effect") {
+            return Commit::new().audit(record);
+        }
+        Commit::new().put_json(COMMANDS, id, row).audit(record)
+    }
+
+    fn plan(&self, operation: &Operation, wall: Wall) -> Result<(Commit, Change), String> {
+        match operation {
+            Operation::Mint { token_id, secret, name, life } => {
+                let secret = Secret::from_slice(secret).ok_or("ARGS")?;
+                let token = TokenRow {
+                    token_id: token_id.clone(),
+                    secret_hash: secret.hash(),
+                    created_at_unix_ms: wall.unix_ms(),
+                    expires_at_unix_ms: (wall + std::time::Duration::from_secs(*life)).unix_ms(),
+                    revoked_at_unix_ms: None,
+                    claim: None,
+                };
+                let row: EnrollmentRow = serde_json::from_value(serde_json::json!({
+                    "token": token, "name": name, "eligible": true, "created_by": "operator",
+                }))
+                .map_err(|error| error.to_string())?;
+                let commit = Commit::new().require_absent(ENROLLMENTS, token_id.clone()).put_json(
+                    ENROLLMENTS,
+                    token_id.clone(),
+                    &row,
+                );
+                Ok((commit, Change::Token(row)))
+            }
+            Operation::RevokeToken(token_id) => {
+                let (mut row, position) = self.tokens.get(token_id).cloned().ok_or("TOKEN_UNKNOWN")?;
+                if row.token.claim.is_some() {
+                    return Err("TOKEN_USED".to_owned());
+                }
+                row.token.revoked_at_unix_ms.get_or_insert(wall.unix_ms());
+                let commit = Commit::new().require_at(ENROLLMENTS, token_id.clone(), position).put_json(
+                    ENROLLMENTS,
+                    token_id.clone(),
+                    &row,
+                );
+                Ok((commit, Change::Token(row)))
+            }
+            Operation::Eligible(node, _) | Operation::Drain(node, _) => {
+                let id = NodeId::parse(node).map_err(|error| error.to_string())?;
+                let known = self.registry.node(&id).ok_or("NOT_FOUND")?;
+                let mut row = known.row.clone();
+                operation.set(&mut row);
+                let commit = Commit::new().require_at(NODES, node.clone(), known.position).put_json(
+                    NODES,
+                    node.clone(),
+                    &row,
+                );
+                Ok((commit, Change::Node(id, row)))
+            }
+        }
+    }
+
+    pub(super) fn command_written(
+        &mut self,
+        id: &str,
+        result: Result<Position, CommitError>,
+        now: Instant,
+        wall: Wall,
+    ) {
+        let Some(Running { operation, tries, row, change }) = self.running.remove(id) else { return };
+        let outcome = match result {
+            Ok(position) => {
+                match change {
+                    Change::Node(node, stored) => {
+                        self.change(now, |registry| registry.apply(node, stored, position));
+                    }
+                    Change::Token(stored) => self.tokens.apply(stored, position),
+                }
+                self.commands.apply(id, &row);
+                Outcome::Done
+            }
+            Err(CommitError::Conflict(_)) if tries < 3 => {
+                return self.carry_out(id, operation, row, tries + 1, wall);
+            }
+            Err(CommitError::ReadOnly(_)) if operation.ends_harm() => {
+                self.in_memory(id, &operation, &row, change, now);
+                self.commands.apply(id, &row);
+                Outcome::NotDurable
+            }
+            Err(error) => {
+                self.commands.forget(id);
+                let reason =
+                    if matches!(error, CommitError::Conflict(_)) { "CONFLICT" } else { "STORE_READ_ONLY" };
+                Outcome::Refused(reason.to_owned())
+            }
+        };
+        self.outcomes.push((id.to_owned(), outcome));
+    }
+
+    fn in_memory(&mut self, id: &str, operation: &Operation, row: &CommandRow, change: Change, now: Instant) {
+        let owed = Owed::new().with(self.told(id, operation, row));
+        let owed = match change {
+            Change::Node(node, _) => {
+                let (own, later) = (operation.clone(), operation.clone());
+                if !self.change(now, |registry| registry.apply_in_memory(node, |row| own.set(row))) {
+                    owed
+                } else {
+                    owed.amend(NODES, node.to_string(), move |old| {
+                        let mut row: NodeRow = serde_json::from_slice(old).ok()?;
+                        later.set(&mut row);
+                        serde_json::to_vec(&row).ok()
+                    })
+                }
+            }
+            Change::Token(stored) => {
+                let revoked = stored.token.revoked_at_unix_ms;
+                let token_id = stored.token.token_id.clone();
+                self.tokens.apply_in_memory(stored);
+                owed.amend(ENROLLMENTS, token_id, move |old| {
+                    let mut row: EnrollmentRow = serde_json::from_slice(old).ok()?;
+                    if row.token.claim.is_none() {
+                        row.token.revoked_at_unix_ms = revoked;
+                    }
+                    serde_json::to_vec(&row).ok()
+                })
+            }
+        };
+        self.disk.owe(owed);
+    }
+
+    /// Outcomes that became known, oldest first.
+    pub fn outcomes(&mut self) -> Vec<(String, Outcome)> {
+        std::mem::take(&mut self.outcomes)
+    }
+}

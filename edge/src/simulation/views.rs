@@ -1,0 +1,200 @@
+//! What a world looks at to judge an edge: its own snapshots beside what admission and the slots hold.
+//!
+//! Owns plain values. Invariant: looking changes nothing.
+
+use std::time::Instant;
+
+use umbel_contracts::proto::control::EdgeNodeSnapshot;
+use umbel_store::simulation::Disk;
+
+use super::Edge;
+use crate::core::admission::LeaseId;
+use crate::core::registry::node::NodeRow;
+use crate::core::registry::snapshot::{self, Counts, Figures};
+
+/// Everything at one instant.
+#[derive(Clone, Debug)]
+pub struct View {
+    /// Of the registry.
+    pub revision: u64,
+    /// The highest generation given.
+    pub highest_generation: u64,
+    /// Every node.
+    pub nodes: Vec<NodeView>,
+    /// Every token.
+    pub tokens: Vec<TokenView>,
+    /// Every lease whose stream is open.
+    pub leases: Vec<LeaseView>,
+    /// Leases that admission counts, and requests that wait there.
+    pub held: (u32, u32),
+    /// Requests that wait here.
+    pub waiting: usize,
+    /// Nodes online and providers available, as a summary says it.
+    pub online_and_available: (u32, u32),
+}
+
+/// A node, from every side.
+#[derive(Clone, Debug)]
+pub struct NodeView {
+    /// As it is told.
+    pub snapshot: EdgeNodeSnapshot,
+    /// The owner of its slot.
+    pub owner: Option<u64>,
+    /// Keys that open the door for it now, in lower-case hexadecimal.
+    pub opening_keys: Vec<String>,
+    /// An accepted connection of the newest generation is alive.
+    pub newest_lives: bool,
+    /// Its lifecycle's word.
+    pub state: &'static str,
+    /// May be given requests now, of each provider: as dispatch sees it, with what it holds.
+    pub dispatchable: Vec<(String, bool, u32, u32)>,
+    /// Cursors of inventory and telemetry.
+    pub cursors: (u64, u64),
+    /// When the telemetry that is shown was observed, by the node's clock.
+    pub telemetry_observed: Option<i64>,
+    /// Reports so far are on disk with this position of the row.
+    pub position: u64,
+}
+
+/// A token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenView {
+    /// Which.
+    pub token_id: String,
+    /// Whose key used it, and the node that came of it.
+    pub claim: Option<(String, String)>,
+    /// Somebody revoked it.
+    pub revoked: bool,
+}
+
+/// A lease with an open stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseView {
+    /// Which.
+    pub lease: u64,
+    /// Admission counts it.
+    pub counted: bool,
+    /// Its connection still owns the node.
+    pub current: bool,
+}
+
+impl Edge {
+    /// Looks.
+    #[must_use]
+    pub fn view(&self, now: Instant) -> View {
+        let nodes = self.registry.all();
+        let counts: Counts = snapshot::counts(nodes.iter().map(AsRef::as_ref));
+        let totals = self.admission.lease_counts();
+        View {
+            revision: self.registry.revision(),
+            highest_generation: self.registry.slots.highest().0,
+            nodes: nodes.iter().map(|node| self.node_view(node, now)).collect(),
+            tokens: self.token_views(),
+            leases: self
+                .requests
+                .open
+                .iter()
+                .map(|((link, _), (_, lease))| LeaseView {
+                    lease: lease.0,
+                    counted: self.counts(*lease),
+                    current: self.serving(*link).is_some_and(|serving| {
+                        self.registry.slots.is_current(&serving.id, serving.generation)
+                    }),
+                })
+                .collect(),
+            held: (totals.in_flight(), u32::try_from(totals.waiting).unwrap_or(u32::MAX)),
+            waiting: self.waiting_requests(),
+            online_and_available: (counts.nodes_online, counts.providers_available),
+        }
+    }
+
+    fn counts(&self, lease: LeaseId) -> bool {
+        self.admission.phase(lease).is_some()
+    }
+
+    fn token_views(&self) -> Vec<TokenView> {
+        let mut views: Vec<_> = self
+            .tokens
+            .all()
+            .into_iter()
+            .map(|row| TokenView {
+                claim: row.token.claim.map(|claim| (claim.key_hash, claim.subject)),
+                revoked: row.token.revoked_at_unix_ms.is_some(),
+                token_id: row.token.token_id,
+            })
+            .collect();
+        views.sort_by(|a, b| a.token_id.cmp(&b.token_id));
+        views
+    }
+
+    fn node_view(&self, node: &crate::core::registry::node::Node, now: Instant) -> NodeView {
+        let figures = |provider: &str| {
+            self.admission.figures(provider).map(|figures| Figures {
+                capacity: figures.capacity,
+                in_flight: figures.in_flight,
+                queued: figures.queued,
+                long_capacity: figures.long_capacity,
+                long_in_flight: figures.long_in_flight,
+                unconfirmed: figures.unconfirmed,
+            })
+        };
+        let providers = node.report.engines.iter().map(|engine| node.provider_id(&engine.name));
+        NodeView {
+            snapshot: snapshot::node(node, now, &figures),
+            owner: self.registry.slots.owner(&node.id).map(|owner| owner.generation.0),
+            newest_lives: self.links.iter().any(|(link, entry)| {
+                let serving = self.serving(*link);
+                let newest =
+                    serving.is_some_and(|one| one.id == node.id && one.generation == node.generation);
+                newest && !entry.end.is_over()
+            }),
+            opening_keys: opening_keys(&node.row),
+            state: node.state(),
+            dispatchable: providers
+                .filter_map(|id| {
+                    let figures = self.admission.figures(&id)?;
+                    Some((id, figures.open, figures.in_flight, figures.capacity))
+                })
+                .collect(),
+            cursors: (node.report.inventory_sequence, node.report.telemetry_sequence),
+            telemetry_observed: node.telemetry.as_ref().map(|received| received.report.observed_at_unix_ms),
+            position: node.position.0,
+        }
+    }
+}
+
+fn opening_keys(row: &NodeRow) -> Vec<String> {
+    let all = [Some(&row.credential), row.pending.as_ref()];
+    let open = all.into_iter().flatten().filter(|credential| credential.revoked_at_unix_ms.is_none());
+    open.map(|credential| credential.key_sha256.clone()).collect()
+}
+
+/// What stands on a disk, whoever runs on it: nodes by id with name, eligible and draining; tokens that are used.
+#[must_use]
+pub fn stored(disk: &mut Disk) -> Stored {
+    let mut stored = Stored::default();
+    for row in disk.load(super::NODES).unwrap_or_default() {
+        if let Ok(node) = row.json::<NodeRow>() {
+            stored.nodes.push((row.key, node.name, node.eligible, node.draining));
+        }
+    }
+    for row in disk.load(super::ENROLLMENTS).unwrap_or_default() {
+        if let Ok(token) = row.json::<crate::core::enrollment::EnrollmentRow>() {
+            let claim = token.token.claim.map(|claim| claim.key_hash);
+            stored.tokens.push((row.key, claim, token.token.revoked_at_unix_ms.is_some()));
+        }
+    }
+    stored.commands = disk.load(super::COMMANDS).unwrap_or_default().into_iter().map(|row| row.key).collect();
+    stored
+}
+
+/// What a disk holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stored {
+    /// Id, name, eligible, draining.
+    pub nodes: Vec<(String, String, bool, bool)>,
+    /// Id, key that used it, revoked.
+    pub tokens: Vec<(String, Option<String>, bool)>,
+    /// Ids of commands.
+    pub commands: Vec<String>,
+}

@@ -1,0 +1,446 @@
+//! The node's cores in a hand-made process, for a simulated world (feature `simulation`).
+//!
+//! Owns what the shell otherwise does around them: dialing and its pauses, joining, hello, reports, streams; and which
+//! of it a crash forgets. Leaves the network and all clocks to the world. Invariant: nothing here reads a clock, a
+//! file or chance; what must outlive the process stands in [`NodeDisk`] before it is used.
+
+mod reports;
+mod streams;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+
+use prost::Message;
+use umbel_contracts::proto::node::{NodeEnrollRequest, NodeEnrollResponse, NodeHelloResponse};
+use umbel_contracts::{NODE_PROTOCOL, bounds};
+use umbel_wire::backoff::Backoff;
+use umbel_wire::clock::Wall;
+use umbel_wire::peer::{PeerCertificate, PeerName};
+use umbel_wire::simulation::{End, Heard};
+use umbel_wire::{
+    Attempt, CloseReason, Code, EdgeId, Error, Generation, GoawayReason, InstanceId, KeyHash, NodeId,
+    Purpose, Rejection, Welcome,
+};
+
+use crate::core::identity::{FORMAT, Identity};
+use crate::core::sequence::Sequence;
+
+/// Names a connection in the world.
+pub type LinkId = u64;
+
+/// What one host is.
+#[derive(Clone, Debug)]
+pub struct NodeSetup {
+    /// Its edge.
+    pub edge_id: EdgeId,
+    /// The model of its one engine.
+    pub model: String,
+    /// How many requests that takes at once.
+    pub capacity: u32,
+    /// How long its engine works on one.
+    pub work: Duration,
+    /// UUIDs of its GPUs.
+    pub gpus: Vec<String>,
+    /// Faults of the program itself that the world switches on to see its invariants fail.
+    pub mutation: Option<&'static str>,
+}
+
+/// The state directory: what a crash leaves, and what a careless copy doubles.
+#[derive(Clone, Debug, Default)]
+pub struct NodeDisk {
+    identity: Option<Identity>,
+    key: Option<[u8; 32]>,
+    not_after: i64,
+    sequences: [u64; 2],
+    full: bool,
+}
+
+impl NodeDisk {
+    /// From now on writes fail, or succeed again.
+    pub fn full(&mut self, full: bool) {
+        self.full = full;
+    }
+
+    /// Who it is, if it is somebody.
+    #[must_use]
+    pub fn node_id(&self) -> Option<String> {
+        self.identity.as_ref().map(|identity| identity.node_id.to_string())
+    }
+
+    /// The key's hash, in lower-case hexadecimal.
+    #[must_use]
+    pub fn key(&self) -> Option<String> {
+        self.key.map(|key| KeyHash(key).to_string())
+    }
+}
+
+/// A dial that is due.
+#[derive(Clone, Debug)]
+pub struct Dial {
+    /// What it shows in TLS.
+    pub certificate: Option<PeerCertificate>,
+}
+
+struct Link {
+    end: End,
+    generation: Generation,
+    spread: Duration,
+    since: Instant,
+    welcomed: bool,
+}
+
+/// One process of an agent.
+pub struct Node {
+    setup: NodeSetup,
+    disk: NodeDisk,
+    instance: InstanceId,
+    attempt: u64,
+    backoff: Backoff,
+    dial_at: Option<Instant>,
+    token: Option<(String, [u8; 32])>,
+    links: BTreeMap<LinkId, Link>,
+    current: Option<LinkId>,
+    dialing: Option<LinkId>,
+    /// TCP and TLS of a dial are under way.
+    reaching: bool,
+    events: Arc<AtomicU64>,
+    sequences: [Sequence; 2],
+    reports: reports::Reports,
+    streams: streams::Streams,
+    last_rejection: Option<Error>,
+    luck: u64,
+}
+
+impl Node {
+    /// Starts on a state directory.
+    #[must_use]
+    pub fn start(setup: NodeSetup, disk: NodeDisk, luck: u64, now: Instant) -> Self {
+        let mut instance = [0; 16];
+        instance[..8].copy_from_slice(&luck.to_be_bytes());
+        let sequences = disk.sequences.map(Sequence::after_start);
+        let mut node = Self {
+            setup,
+            disk,
+            instance: InstanceId(instance),
+            attempt: 0,
+            backoff: Backoff::new(),
+            dial_at: None,
+            token: None,
+            links: BTreeMap::new(),
+            current: None,
+            dialing: None,
+            reaching: false,
+            events: Arc::default(),
+            sequences,
+            reports: reports::Reports::default(),
+            streams: streams::Streams::default(),
+            last_rejection: None,
+            luck,
+        };
+        if node.disk.identity.is_some() {
+            node.dial_at = Some(now);
+        }
+        node.reserve();
+        node
+    }
+
+    /// The process is killed: only its state directory is left.
+    #[must_use]
+    pub fn crash(self) -> NodeDisk {
+        self.disk
+    }
+
+    /// The state directory.
+    #[must_use]
+    pub fn disk(&mut self) -> &mut NodeDisk {
+        &mut self.disk
+    }
+
+    /// Somebody runs `umbel node enroll`.
+    pub fn join(&mut self, token_id: &str, secret: [u8; 32], now: Instant) {
+        if self.disk.identity.is_none() {
+            self.token = Some((token_id.to_owned(), secret));
+            if self.dialing.is_none() && !self.reaching {
+                self.dial_at = Some(now);
+            }
+        }
+    }
+
+    /// Who it is, if it is somebody.
+    #[must_use]
+    pub fn identity(&self) -> Option<String> {
+        self.disk.node_id()
+    }
+
+    /// The key it shows, in lower-case hexadecimal.
+    #[must_use]
+    pub fn key(&self) -> Option<String> {
+        self.disk.key()
+    }
+
+    /// Somebody removes the key of a node that is nobody.
+    pub fn forget_key(&mut self) {
+        if self.disk.identity.is_none() {
+            self.disk.key = None;
+        }
+    }
+
+    /// Why its last dial was refused, if it was.
+    #[must_use]
+    pub fn last_rejection(&self) -> Option<&Error> {
+        self.last_rejection.as_ref()
+    }
+
+    /// The generation of the connection that gives it work.
+    #[must_use]
+    pub fn generation(&self) -> Option<u64> {
+        self.current.and_then(|link| self.links.get(&link)).map(|link| link.generation.0)
+    }
+
+    fn random(&mut self) -> u64 {
+        self.luck = self.luck.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.luck;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// The next dial, if one is due now. The world answers with [`Node::connected`] or [`Node::unreachable`].
+    pub fn dial(&mut self, now: Instant) -> Option<Dial> {
+        if self.dialing.is_some() || self.reaching || self.dial_at.is_none_or(|at| at > now) {
+            return None;
+        }
+        self.dial_at = None;
+        self.attempt += 1;
+        if self.disk.identity.is_none() && self.disk.key.is_none() {
+            if self.disk.full {
+                self.again(now);
+                return None;
+            }
+            // On the disk before it is used: a lost answer is asked for again with it.
+            let mut key = [0; 32];
+            for part in key.chunks_mut(8) {
+                part.copy_from_slice(&self.random().to_be_bytes());
+            }
+            self.disk.key = Some(key);
+        }
+        self.reaching = true;
+        Some(Dial { certificate: self.certificate() })
+    }
+
+    fn certificate(&self) -> Option<PeerCertificate> {
+        let identity = self.disk.identity.as_ref()?;
+        let edge = EdgeId::parse(&identity.edge_id).ok()?;
+        Some(PeerCertificate {
+            key_hash: KeyHash(self.disk.key?),
+            serial: "01".to_owned(),
+            name: Some(PeerName::Node(edge, NodeId(identity.node_id))),
+            not_before: Wall(0),
+            not_after: Wall(self.disk.not_after),
+        })
+    }
+
+    /// TCP and TLS of a dial are done.
+    pub fn connected(&mut self, link: LinkId, now: Instant, wall: Wall) {
+        self.reaching = false;
+        let (purpose, payload) = match (&self.disk.identity, &self.token) {
+            (None, Some((token_id, secret))) => {
+                let request = NodeEnrollRequest {
+                    token_id: token_id.clone(),
+                    token_secret: secret.to_vec(),
+                    signing_request: self.disk.key.unwrap_or_default().to_vec(),
+                    name: String::new(),
+                    software_version: String::new(),
+                };
+                (Purpose::Enroll, request.encode_to_vec())
+            }
+            _ => (Purpose::Hello, self.hello(wall).encode_to_vec()),
+        };
+        let events = Arc::clone(&self.events);
+        let attempt = Attempt(self.attempt);
+        if let Ok(end) = End::dial(now, purpose, NODE_PROTOCOL, self.instance, attempt, &payload, events) {
+            let generation = Generation::default();
+            let spread = Duration::from_millis(200);
+            self.links.insert(link, Link { end, generation, spread, since: now, welcomed: false });
+            self.dialing = Some(link);
+        }
+    }
+
+    /// A dial came to nothing.
+    pub fn unreachable(&mut self, now: Instant) {
+        self.reaching = false;
+        self.again(now);
+    }
+
+    fn again(&mut self, now: Instant) {
+        let luck = self.random();
+        self.dial_at = Some(now + self.backoff.failed(luck));
+    }
+
+    /// Bytes arrived.
+    pub fn receive(&mut self, link: LinkId, bytes: &[u8], now: Instant, wall: Wall) {
+        let Some(entry) = self.links.get_mut(&link) else { return };
+        let heard = entry.end.receive(now, bytes);
+        self.heard(link, heard, now, wall);
+    }
+
+    /// The transport ended.
+    pub fn lost(&mut self, link: LinkId, now: Instant, wall: Wall) {
+        let Some(entry) = self.links.get_mut(&link) else { return };
+        let heard = entry.end.lost(None);
+        self.heard(link, heard, now, wall);
+        self.links.remove(&link);
+    }
+
+    /// Bytes to send, and whether the connection is to be closed behind them.
+    pub fn take_bytes(&mut self, link: LinkId, now: Instant) -> (Vec<u8>, bool) {
+        let Some(entry) = self.links.get_mut(&link) else { return (Vec::new(), true) };
+        let bytes = entry.end.take_bytes(now);
+        (bytes, entry.end.is_over())
+    }
+
+    /// Connections that exist.
+    #[must_use]
+    pub fn links(&self) -> Vec<LinkId> {
+        self.links.keys().copied().collect()
+    }
+
+    /// When something is due without anything arriving.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let ends = self.links.values().filter_map(|link| link.end.next_deadline());
+        let dial = self.dial_at.filter(|_| self.dialing.is_none() && !self.reaching);
+        let reports = self.current.and_then(|_| self.reports.next_deadline());
+        ends.chain(dial).chain(reports).chain(self.streams.next_deadline()).min()
+    }
+
+    /// Does what is due; dials are asked for by [`Node::dial`].
+    pub fn tick(&mut self, now: Instant, wall: Wall) {
+        for link in self.links() {
+            let Some(entry) = self.links.get_mut(&link) else { continue };
+            let heard = entry.end.tick(now);
+            self.heard(link, heard, now, wall);
+        }
+        self.end_streams(now);
+        self.leave_old(now, wall);
+        self.report(now, wall);
+    }
+
+    // An old connection that the edge asked to leave ends once its streams are done.
+    fn leave_old(&mut self, now: Instant, wall: Wall) {
+        let Some(current) = self.current else { return };
+        let old = self.links.iter().filter(|(link, entry)| {
+            **link != current && Some(**link) != self.dialing && entry.welcomed && entry.end.is_idle()
+        });
+        for link in old.map(|(link, _)| *link).collect::<Vec<_>>() {
+            let Some(entry) = self.links.get_mut(&link) else { continue };
+            let heard = entry.end.close(CloseReason::Reconnect);
+            self.heard(link, heard, now, wall);
+        }
+    }
+
+    fn heard(&mut self, link: LinkId, heard: Vec<Heard>, now: Instant, wall: Wall) {
+        for one in heard {
+            match one {
+                Heard::Welcome(welcome) => self.welcomed(link, &welcome, now, wall),
+                Heard::Rejected(rejection) => self.rejected(&rejection, now),
+                Heard::Stream(stream, _, message) => self.take_stream(link, stream, &message, now),
+                Heard::Reset(stream) => self.cancel_stream(link, stream, now),
+                Heard::Answer(call, answer) => self.answered(link, call, answer, now),
+                Heard::Goaway(goaway) => {
+                    let reconnect = !goaway.closing && goaway.reason == GoawayReason::Reconnect.name();
+                    if reconnect && self.current == Some(link) && self.dial_at.is_none() {
+                        self.dial_at = Some(now);
+                    }
+                }
+                Heard::Request(asked, ..) => {
+                    let unknown = Error::new(Code::Unimplemented, "UNKNOWN_METHOD", "not simulated");
+                    if let Some(entry) = self.links.get_mut(&link) {
+                        entry.end.respond(asked, Err(unknown));
+                    }
+                }
+                Heard::Acknowledged(event, result) => self.acknowledged(event, result),
+                Heard::Closed(reason) => self.closed(link, &reason, now),
+                Heard::Event(..) | Heard::Hello(_) | Heard::Terminal(..) => {}
+            }
+        }
+    }
+
+    fn welcomed(&mut self, link: LinkId, welcome: &Welcome, now: Instant, wall: Wall) {
+        self.dialing = None;
+        self.last_rejection = None;
+        if self.disk.identity.is_none() {
+            return self.enrolled(link, welcome, now);
+        }
+        let Ok(hello) = bounds::decode::<NodeHelloResponse>(&welcome.payload) else { return };
+        self.raise([hello.inventory_sequence, hello.telemetry_sequence]);
+        if let Some(entry) = self.links.get_mut(&link) {
+            entry.generation = welcome.generation;
+            entry.spread = welcome.reconnect_spread;
+            entry.since = now;
+            entry.welcomed = true;
+        }
+        self.current = Some(link);
+        self.reports.begin(now, welcome.intervals);
+        self.report(now, wall);
+    }
+
+    fn enrolled(&mut self, link: LinkId, welcome: &Welcome, now: Instant) {
+        self.links.remove(&link);
+        let answer = bounds::decode::<NodeEnrollResponse>(&welcome.payload).ok();
+        let node_id = answer.as_ref().and_then(|answer| NodeId::parse(&answer.node_id).ok());
+        let (Some(answer), Some(node_id), false) = (answer, node_id, self.disk.full) else {
+            return self.again(now);
+        };
+        self.disk.not_after = answer.not_after_unix_ms;
+        self.disk.identity = Some(Identity {
+            format: FORMAT,
+            node_id: node_id.0,
+            edge_id: answer.edge_id,
+            name: answer.name,
+            addresses: vec!["edge".to_owned()],
+            certificate_chain: vec!["simulated".to_owned()],
+            ca_certificate: String::new(),
+            key_file: "node.key".to_owned(),
+            not_after_unix_ms: answer.not_after_unix_ms,
+        });
+        self.token = None;
+        self.dial_at = Some(now);
+    }
+
+    fn rejected(&mut self, rejection: &Rejection, now: Instant) {
+        if let Some(link) = self.dialing.take() {
+            self.links.remove(&link);
+        }
+        let error = &rejection.error;
+        let luck = self.random();
+        self.dial_at = Some(now + self.backoff.rejected(error.code, error.retry_after, luck));
+        self.last_rejection = Some(error.clone());
+    }
+
+    fn closed(&mut self, link: LinkId, reason: &CloseReason, now: Instant) {
+        self.streams.lost(link, now);
+        if self.dialing == Some(link) {
+            self.dialing = None;
+            return self.again(now);
+        }
+        if self.current != Some(link) {
+            return;
+        }
+        self.current = None;
+        let Some(entry) = self.links.get(&link) else { return };
+        let lived = now.saturating_duration_since(entry.since);
+        let spread = entry.spread;
+        let luck = self.random();
+        let hint = match reason {
+            CloseReason::ByPeer(goaway) => goaway.retry_after.unwrap_or_default(),
+            _ => Duration::ZERO,
+        };
+        let pause = self.backoff.lost(lived, spread, luck).max(hint);
+        if self.dial_at.is_none() && self.dialing.is_none() && !self.reaching {
+            self.dial_at = Some(now + pause);
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! What a simulated node says on its connection: leases first, then heartbeats, telemetry and inventory.
+//!
+//! Owns the order and the intervals, as `shell/edge/session.rs` has them. Leaves numbers to `core/sequence`.
+
+use std::time::{Duration, Instant};
+
+use prost::Message;
+use umbel_contracts::proto::node::{
+    AgentHealth, DeclaredEngine, EngineState, EngineStatus, Gpu, GpuTelemetry, NodeHeartbeat,
+    NodeHeartbeatAck, NodeHelloRequest, NodeInventory, NodeLeases, NodeLeasesAck, NodeTelemetry,
+};
+use umbel_contracts::{bounds, event, method};
+use umbel_wire::clock::Wall;
+use umbel_wire::simulation::Call;
+use umbel_wire::{Code, Error, Intervals};
+
+use super::{LinkId, Node};
+
+pub(super) const INVENTORY: usize = 0;
+pub(super) const TELEMETRY: usize = 1;
+
+const TIMEOUT: Duration = Duration::from_secs(10);
+const LEASES_AGAIN: Duration = Duration::from_millis(100);
+
+/// Asking -> Naming -> Talking, on each connection.
+#[derive(Default)]
+enum Phase {
+    #[default]
+    Silent,
+    /// The leases are to be named then.
+    Name(Instant),
+    /// Their answer is awaited.
+    Naming(Call),
+    Talking,
+}
+
+/// What is due when.
+#[derive(Default)]
+pub(super) struct Reports {
+    phase: Phase,
+    intervals: Intervals,
+    heartbeat_at: Option<Instant>,
+    telemetry_at: Option<Instant>,
+    inventory_at: Option<Instant>,
+    heartbeats: u64,
+    /// GPUs that fell off.
+    pub(super) missing: Vec<String>,
+    pub(super) replayed: u64,
+}
+
+impl Reports {
+    pub(super) fn begin(&mut self, now: Instant, intervals: Intervals) {
+        self.phase = Phase::Name(now);
+        self.intervals = intervals;
+        self.heartbeat_at = None;
+        self.telemetry_at = None;
+        self.inventory_at = None;
+    }
+
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        match self.phase {
+            Phase::Silent | Phase::Naming(_) => None,
+            Phase::Name(at) => Some(at),
+            Phase::Talking => {
+                [self.heartbeat_at, self.telemetry_at, self.inventory_at].into_iter().flatten().min()
+            }
+        }
+    }
+}
+
+impl Node {
+    /// A GPU falls off the bus, or comes back.
+    pub fn gpu_missing(&mut self, uuid: &str, missing: bool, now: Instant) {
+        self.reports.missing.retain(|one| one != uuid);
+        if missing {
+            self.reports.missing.push(uuid.to_owned());
+        }
+        self.reports.inventory_at = Some(now);
+    }
+
+    /// How many of its reports were refused as replayed.
+    #[must_use]
+    pub fn replayed(&self) -> u64 {
+        self.reports.replayed
+    }
+
+    // Blocks on the disk, as the real one does on a thread of its own.
+    pub(super) fn reserve(&mut self) {
+        for (number, sequence) in self.sequences.iter_mut().enumerate() {
+            if let Some(up_to) = sequence.wanted()
+                && !self.disk.full
+                && let Some(stored) = self.disk.sequences.get_mut(number)
+            {
+                *stored = up_to.max(*stored);
+                sequence.reserved(up_to);
+            }
+        }
+    }
+
+    pub(super) fn raise(&mut self, cursors: [u64; 2]) {
+        for (sequence, cursor) in self.sequences.iter_mut().zip(cursors) {
+            sequence.raise(cursor);
+        }
+        self.reserve();
+    }
+
+    fn next(&mut self, stream: usize) -> Option<u64> {
+        self.reserve();
+        self.sequences.get_mut(stream)?.next()
+    }
+
+    fn last(&self, stream: usize) -> u64 {
+        self.sequences.get(stream).map_or(0, |sequence| sequence.last())
+    }
+
+    fn status(&self) -> EngineStatus {
+        EngineStatus {
+            name: "engine".to_owned(),
+            state: EngineState::Ready.into(),
+            ..EngineStatus::default()
+        }
+    }
+
+    pub(super) fn hello(&mut self, wall: Wall) -> NodeHelloRequest {
+        let inventory = self.inventory(wall);
+        NodeHelloRequest {
+            node_id: self.disk.node_id().unwrap_or_default(),
+            agent_version: "0".to_owned(),
+            capabilities: vec!["hardware.inventory".to_owned(), "hardware.telemetry".to_owned()],
+            inventory_sequence: self.last(INVENTORY),
+            telemetry_sequence: self.last(TELEMETRY),
+            engines: vec![DeclaredEngine {
+                name: "engine".to_owned(),
+                kind: "sim".to_owned(),
+                model: self.setup.model.clone(),
+                capacity: self.setup.capacity,
+                status: Some(self.status()),
+                ..DeclaredEngine::default()
+            }],
+            inventory,
+            ..NodeHelloRequest::default()
+        }
+    }
+
+    fn inventory(&mut self, wall: Wall) -> Option<NodeInventory> {
+        let sequence = self.next(INVENTORY)?;
+        let there = self.setup.gpus.iter().filter(|uuid| !self.reports.missing.contains(uuid));
+        Some(NodeInventory {
+            sequence,
+            observed_at_unix_ms: wall.unix_ms(),
+            gpus: there.map(|uuid| Gpu { uuid: uuid.clone(), ..Gpu::default() }).collect(),
+            complete: true,
+            ..NodeInventory::default()
+        })
+    }
+
+    fn telemetry(&mut self, wall: Wall) -> Option<NodeTelemetry> {
+        let sequence = self.next(TELEMETRY)?;
+        let gpus =
+            self.setup.gpus.iter().map(|uuid| GpuTelemetry { uuid: uuid.clone(), ..GpuTelemetry::default() });
+        let gpus = gpus.collect();
+        Some(NodeTelemetry {
+            sequence,
+            observed_at_unix_ms: wall.unix_ms(),
+            gpus,
+            ..NodeTelemetry::default()
+        })
+    }
+
+    pub(super) fn report(&mut self, now: Instant, wall: Wall) {
+        let Some(link) = self.current else { return };
+        match self.reports.phase {
+            Phase::Name(at) if at <= now => self.name_leases(link, now),
+            Phase::Talking => self.talk(link, now, wall),
+            _ => {}
+        }
+    }
+
+    fn name_leases(&mut self, link: LinkId, now: Instant) {
+        let message = NodeLeases { lease_ids: self.streams.carried(link) }.encode_to_vec();
+        let Some(entry) = self.links.get_mut(&link) else { return };
+        if let Ok(call) = entry.end.request(now, method::NODE_LEASES, message, TIMEOUT) {
+            self.reports.phase = Phase::Naming(call);
+        }
+    }
+
+    pub(super) fn answered(
+        &mut self,
+        link: LinkId,
+        call: Call,
+        answer: Result<bytes::Bytes, Error>,
+        now: Instant,
+    ) {
+        if self.current != Some(link) {
+            return;
+        }
+        if matches!(self.reports.phase, Phase::Naming(naming) if naming == call) {
+            let ack = answer.and_then(|answer| bounds::decode::<NodeLeasesAck>(&answer));
+            match ack {
+                Ok(ack) if ack.cancel_lease_ids.is_empty() => {
+                    self.reports.phase = Phase::Talking;
+                    let (telemetry, inventory) =
+                        (self.reports.intervals.telemetry, self.reports.intervals.inventory);
+                    self.reports.heartbeat_at = Some(now);
+                    self.reports.telemetry_at = Some(now + telemetry);
+                    self.reports.inventory_at = Some(now + inventory);
+                }
+                Ok(ack) => {
+                    self.streams.cancel(&ack.cancel_lease_ids, now);
+                    self.reports.phase = Phase::Name(now + LEASES_AGAIN);
+                }
+                // The edge closes a connection that never names its leases.
+                Err(_) => self.reports.phase = Phase::Silent,
+            }
+        } else if let Ok(ack) = answer.and_then(|answer| bounds::decode::<NodeHeartbeatAck>(&answer))
+            && let Some(entry) = self.links.get_mut(&link)
+        {
+            entry.spread = Duration::from_millis(u64::from(ack.reconnect_spread_ms)).max(entry.spread);
+        }
+    }
+
+    pub(super) fn acknowledged(&mut self, _event: u32, result: Result<(), Error>) {
+        if result.is_err_and(|error| error.code == Code::Conflict && error.reason == "REPLAYED") {
+            self.reports.replayed += 1;
+        }
+    }
+
+    fn talk(&mut self, link: LinkId, now: Instant, wall: Wall) {
+        let due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+        if due(self.reports.heartbeat_at) {
+            // After a pause one report is enough.
+            self.reports.heartbeat_at = Some(now + self.reports.intervals.heartbeat);
+            self.reports.heartbeats += 1;
+            let heartbeat = NodeHeartbeat {
+                sequence: self.reports.heartbeats,
+                observed_at_unix_ms: wall.unix_ms(),
+                health: AgentHealth::Ok.into(),
+                streams_in_flight: 0,
+                engines: vec![self.status()],
+                ..NodeHeartbeat::default()
+            };
+            if let Some(entry) = self.links.get_mut(&link) {
+                // One that cannot be sent is followed by the next.
+                drop(entry.end.request(now, method::NODE_HEARTBEAT, heartbeat.encode_to_vec(), TIMEOUT));
+            }
+        }
+        if due(self.reports.telemetry_at) {
+            self.reports.telemetry_at = Some(now + self.reports.intervals.telemetry);
+            if let Some(message) = self.telemetry(wall)
+                && let Some(entry) = self.links.get_mut(&link)
+            {
+                entry.end.event(event::NODE_TELEMETRY, "telemetry", message.encode_to_vec());
+            }
+        }
+        if due(self.reports.inventory_at) {
+            self.reports.inventory_at = Some(now + self.reports.intervals.inventory);
+            if let Some(message) = self.inventory(wall)
+                && let Some(entry) = self.links.get_mut(&link)
+            {
+                entry.end.event(event::NODE_INVENTORY, "inventory", message.encode_to_vec());
+            }
+        }
+    }
+}

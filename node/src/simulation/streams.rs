@@ -1,0 +1,99 @@
+//! Requests on their way through a simulated node: an engine that works for a while, and stops a little later than asked.
+//!
+//! Invariant: a stream gets one END, when its engine's request is gone; until then its lease is named to the edge.
+
+use std::time::{Duration, Instant};
+
+use umbel_contracts::bounds;
+use umbel_contracts::proto::node::InferenceOpen;
+use umbel_wire::simulation::Incoming;
+use umbel_wire::{Code, Error};
+
+use super::{LinkId, Node};
+
+/// How long an engine takes to notice that nobody listens.
+const STOPS: Duration = Duration::from_millis(300);
+
+struct Relayed {
+    link: LinkId,
+    stream: Incoming,
+    lease: u64,
+    ends: Instant,
+    cancelled: bool,
+}
+
+#[derive(Default)]
+pub(super) struct Streams {
+    relayed: Vec<Relayed>,
+}
+
+impl Streams {
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.relayed.iter().map(|one| one.ends).min()
+    }
+
+    /// Leases of older connections than this.
+    pub(super) fn carried(&self, current: LinkId) -> Vec<u64> {
+        self.relayed.iter().filter(|one| one.link != current).map(|one| one.lease).collect()
+    }
+
+    pub(super) fn lost(&mut self, link: LinkId, now: Instant) {
+        self.stop(now, |one| one.link == link);
+    }
+
+    pub(super) fn cancel(&mut self, leases: &[u64], now: Instant) {
+        self.stop(now, |one| leases.contains(&one.lease));
+    }
+
+    fn stop(&mut self, now: Instant, which: impl Fn(&Relayed) -> bool) {
+        for one in self.relayed.iter_mut().filter(|one| which(one) && !one.cancelled) {
+            one.cancelled = true;
+            one.ends = one.ends.min(now + STOPS);
+        }
+    }
+}
+
+impl Node {
+    /// Requests that its engine works on.
+    #[must_use]
+    pub fn working(&self) -> usize {
+        self.streams.relayed.len()
+    }
+
+    pub(super) fn take_stream(&mut self, link: LinkId, stream: Incoming, message: &[u8], now: Instant) {
+        let open = bounds::decode::<InferenceOpen>(message).ok();
+        let current = self.current == Some(link);
+        let Some(entry) = self.links.get_mut(&link) else { return };
+        match open.filter(|open| current && open.generation == entry.generation.0) {
+            Some(open) => self.streams.relayed.push(Relayed {
+                link,
+                stream,
+                lease: open.lease_id,
+                ends: now + self.setup.work,
+                cancelled: false,
+            }),
+            None => {
+                let error =
+                    Error::new(Code::Conflict, "STALE_GENERATION", "a newer connection has taken over");
+                entry.end.end(stream, Some(error), true);
+            }
+        }
+    }
+
+    pub(super) fn cancel_stream(&mut self, link: LinkId, stream: Incoming, now: Instant) {
+        self.streams.stop(now, |one| one.link == link && one.stream == stream);
+    }
+
+    pub(super) fn end_streams(&mut self, now: Instant) {
+        let (over, left) =
+            std::mem::take(&mut self.streams.relayed).into_iter().partition(|one| one.ends <= now);
+        self.streams.relayed = left;
+        let over: Vec<Relayed> = over;
+        for one in over {
+            if let Some(entry) = self.links.get_mut(&one.link) {
+                let error = one.cancelled.then(|| Error::new(Code::Cancelled, "CANCELLED", "it was reset"));
+                entry.end.end(one.stream, error, false);
+            }
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! A site in a hand-made world: the cores of edge and nodes with a network, disks, clocks and people out of a seed.
+//!
+//! `cargo test -p umbel-tests simulation` runs 200 seeds; `scripts/simulate` runs thousands, or one again with its
+//! history. After each step every named invariant is checked, and at the end that everybody has got on. A history is
+//! the same whenever its seed is the same.
+
+mod fate;
+mod history;
+mod invariants;
+mod luck;
+mod network;
+mod people;
+mod progress;
+mod world;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use history::Failure;
+use world::World;
+
+/// Seeds of the test run.
+const SEEDS: u64 = 200;
+
+/// Runs one seed to its end.
+fn run(seed: u64, mutation: Option<&'static str>, loud: bool) -> Result<u64, Box<Failure>> {
+    let mut world = World::new(seed, mutation, loud);
+    world.live()?;
+    world.settle_down()?;
+    Ok(world.history.digest())
+}
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+/// `UMBEL_SEED` runs that one, loudly; `UMBEL_SEEDS` runs so many from a chosen start instead of the usual 200.
+#[test]
+fn every_promise_holds_in_every_world() {
+    if let Some(seed) = number("UMBEL_SEED") {
+        match run(seed, None, true) {
+            Ok(digest) => println!("seed {seed}: fine, history {digest:016x}"),
+            Err(failure) => panic!("{failure}"),
+        }
+        return;
+    }
+    let first = number("UMBEL_FIRST").unwrap_or(1);
+    let next = AtomicU64::new(first);
+    let end = first + number("UMBEL_SEEDS").unwrap_or(SEEDS);
+    let work = || -> Result<(), Box<Failure>> {
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= end {
+                return Ok(());
+            }
+            run(seed, None, false)?;
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let failures: Vec<_> = std::thread::scope(|scope| {
+        let running: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        running.into_iter().filter_map(|one| one.join().unwrap().err()).collect()
+    });
+    if let Some(failure) = failures.first() {
+        panic!("{failure}\nagain: scripts/simulate 1 {}", failure.seed);
+    }
+}
+
+#[test]
+fn a_seed_has_one_history() {
+    for seed in [7, 8, 9] {
+        let first = run(seed, None, false).unwrap_or_else(|failure| panic!("{failure}"));
+        assert_eq!(run(seed, None, false).ok(), Some(first), "seed {seed}");
+    }
+}
+
+/// Each fault of the program that can be switched on is found by the invariant that is there for it.
+#[test]
+fn each_invariant_can_fail() {
+    for (mutation, invariant) in invariants::MUTATIONS {
+        let found = (1..=60).find_map(|seed| run(seed, Some(mutation), false).err());
+        let found = found.unwrap_or_else(|| panic!("`{mutation}` was not found"));
+        assert_eq!(found.invariant, *invariant, "`{mutation}` was found as something else: {found}");
+    }
+}

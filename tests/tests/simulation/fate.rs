@@ -1,0 +1,264 @@
+//! What goes wrong, when, and how long: all out of the seed.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::network::Path;
+use super::world::{Clocks, World};
+
+/// What ends a fault.
+#[derive(Clone, Copy, Debug)]
+enum Undo {
+    StartEdge,
+    StartNode(usize),
+    ResumeEdge,
+    ResumeNode(usize),
+    Path(usize),
+    EdgeClock,
+    NodeClock(usize),
+    DiskFull,
+    DiskFrozen,
+    NodeDisk(usize),
+    Gpu(usize),
+}
+
+/// Faults to come.
+#[derive(Debug, Default)]
+pub(crate) struct Fates {
+    next: Duration,
+    over: bool,
+    undo: BTreeMap<(Duration, u64), Undo>,
+    count: u64,
+}
+
+impl Fates {
+    pub(crate) fn next(&self) -> Duration {
+        let undo = self.undo.first_key_value().map(|((at, _), _)| *at);
+        let next = if self.over { Duration::MAX } else { self.next };
+        undo.map_or(next, |undo| undo.min(next))
+    }
+
+    fn later(&mut self, at: Duration, undo: Undo) {
+        self.count += 1;
+        self.undo.insert((at, self.count), undo);
+    }
+
+    /// It did not start; somebody tries again.
+    pub(crate) fn start_edge_again(&mut self, now: Duration) {
+        self.later(now + Duration::from_secs(2), Undo::StartEdge);
+    }
+}
+
+impl World {
+    pub(crate) fn fate(&mut self) {
+        let undo = self.fates.undo.first_key_value().map(|(key, undo)| (*key, *undo));
+        if let Some((key, undo)) = undo.filter(|((at, _), _)| *at <= self.time) {
+            self.fates.undo.remove(&key);
+            return self.undo(undo);
+        }
+        self.fates.next = self.time + Duration::from_millis(self.luck.between(500, 25_000));
+        self.strike();
+    }
+
+    fn for_a_while(&mut self, most: u64, undo: Undo) {
+        let long = Duration::from_millis(self.luck.between(100, most * 1_000));
+        self.fates.later(self.time + long, undo);
+    }
+
+    fn strike(&mut self) {
+        let number = self.luck.between(0, self.hosts.len() as u64) as usize;
+        match self.luck.between(0, 24) {
+            0 | 1 if self.edge.process.is_some() => {
+                let power = self.luck.one_in(3);
+                self.tell(if power { "edge loses power" } else { "edge is killed" });
+                self.kill_edge(power);
+                self.for_a_while(60, Undo::StartEdge);
+            }
+            2 | 3 if self.hosts[number].process.is_some() => {
+                let power = self.luck.one_in(3);
+                self.tell(format!("node {number} {}", if power { "loses power" } else { "is killed" }));
+                self.kill_node(number, power);
+                self.for_a_while(30, Undo::StartNode(number));
+            }
+            4 if self.edge.process.is_some() && !self.edge.paused => {
+                self.tell("edge is paused");
+                self.edge.paused = true;
+                self.for_a_while(100, Undo::ResumeEdge);
+            }
+            5 if self.hosts[number].process.is_some() && !self.hosts[number].paused => {
+                self.tell(format!("node {number} is paused"));
+                self.hosts[number].paused = true;
+                self.for_a_while(120, Undo::ResumeNode(number));
+            }
+            6..=9 => self.cut(number),
+            10 | 11 => {
+                let delay = Duration::from_millis(self.luck.between(1, 800));
+                let loss = *self.luck.pick(&[0, 3, 10]);
+                self.tell(format!("path {number}: {} ms, one in {loss} lost", delay.as_millis()));
+                let path = &mut self.network.paths[number];
+                (path.delay, path.loss) = (delay, loss);
+                self.for_a_while(60, Undo::Path(number));
+            }
+            12 => {
+                let wrong = self.wrong_clock();
+                self.tell(format!("the edge's wall clock is wrong by {wrong} ms"));
+                self.edge.clocks.wrong = wrong;
+                self.for_a_while(90, Undo::EdgeClock);
+            }
+            13 => {
+                let wrong = self.wrong_clock();
+                self.tell(format!("node {number}'s wall clock is wrong by {wrong} ms"));
+                self.hosts[number].clocks.wrong = wrong;
+                self.for_a_while(90, Undo::NodeClock(number));
+            }
+            14 => self.jump(number),
+            15 => {
+                self.tell("the edge's disk is full");
+                self.edge.disk.full(true);
+                self.for_a_while(60, Undo::DiskFull);
+            }
+            16 => {
+                self.tell("the edge's disk stands still");
+                self.edge.frozen = true;
+                self.for_a_while(30, Undo::DiskFrozen);
+            }
+            17 => {
+                self.tell(format!("node {number}'s disk is full"));
+                self.node_disk(number, true);
+                self.for_a_while(60, Undo::NodeDisk(number));
+            }
+            18 => {
+                self.tell(format!("node {number} loses a GPU"));
+                let uuid = self.hosts[number].setup.gpus[0].clone();
+                self.with_node(number, |node, now, _| node.gpu_missing(&uuid, true, now));
+                self.for_a_while(60, Undo::Gpu(number));
+            }
+            19 | 20 => self.reset_one(number),
+            21 => self.copy(number),
+            _ => {}
+        }
+    }
+
+    fn wrong_clock(&mut self) -> i64 {
+        let size = *self.luck.pick(&[2_000, 240_000, 400_000, 3_600_000, 40 * 86_400_000]);
+        if self.luck.one_in(2) { size } else { -size }
+    }
+
+    fn cut(&mut self, number: usize) {
+        let which = self.luck.between(0, 4);
+        self.tell(format!("path {number} is cut: {}", ["up", "down", "both", "both"][which as usize]));
+        let path = &mut self.network.paths[number];
+        (path.cut_up, path.cut_down) = (which != 1, which != 0);
+        self.for_a_while(150, Undo::Path(number));
+    }
+
+    fn jump(&mut self, number: usize) {
+        let ahead = Duration::from_millis(self.luck.between(100, 200_000));
+        let clocks = if self.luck.one_in(2) { &mut self.edge.clocks } else { &mut self.hosts[number].clocks };
+        clocks.ahead += ahead;
+        self.tell(format!("a monotonic clock jumps by {} ms", ahead.as_millis()));
+    }
+
+    fn node_disk(&mut self, number: usize, full: bool) {
+        let host = &mut self.hosts[number];
+        if let Some(disk) = host.process.as_mut().map(|node| node.disk()).or(host.disk.as_mut()) {
+            disk.full(full);
+        }
+    }
+
+    fn reset_one(&mut self, number: usize) {
+        let link =
+            self.network.wires.iter().find(|(_, wire)| wire.host == number && wire.edge_has && wire.node_has);
+        if let Some(link) = link.map(|(link, _)| *link) {
+            self.tell(format!("connection {link} of node {number} is reset"));
+            use super::network::{Packet, Way};
+            self.network.send(link, Way::Up, Packet::End, self.time, &mut self.luck);
+            self.network.send(link, Way::Down, Packet::End, self.time, &mut self.luck);
+        }
+    }
+
+    // Somebody copies a state directory to another machine and starts an agent on it.
+    fn copy(&mut self, number: usize) {
+        if self.hosts.iter().any(|host| host.copy) || self.hosts[number].process.is_none() {
+            return;
+        }
+        let original = &mut self.hosts[number];
+        let Some(disk) = original.process.as_mut().map(|node| node.disk().clone()) else { return };
+        if disk.node_id().is_none() {
+            return;
+        }
+        let setup = original.setup.clone();
+        self.tell(format!("node {number}'s state directory is copied to host {}", self.hosts.len()));
+        self.hosts.push(super::world::Host {
+            setup,
+            process: None,
+            disk: Some(disk),
+            clocks: Clocks::default(),
+            paused: false,
+            copy: true,
+        });
+        self.network.paths.push(Path::default());
+        self.start_node(self.hosts.len() - 1);
+    }
+
+    fn undo(&mut self, undo: Undo) {
+        match undo {
+            Undo::StartEdge if self.edge.process.is_none() => self.start_edge(),
+            Undo::StartEdge => {}
+            Undo::StartNode(number) => self.start_node(number),
+            Undo::ResumeEdge => {
+                if std::mem::take(&mut self.edge.paused) {
+                    self.tell("edge goes on");
+                }
+            }
+            Undo::ResumeNode(number) => {
+                if std::mem::take(&mut self.hosts[number].paused) {
+                    self.tell(format!("node {number} goes on"));
+                }
+            }
+            Undo::Path(number) => {
+                self.tell(format!("path {number} is whole"));
+                self.network.paths[number] = Path::default();
+            }
+            Undo::EdgeClock => {
+                self.tell("the edge's wall clock is right");
+                self.edge.clocks.wrong = 0;
+            }
+            Undo::NodeClock(number) => {
+                self.tell(format!("node {number}'s wall clock is right"));
+                self.hosts[number].clocks.wrong = 0;
+            }
+            Undo::DiskFull => {
+                self.tell("the edge's disk has room");
+                self.edge.disk.full(false);
+            }
+            Undo::DiskFrozen => {
+                self.tell("the edge's disk moves");
+                self.edge.frozen = false;
+            }
+            Undo::NodeDisk(number) => {
+                self.tell(format!("node {number}'s disk has room"));
+                self.node_disk(number, false);
+            }
+            Undo::Gpu(number) => {
+                self.tell(format!("node {number}'s GPU is back"));
+                let uuid = self.hosts[number].setup.gpus[0].clone();
+                self.with_node(number, |node, now, _| node.gpu_missing(&uuid, false, now));
+            }
+        }
+    }
+
+    /// Everything that was broken is mended, and nothing more breaks.
+    pub(crate) fn mend(&mut self) {
+        self.fates.over = true;
+        for (_, undo) in std::mem::take(&mut self.fates.undo) {
+            self.undo(undo);
+        }
+        for number in 0..self.hosts.len() {
+            if self.hosts[number].copy {
+                self.kill_node(number, false);
+                self.hosts[number].disk = None;
+            }
+        }
+    }
+}

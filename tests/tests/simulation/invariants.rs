@@ -1,0 +1,242 @@
+//! What must be true after each step, each with a name.
+
+use std::collections::BTreeMap;
+
+use umbel_edge::simulation::{NodeView, Operation, View, stored};
+
+use super::history::Failure;
+use super::world::World;
+
+/// Faults of the program that can be switched on, and the invariant that finds each.
+pub(crate) const MUTATIONS: &[(&str, &str)] = &[
+    ("a late close ends the newest", "a stale close changes nothing"),
+    ("a used token opens again", "a used token stays used"),
+    ("a command is not stored with its effect", "what was answered is there"),
+    ("a lease outlives its stream", "a lease ends with its stream"),
+    ("slots are free before their streams ended", "an engine is never above its capacity"),
+];
+
+/// What earlier steps have shown.
+pub(crate) struct Judge {
+    mutation: Option<&'static str>,
+    pub(crate) forget_marks: bool,
+    highest_generation: u64,
+    revision: u64,
+    /// By node: generation, cursors, observed telemetry; the last two since the edge started.
+    nodes: BTreeMap<String, Seen>,
+    tokens: BTreeMap<String, (String, String)>,
+    judged_done: usize,
+    fresh: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Seen {
+    generation: u64,
+    cursors: (u64, u64),
+    observed: i64,
+    last_seen: i64,
+}
+
+impl Judge {
+    pub(crate) fn new(mutation: Option<&'static str>) -> Self {
+        Self {
+            mutation,
+            forget_marks: false,
+            highest_generation: 0,
+            revision: 0,
+            nodes: BTreeMap::new(),
+            tokens: BTreeMap::new(),
+            judged_done: 0,
+            fresh: false,
+        }
+    }
+
+    /// Another process of the edge: what it holds in memory only begins anew.
+    pub(crate) fn restarted(&mut self) {
+        self.fresh = true;
+        for seen in self.nodes.values_mut() {
+            (seen.cursors, seen.observed, seen.last_seen) = Default::default();
+        }
+    }
+}
+
+type Found = Result<(), (&'static str, String)>;
+
+fn must(holds: bool, invariant: &'static str, what: impl FnOnce() -> String) -> Found {
+    if holds { Ok(()) } else { Err((invariant, what())) }
+}
+
+impl World {
+    /// Judges the world as it is now.
+    pub(crate) fn look(&mut self) -> Result<(), Box<Failure>> {
+        self.hand_out_tokens();
+        self.judged().map_err(|(invariant, what)| self.history.failure(invariant, what))
+    }
+
+    fn judged(&mut self) -> Found {
+        must(self.people.strange.is_empty(), "a request has one answer", || {
+            format!("{:?} were answered again", self.people.strange)
+        })?;
+        for (number, host) in self.hosts.iter().enumerate() {
+            if let Some(node) = &host.process {
+                let most = host.setup.capacity as usize;
+                must(node.working() <= most, "an engine is never above its capacity", || {
+                    format!("node {number} works on {} of {most}", node.working())
+                })?;
+            }
+        }
+        let Some(edge) = &self.edge.process else { return Ok(()) };
+        let view = edge.view(self.now(self.edge.clocks));
+        growing(&mut self.judge, &view)?;
+        views_agree(&view)?;
+        for node in &view.nodes {
+            of_node(&mut self.judge, node)?;
+        }
+        leases(&view)?;
+        tokens(&mut self.judge, &view)?;
+        self.hosts_are_known(&view)?;
+        self.answers_are_there()
+    }
+
+    // Who was given an identity has it for ever.
+    fn hosts_are_known(&self, view: &View) -> Found {
+        for (number, host) in self.hosts.iter().enumerate() {
+            let Some((id, key)) =
+                host.process.as_ref().and_then(|node| Some((node.identity()?, node.key()?)))
+            else {
+                continue;
+            };
+            let known = view.nodes.iter().find(|node| node.snapshot.node_id == id);
+            must(known.is_some_and(|node| node.opening_keys.contains(&key)), "an identity lasts", || {
+                format!("node {number} holds a key of {id} that the edge does not know")
+            })?;
+        }
+        Ok(())
+    }
+
+    fn answers_are_there(&mut self) -> Found {
+        let done = self.people.done.len();
+        let judge = &mut self.judge;
+        if !std::mem::take(&mut judge.fresh) && judge.judged_done == done {
+            return Ok(());
+        }
+        judge.judged_done = done;
+        let on_disk = stored(&mut self.edge.disk);
+        for (id, operation) in &self.people.done {
+            let kept = on_disk.commands.contains(id);
+            must(kept, "what was answered is there", || format!("{id}: {operation:?} is not on the disk"))?;
+            if let Operation::Mint { token_id, .. } = operation {
+                must(
+                    on_disk.tokens.iter().any(|(token, ..)| token == token_id),
+                    "what was answered is there",
+                    || format!("{token_id} is not on the disk"),
+                )?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn growing(judge: &mut Judge, view: &View) -> Found {
+    let highest = if judge.mutation == Some("generations begin anew") { 1 } else { view.highest_generation };
+    must(highest >= judge.highest_generation, "generations only grow", || {
+        format!("{highest} after {}", judge.highest_generation)
+    })?;
+    must(view.revision >= judge.revision, "revisions only grow", || {
+        format!("{} after {}", view.revision, judge.revision)
+    })?;
+    judge.highest_generation = highest;
+    judge.revision = view.revision;
+    Ok(())
+}
+
+fn of_node(judge: &mut Judge, node: &NodeView) -> Found {
+    let told = &node.snapshot;
+    let name = &told.name;
+    let seen = judge.nodes.entry(told.node_id.clone()).or_default();
+    // A process that has not heard a node has no generation of it.
+    let generation = told.generation.max(seen.generation);
+    must(told.generation == 0 || told.generation >= seen.generation, "generations only grow", || {
+        format!("{name}: {} after {}", told.generation, seen.generation)
+    })?;
+    if told.connected {
+        must(node.owner == Some(told.generation), "one owner a node", || {
+            format!("{name} is connected as {}, its slot is {:?}", told.generation, node.owner)
+        })?;
+    }
+    must(!node.newest_lives || node.owner == Some(told.generation), "a stale close changes nothing", || {
+        format!("{name}: {} is alive, its slot is {:?}", told.generation, node.owner)
+    })?;
+    must(node.opening_keys.len() <= 2, "one credential a node", || {
+        format!("{name} has {} keys", node.opening_keys.len())
+    })?;
+    let (inventory, telemetry) = node.cursors;
+    must(inventory >= seen.cursors.0 && telemetry >= seen.cursors.1, "cursors only grow", || {
+        format!("{name}: {:?} after {:?}", node.cursors, seen.cursors)
+    })?;
+    let observed = node.telemetry_observed.unwrap_or(seen.observed);
+    must(observed >= seen.observed, "the last good telemetry stays", || {
+        format!("{name}: observed {observed} after {}", seen.observed)
+    })?;
+    must(told.last_seen_at_unix_ms >= seen.last_seen, "what was seen stays seen", || {
+        format!("{name}: {} after {}", told.last_seen_at_unix_ms, seen.last_seen)
+    })?;
+    *seen = Seen { generation, cursors: node.cursors, observed, last_seen: told.last_seen_at_unix_ms };
+    Ok(())
+}
+
+fn views_agree(view: &View) -> Found {
+    let mut online = 0;
+    for node in &view.nodes {
+        let told = &node.snapshot;
+        online += u32::from(node.state == "online");
+        for (id, open, in_flight, capacity) in &node.dispatchable {
+            let may = told.connected && told.eligible && !told.draining && node.state == "online";
+            must(may || !open, "no work for a node that is not online", || {
+                format!("{id} takes requests; connected {}, {}", told.connected, node.state)
+            })?;
+            must(in_flight <= capacity, "no lease above the capacity", || {
+                format!("{id}: {in_flight} of {capacity}")
+            })?;
+            let provider = told.providers.iter().find(|one| one.provider_id == *id);
+            let shown = provider.map_or(0, |one| one.in_flight);
+            let expected = if told.connected { *in_flight } else { 0 };
+            must(shown == expected, "views agree", || format!("{id}: {shown} told, {expected} held"))?;
+        }
+    }
+    must(view.online_and_available.0 == online, "views agree", || {
+        format!("{} online in the summary, {online} in the nodes", view.online_and_available.0)
+    })
+}
+
+fn leases(view: &View) -> Found {
+    for lease in &view.leases {
+        // One of an older connection ends with the naming of leases, if its node does not know it yet.
+        must(lease.counted || !lease.current, "a lease ends with its stream", || {
+            format!("{} ended before its stream", lease.lease)
+        })?;
+    }
+    let open = view.leases.iter().filter(|lease| lease.counted).count();
+    must(view.held.0 as usize == open, "a lease ends with its stream", || {
+        format!("{} leases are held, {open} streams are open", view.held.0)
+    })?;
+    must(view.held.1 as usize == view.waiting, "a request has one answer", || {
+        format!("{} wait at admission, {} here", view.held.1, view.waiting)
+    })
+}
+
+fn tokens(judge: &mut Judge, view: &View) -> Found {
+    for token in &view.tokens {
+        let Some(claim) = &token.claim else {
+            must(!judge.tokens.contains_key(&token.token_id), "a used token stays used", || {
+                format!("{} is open again", token.token_id)
+            })?;
+            continue;
+        };
+        let first = judge.tokens.entry(token.token_id.clone()).or_insert_with(|| claim.clone());
+        must(first == claim, "a used token stays used", || {
+            format!("{}: {claim:?} after {first:?}", token.token_id)
+        })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,266 @@
+//! Operators who mint tokens and change nodes, and applications that ask for models.
+//!
+//! An operator who hears nothing sends the same command again, with the same id. An application asks once.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use umbel_edge::simulation::{Answered, Operation, Outcome, RequestId};
+
+use super::world::World;
+
+/// An operator asks again after this.
+const PATIENCE: Duration = Duration::from_secs(7);
+/// A host whose token came to nothing gets another after this.
+const TOKEN_AGAIN: Duration = Duration::from_secs(90);
+
+#[derive(Clone, Debug)]
+struct Asked {
+    operation: Operation,
+    again: Duration,
+    host: Option<usize>,
+}
+
+/// Who wants what.
+pub(crate) struct People {
+    commands: BTreeMap<String, Asked>,
+    numbers: u64,
+    joins: Vec<Duration>,
+    tokens: BTreeMap<String, (usize, [u8; 32])>,
+    next_command: Duration,
+    next_request: Duration,
+    over: bool,
+    /// Commands that were told to be done, and what they were.
+    pub(crate) done: Vec<(String, Operation)>,
+    /// Requests without an answer.
+    pub(crate) requests: BTreeSet<RequestId>,
+    /// Their applications went away.
+    left: BTreeSet<RequestId>,
+    /// Answered twice, or without having been asked.
+    pub(crate) strange: Vec<RequestId>,
+    pub(crate) complete: u64,
+    ever: u64,
+}
+
+impl People {
+    pub(crate) fn new(hosts: usize) -> Self {
+        Self {
+            commands: BTreeMap::new(),
+            numbers: 0,
+            joins: (0..hosts).map(|number| Duration::from_millis(1 + 700 * number as u64)).collect(),
+            tokens: BTreeMap::new(),
+            next_command: Duration::from_secs(20),
+            next_request: Duration::from_secs(5),
+            over: false,
+            done: Vec::new(),
+            requests: BTreeSet::new(),
+            left: BTreeSet::new(),
+            strange: Vec::new(),
+            complete: 0,
+            ever: 0,
+        }
+    }
+
+    pub(crate) fn next(&self) -> Duration {
+        let again = self.commands.values().map(|asked| asked.again).min();
+        let join = self.joins.iter().min().copied();
+        let own = if self.over { Duration::MAX } else { self.next_command.min(self.next_request) };
+        again.into_iter().chain(join).fold(own, Duration::min)
+    }
+
+    /// Nobody wants anything new.
+    pub(crate) fn rest(&mut self) {
+        self.over = true;
+    }
+
+    /// Nothing is asked for that has not been answered.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.commands.is_empty() && self.requests.is_empty()
+    }
+
+    pub(crate) fn edge_died(&mut self) {
+        // Applications see their connections end; operators ask again.
+        self.requests.clear();
+        self.left.clear();
+    }
+
+    pub(crate) fn answered(&mut self, request: RequestId, answered: Answered) {
+        // What nobody waits for any more may still come to its end, once.
+        if !self.requests.remove(&request) && !self.left.remove(&request) {
+            self.strange.push(request);
+        }
+        self.complete += u64::from(answered == Answered::Complete);
+    }
+
+    pub(crate) fn outcome(&mut self, id: &str, outcome: Outcome) {
+        let Some(asked) = self.commands.remove(id) else { return };
+        if outcome == Outcome::Done {
+            self.done.push((id.to_owned(), asked.operation));
+        }
+    }
+}
+
+impl World {
+    pub(crate) fn people_act(&mut self) {
+        let now = self.time;
+        let joining: Vec<usize> =
+            (0..self.people.joins.len()).filter(|number| self.people.joins[*number] <= now).collect();
+        for number in joining {
+            self.invite(number);
+        }
+        let again: Vec<String> = self
+            .people
+            .commands
+            .iter()
+            .filter(|(_, one)| one.again <= now)
+            .map(|(id, _)| id.clone())
+            .collect();
+        for id in again {
+            self.send(&id);
+        }
+        if !self.people.over && self.people.next_command <= now {
+            self.people.next_command = now + Duration::from_millis(self.luck.between(500, 20_000));
+            self.command();
+        }
+        if !self.people.over && self.people.next_request <= now {
+            self.people.next_request = now + Duration::from_millis(self.luck.between(20, 4_000));
+            self.request();
+        }
+    }
+
+    // A host that is nobody yet gets a token, as soon as the edge has made one.
+    fn invite(&mut self, number: usize) {
+        self.people.joins[number] = self.time + TOKEN_AGAIN;
+        let host = &self.hosts[number];
+        let node = host.process.as_ref();
+        let somebody = node.is_some_and(|node| node.identity().is_some())
+            || host.disk.as_ref().is_some_and(|disk| disk.node_id().is_some());
+        if somebody {
+            self.people.joins[number] = Duration::MAX;
+            return;
+        }
+        // A key that the edge knows although its answer was lost for good: a new token needs a new key.
+        let in_use =
+            node.and_then(|node| node.last_rejection()).is_some_and(|error| error.reason == "KEY_IN_USE");
+        if in_use {
+            self.with_node(number, |node, _, _| node.forget_key());
+        }
+        let mut secret = [0; 32];
+        for part in secret.chunks_mut(8) {
+            part.copy_from_slice(&self.luck.next().to_be_bytes());
+        }
+        self.people.numbers += 1;
+        let token_id = format!("token-{:06}", self.people.numbers);
+        self.people.tokens.insert(token_id.clone(), (number, secret));
+        let life = self.luck.between(60, 900);
+        let operation = Operation::Mint { token_id, secret, name: format!("n{number}"), life };
+        self.ask(operation, Some(number));
+    }
+
+    fn ask(&mut self, operation: Operation, host: Option<usize>) {
+        self.people.numbers += 1;
+        let id = format!("command-{:06}", self.people.numbers);
+        self.people.commands.insert(id.clone(), Asked { operation, again: self.time, host });
+        self.send(&id);
+    }
+
+    fn send(&mut self, id: &str) {
+        let Some(asked) = self.people.commands.get_mut(id) else { return };
+        asked.again = self.time + PATIENCE;
+        let (operation, host) = (asked.operation.clone(), asked.host);
+        self.tell(format!("{id}: {}", said(&operation)));
+        if self.edge.paused {
+            return;
+        }
+        // The token is at hand before the edge has said that it is good: who is too early is refused.
+        if let (Operation::Mint { token_id, secret, .. }, Some(number)) = (&operation, host) {
+            let early = self.luck.one_in(3);
+            let known = self.people.done.iter().any(|(done, _)| done == id);
+            if early || known {
+                let (token_id, secret) = (token_id.clone(), *secret);
+                self.with_node(number, |node, now, _| node.join(&token_id, secret, now));
+            }
+        }
+        self.with_edge(|edge, now, wall| edge.operate(id, &operation, now, wall));
+    }
+
+    /// Hosts whose tokens are good try them.
+    pub(crate) fn hand_out_tokens(&mut self) {
+        let done = std::mem::take(&mut self.people.tokens);
+        let (ready, left): (BTreeMap<_, _>, BTreeMap<_, _>) = done.into_iter().partition(|(token, _)| {
+            self.people
+                .done
+                .iter()
+                .any(|(_, done)| matches!(done, Operation::Mint { token_id, .. } if token_id == token))
+        });
+        self.people.tokens = left;
+        for (token, (number, secret)) in ready {
+            // Sometimes two hosts are given the same one.
+            self.with_node(number, |node, now, _| node.join(&token, secret, now));
+            if self.luck.one_in(4) {
+                let other = self.luck.between(0, self.hosts.len() as u64) as usize;
+                self.with_node(other, |node, now, _| node.join(&token, secret, now));
+            }
+        }
+    }
+
+    fn command(&mut self) {
+        let known: Vec<String> = self
+            .hosts
+            .iter()
+            .filter_map(|host| host.process.as_ref().and_then(|node| node.identity()))
+            .collect();
+        if known.is_empty() {
+            return;
+        }
+        let node = self.luck.pick(&known).clone();
+        let on = self.luck.one_in(2);
+        let operation = match self.luck.between(0, 5) {
+            0 | 1 => Operation::Eligible(node, on),
+            2 | 3 => Operation::Drain(node, on),
+            _ => {
+                let token = format!("token-{:06}", self.luck.between(1, self.people.numbers + 1));
+                Operation::RevokeToken(token)
+            }
+        };
+        self.ask(operation, None);
+    }
+
+    fn request(&mut self) {
+        if self.edge.process.is_none() || self.edge.paused {
+            return;
+        }
+        self.people.ever += 1;
+        let request = self.people.ever;
+        let model = format!("m{}", self.luck.between(0, 2));
+        let key = self.luck.between(0, 3) as u32;
+        self.people.requests.insert(request);
+        self.with_edge(|edge, now, _| edge.ask(request, &model, key, now));
+        if self.luck.one_in(6) {
+            let open: Vec<_> = self.people.requests.iter().copied().collect();
+            if !open.is_empty() {
+                let leaves = *self.luck.pick(&open);
+                self.people.requests.remove(&leaves);
+                self.people.left.insert(leaves);
+                self.with_edge(|edge, now, _| edge.leave(leaves, now));
+            }
+        }
+    }
+
+    /// Everybody may serve again.
+    pub(crate) fn allow_all(&mut self) {
+        let known: BTreeSet<String> =
+            self.hosts.iter().filter_map(|host| host.process.as_ref()?.identity()).collect();
+        for node in known {
+            self.ask(Operation::Eligible(node.clone(), true), None);
+            self.ask(Operation::Drain(node, false), None);
+        }
+    }
+}
+
+fn said(operation: &Operation) -> String {
+    match operation {
+        Operation::Mint { token_id, name, life, .. } => format!("mint {token_id} for {name}, {life} s"),
+        other => format!("{other:?}"),
+    }
+}

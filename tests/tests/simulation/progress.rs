@@ -1,0 +1,63 @@
+//! Once nothing breaks any more, everybody gets on.
+
+use std::time::Duration;
+
+use super::history::Failure;
+use super::world::World;
+
+/// How long things go wrong.
+const CHAOS: Duration = Duration::from_secs(400);
+/// Longer than any pause before a dial: the longest hint with its jitter, a token's second try, and naming.
+const REST: Duration = Duration::from_secs(900);
+
+impl World {
+    /// Things go wrong for a while.
+    pub(crate) fn live(&mut self) -> Result<(), Box<Failure>> {
+        self.run_until(CHAOS)
+    }
+
+    /// Everything is mended; all that was wanted has come about within the longest pause.
+    pub(crate) fn settle_down(&mut self) -> Result<(), Box<Failure>> {
+        self.tell("everything is mended");
+        self.mend();
+        self.people.rest();
+        let end = self.time + REST;
+        while self.time < end {
+            self.run_until((self.time + Duration::from_secs(30)).min(end))?;
+            if self.waits_for().is_none() {
+                break;
+            }
+        }
+        self.allow_all();
+        self.run_until(self.time + Duration::from_secs(60))?;
+        match self.waits_for() {
+            Some(what) => Err(self.history.failure("progress", what)),
+            None => Ok(()),
+        }
+    }
+
+    /// What is still not as it should be.
+    fn waits_for(&self) -> Option<String> {
+        let Some(edge) = &self.edge.process else { return Some("the edge does not run".to_owned()) };
+        let view = edge.view(self.now(self.edge.clocks));
+        for (number, host) in self.hosts.iter().enumerate().filter(|(_, host)| !host.copy) {
+            let Some(node) = &host.process else { return Some(format!("node {number} does not run")) };
+            let Some(id) = node.identity() else { return Some(format!("node {number} is nobody")) };
+            let told = view.nodes.iter().find(|one| one.snapshot.node_id == id);
+            let Some(told) = told else { return Some(format!("node {number} is unknown")) };
+            if !told.snapshot.connected || told.state != "online" {
+                return Some(format!(
+                    "node {number} is {}, connected {}",
+                    told.state, told.snapshot.connected
+                ));
+            }
+            if node.generation() != told.owner {
+                return Some(format!("node {number} believes in another generation"));
+            }
+        }
+        if view.held.0 > 0 || view.waiting > 0 {
+            return Some(format!("{} leases held, {} requests wait", view.held.0, view.waiting));
+        }
+        (!self.people.is_idle()).then(|| "somebody waits for an answer".to_owned())
+    }
+}

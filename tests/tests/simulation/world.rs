@@ -1,0 +1,437 @@
+//! The world: one edge, some hosts, what lies between them, and the time.
+//!
+//! Owns the loop: the next thing that happens, to whom, and what it sends. Leaves faults to `fate`, operators and
+//! applications to `people`, and judgement to `invariants`. Every process has clocks of its own.
+
+use std::time::{Duration, Instant};
+
+use umbel_edge::simulation::{Edge, Setup};
+use umbel_node::simulation::{Node, NodeDisk, NodeSetup};
+use umbel_store::simulation::Disk;
+use umbel_wire::EdgeId;
+use umbel_wire::clock::Wall;
+use umbel_wire::liveness::Times;
+
+use super::history::{Failure, History};
+use super::invariants::Judge;
+use super::luck::Luck;
+use super::network::{LinkId, Network, Packet, Path, Way};
+use super::people::People;
+
+/// 2026-06-01, when every world begins.
+const BEGIN: i64 = 1_780_272_000_000;
+/// How long a host waits for TCP and TLS.
+const DIAL: Duration = Duration::from_secs(5);
+
+/// A machine's clocks, against the world's time.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Clocks {
+    /// Its monotonic clock ran ahead by this.
+    pub(crate) ahead: Duration,
+    /// Its wall clock is wrong by so many milliseconds.
+    pub(crate) wrong: i64,
+}
+
+/// The edge's machine.
+pub(crate) struct EdgeHost {
+    pub(crate) process: Option<Edge>,
+    pub(crate) disk: Disk,
+    pub(crate) clocks: Clocks,
+    pub(crate) paused: bool,
+    /// The disk takes no writes to their end.
+    pub(crate) frozen: bool,
+    pub(crate) starts: u64,
+    /// Something is being written until then; then its answer comes.
+    writing: Option<(Duration, bool)>,
+}
+
+/// A node's machine.
+pub(crate) struct Host {
+    pub(crate) setup: NodeSetup,
+    pub(crate) process: Option<Node>,
+    pub(crate) disk: Option<NodeDisk>,
+    pub(crate) clocks: Clocks,
+    pub(crate) paused: bool,
+    /// It runs a copy of another host's state directory.
+    pub(crate) copy: bool,
+}
+
+/// Everything.
+pub(crate) struct World {
+    pub(crate) base: Instant,
+    pub(crate) time: Duration,
+    pub(crate) luck: Luck,
+    pub(crate) history: History,
+    pub(crate) edge: EdgeHost,
+    pub(crate) hosts: Vec<Host>,
+    pub(crate) network: Network,
+    pub(crate) people: People,
+    pub(crate) judge: Judge,
+    pub(crate) mutation: Option<&'static str>,
+    pub(crate) fates: super::fate::Fates,
+}
+
+impl World {
+    pub(crate) fn new(seed: u64, mutation: Option<&'static str>, loud: bool) -> Self {
+        let mut luck = Luck::new(seed);
+        let count = luck.between(2, 6) as usize;
+        let base = Instant::now();
+        let hosts: Vec<_> = (0..count).map(|number| host(number, &mut luck, mutation)).collect();
+        let network = Network { paths: vec![Path::default(); count], ..Network::default() };
+        let mut world = Self {
+            base,
+            time: Duration::ZERO,
+            history: History::new(seed, loud),
+            edge: EdgeHost {
+                process: None,
+                disk: Disk::new(),
+                clocks: Clocks::default(),
+                paused: false,
+                frozen: false,
+                starts: 0,
+                writing: None,
+            },
+            people: People::new(count),
+            judge: Judge::new(mutation),
+            fates: super::fate::Fates::default(),
+            hosts,
+            network,
+            luck,
+            mutation,
+        };
+        world.start_edge();
+        for number in 0..count {
+            world.start_node(number);
+        }
+        world
+    }
+
+    pub(crate) fn tell(&mut self, what: impl Into<String>) {
+        self.history.tell(self.time, what.into());
+    }
+
+    pub(crate) fn now(&self, clocks: Clocks) -> Instant {
+        self.base + self.time + clocks.ahead
+    }
+
+    pub(crate) fn wall(&self, clocks: Clocks) -> Wall {
+        Wall(BEGIN + self.time.as_millis() as i64 + clocks.wrong)
+    }
+
+    // When a process's deadline comes, in the world's time.
+    fn at(&self, deadline: Instant, clocks: Clocks) -> Duration {
+        deadline.saturating_duration_since(self.base + clocks.ahead)
+    }
+
+    pub(crate) fn start_edge(&mut self) {
+        self.edge.starts += 1;
+        if self.mutation == Some("the generation mark is lost") && self.edge.starts > 1 {
+            // A disk without it is what an edge that never wrote it would find.
+            self.judge.forget_marks = true;
+        }
+        let setup = Setup {
+            edge_id: EdgeId::parse("site").unwrap(),
+            heartbeat: Duration::from_secs(10),
+            times: Times::default(),
+            mutation: self.mutation,
+        };
+        let (now, wall, luck) = (self.now(self.edge.clocks), self.wall(self.edge.clocks), self.luck.next());
+        match Edge::start(setup, &mut self.edge.disk, now, wall, luck) {
+            Ok(edge) => {
+                self.tell("edge starts");
+                self.edge.process = Some(edge);
+                self.judge.restarted();
+            }
+            Err(why) => {
+                self.tell(format!("edge cannot start: {why}"));
+                self.fates.start_edge_again(self.time);
+            }
+        }
+    }
+
+    /// The edge's process is killed. Its kernel tells the peers, unless the power is gone.
+    pub(crate) fn kill_edge(&mut self, power: bool) {
+        self.edge.process = None;
+        self.edge.paused = false;
+        self.edge.writing = None;
+        self.people.edge_died();
+        let links: Vec<LinkId> =
+            self.network.wires.iter().filter(|(_, wire)| wire.edge_has).map(|(link, _)| *link).collect();
+        for link in links {
+            self.hang_up(link, Way::Up, power);
+        }
+    }
+
+    pub(crate) fn start_node(&mut self, number: usize) {
+        let luck = self.luck.next();
+        let (now, host) = (self.now(self.hosts[number].clocks), &mut self.hosts[number]);
+        let Some(disk) = host.disk.take() else { return };
+        host.process = Some(Node::start(host.setup.clone(), disk, luck, now));
+        self.tell(format!("node {number} starts"));
+        self.work_node(number);
+    }
+
+    pub(crate) fn kill_node(&mut self, number: usize, power: bool) {
+        let host = &mut self.hosts[number];
+        let Some(process) = host.process.take() else { return };
+        host.disk = Some(process.crash());
+        host.paused = false;
+        let links: Vec<LinkId> = self
+            .network
+            .wires
+            .iter()
+            .filter(|(_, wire)| wire.host == number && wire.node_has)
+            .map(|(link, _)| *link)
+            .collect();
+        for link in links {
+            self.hang_up(link, Way::Down, power);
+        }
+    }
+
+    // One side is gone (`side`: the one that packets of that way would reach).
+    pub(crate) fn hang_up(&mut self, link: LinkId, side: Way, silently: bool) {
+        let Some(wire) = self.network.wires.get_mut(&link) else { return };
+        let other = match side {
+            Way::Up => {
+                wire.edge_has = false;
+                Way::Down
+            }
+            Way::Down => {
+                wire.node_has = false;
+                wire.dialed_until = None;
+                Way::Up
+            }
+        };
+        if !silently {
+            self.network.send(link, other, Packet::End, self.time, &mut self.luck);
+        }
+    }
+
+    /// Lives until `until`, with whatever fate brings.
+    pub(crate) fn run_until(&mut self, until: Duration) -> Result<(), Box<Failure>> {
+        loop {
+            let (edge_awake, awake) = (self.edge_awake(), self.awake());
+            let packet = self.network.next(|host, way| match way {
+                Way::Up => edge_awake,
+                Way::Down => awake[host],
+            });
+            let mut next = until;
+            let mut what = Next::End;
+            let mut consider = |at: Duration, one: Next| {
+                if at < next {
+                    (next, what) = (at, one);
+                }
+            };
+            if let Some((at, link, way)) = packet {
+                consider(at, Next::Packet(link, way));
+            }
+            if let Some(edge) = self.edge.process.as_ref().filter(|_| !self.edge.paused) {
+                consider(self.at(edge.next_deadline(), self.edge.clocks), Next::Edge);
+            }
+            for (number, host) in self.hosts.iter().enumerate() {
+                if let Some(node) = host.process.as_ref().filter(|_| !host.paused)
+                    && let Some(deadline) = node.next_deadline()
+                {
+                    consider(self.at(deadline, host.clocks), Next::Node(number));
+                }
+            }
+            if let Some((at, _)) = self.edge.writing.filter(|_| !self.edge.frozen && edge_awake) {
+                consider(at, Next::Disk);
+            }
+            for wire in self.network.wires.iter().filter_map(|(link, wire)| Some((*link, wire.dialed_until?)))
+            {
+                consider(wire.1, Next::Unanswered(wire.0));
+            }
+            consider(self.fates.next(), Next::Fate);
+            consider(self.people.next(), Next::People);
+            self.time = self.time.max(next);
+            match what {
+                Next::End => return Ok(()),
+                Next::Packet(link, way) => self.deliver(link, way),
+                Next::Edge => self.with_edge(|edge, now, wall| edge.tick(now, wall)),
+                Next::Node(number) => self.work_node(number),
+                Next::Disk => self.write(),
+                Next::Unanswered(link) => self.unanswered(link),
+                Next::Fate => self.fate(),
+                Next::People => self.people_act(),
+            }
+            self.network.forget();
+            self.look()?;
+        }
+    }
+
+    fn edge_awake(&self) -> bool {
+        !self.edge.paused
+    }
+
+    fn awake(&self) -> Vec<bool> {
+        self.hosts.iter().map(|host| !host.paused).collect()
+    }
+
+    /// Something happens in the edge's process; what it sends goes out.
+    pub(crate) fn with_edge(&mut self, work: impl FnOnce(&mut Edge, Instant, Wall)) {
+        let (now, wall) = (self.now(self.edge.clocks), self.wall(self.edge.clocks));
+        let Some(edge) = &mut self.edge.process else { return };
+        work(edge, now, wall);
+        for link in edge.links() {
+            let (bytes, over) = edge.take_bytes(link, now);
+            if !bytes.is_empty() {
+                self.network.send(link, Way::Down, Packet::Bytes(bytes), self.time, &mut self.luck);
+            }
+            if over {
+                edge.lost(link, now, wall);
+                if let Some(wire) = self.network.wires.get_mut(&link) {
+                    wire.edge_has = false;
+                }
+                self.network.send(link, Way::Down, Packet::End, self.time, &mut self.luck);
+            }
+        }
+        if edge.wants_disk() && self.edge.writing.is_none() {
+            let takes = Duration::from_micros(self.luck.between(300, 9_000));
+            self.edge.writing = Some((self.time + takes, false));
+        }
+        for (id, outcome) in edge.outcomes() {
+            self.history.tell(self.time, format!("command {id}: {outcome:?}"));
+            self.people.outcome(&id, outcome);
+        }
+        for (request, answered) in edge.answered() {
+            self.people.answered(request, answered);
+        }
+    }
+
+    fn write(&mut self) {
+        let Some((_, written)) = self.edge.writing.take() else { return };
+        let wall = self.wall(self.edge.clocks);
+        let Some(edge) = &mut self.edge.process else { return };
+        if written {
+            return self.with_edge(|edge, now, wall| edge.written(now, wall));
+        }
+        edge.write(&mut self.edge.disk, wall);
+        // It is on the disk; the process hears of it a little later, unless it dies before.
+        let takes = Duration::from_micros(self.luck.between(50, 2_000));
+        self.edge.writing = Some((self.time + takes, true));
+    }
+
+    /// Something happens in a node's process; what it sends goes out, and it dials if that is due.
+    pub(crate) fn with_node(&mut self, number: usize, work: impl FnOnce(&mut Node, Instant, Wall)) {
+        let clocks = self.hosts[number].clocks;
+        let (now, wall) = (self.now(clocks), self.wall(clocks));
+        let Some(node) = &mut self.hosts[number].process else { return };
+        let before = (node.generation(), node.last_rejection().map(|error| error.reason.clone()));
+        work(node, now, wall);
+        let after = (node.generation(), node.last_rejection().map(|error| error.reason.clone()));
+        if before != after {
+            let what = format!("node {number}: generation {:?}, refused {:?}", after.0, after.1);
+            self.history.tell(self.time, what);
+        }
+        for link in node.links() {
+            let (bytes, over) = node.take_bytes(link, now);
+            if !bytes.is_empty() {
+                self.network.send(link, Way::Up, Packet::Bytes(bytes), self.time, &mut self.luck);
+            }
+            if over {
+                node.lost(link, now, wall);
+                if let Some(wire) = self.network.wires.get_mut(&link) {
+                    wire.node_has = false;
+                }
+                self.network.send(link, Way::Up, Packet::End, self.time, &mut self.luck);
+            }
+        }
+        if let Some(dial) = node.dial(now) {
+            let link = self.network.dial(number, self.time + DIAL);
+            let open = Packet::Open(dial.certificate.map(Box::new));
+            self.network.send(link, Way::Up, open, self.time, &mut self.luck);
+        }
+    }
+
+    pub(crate) fn work_node(&mut self, number: usize) {
+        self.with_node(number, |node, now, wall| node.tick(now, wall));
+    }
+
+    fn unanswered(&mut self, link: LinkId) {
+        let Some(wire) = self.network.wires.get_mut(&link) else { return };
+        wire.dialed_until = None;
+        wire.node_has = false;
+        let host = wire.host;
+        self.with_node(host, |node, now, _| node.unreachable(now));
+    }
+
+    fn deliver(&mut self, link: LinkId, way: Way) {
+        let Some(packet) = self.network.take(link, way) else { return };
+        if let Packet::Bytes(bytes) = &packet {
+            self.history.mix(self.time.as_micros() as u64 ^ bytes.len() as u64);
+        }
+        let Some(wire) = self.network.wires.get_mut(&link) else { return };
+        let host = wire.host;
+        match (way, packet) {
+            (Way::Up, Packet::Open(certificate)) => {
+                if self.edge.process.is_none() {
+                    return self.network.send(link, Way::Down, Packet::End, self.time, &mut self.luck);
+                }
+                wire.edge_has = true;
+                self.network.send(link, Way::Down, Packet::Opened, self.time, &mut self.luck);
+                self.with_edge(|edge, now, _| edge.connect(link, certificate.map(|shown| *shown), now));
+            }
+            (Way::Up, Packet::Bytes(bytes)) if wire.edge_has => {
+                self.with_edge(|edge, now, wall| edge.receive(link, &bytes, now, wall));
+            }
+            (Way::Up, Packet::End) if wire.edge_has => {
+                wire.edge_has = false;
+                self.with_edge(|edge, now, wall| edge.lost(link, now, wall));
+            }
+            // Whoever has it not open says so.
+            (Way::Up, Packet::Bytes(_)) if wire.node_has => {
+                self.network.send(link, Way::Down, Packet::End, self.time, &mut self.luck);
+            }
+            (Way::Down, Packet::Opened) if wire.dialed_until.is_some() => {
+                wire.dialed_until = None;
+                self.with_node(host, |node, now, wall| node.connected(link, now, wall));
+            }
+            (Way::Down, Packet::End) if wire.dialed_until.is_some() => {
+                wire.dialed_until = None;
+                wire.node_has = false;
+                self.with_node(host, |node, now, _| node.unreachable(now));
+            }
+            (Way::Down, Packet::Bytes(bytes)) if wire.node_has => {
+                self.with_node(host, |node, now, wall| node.receive(link, &bytes, now, wall));
+            }
+            (Way::Down, Packet::End) if wire.node_has => {
+                wire.node_has = false;
+                self.with_node(host, |node, now, wall| node.lost(link, now, wall));
+            }
+            (Way::Down, Packet::Bytes(_) | Packet::Opened) if wire.edge_has => {
+                self.network.send(link, Way::Up, Packet::End, self.time, &mut self.luck);
+            }
+            _ => {}
+        }
+    }
+}
+
+enum Next {
+    End,
+    Packet(LinkId, Way),
+    Edge,
+    Node(usize),
+    Disk,
+    Unanswered(LinkId),
+    Fate,
+    People,
+}
+
+fn host(number: usize, luck: &mut Luck, mutation: Option<&'static str>) -> Host {
+    Host {
+        setup: NodeSetup {
+            edge_id: EdgeId::parse("site").unwrap(),
+            model: format!("m{}", number % 2),
+            capacity: luck.between(1, 4) as u32,
+            work: Duration::from_millis(luck.between(50, 20_000)),
+            gpus: vec![format!("GPU-{number}-a"), format!("GPU-{number}-b")],
+            mutation,
+        },
+        process: None,
+        disk: Some(NodeDisk::default()),
+        clocks: Clocks::default(),
+        paused: false,
+        copy: false,
+    }
+}
