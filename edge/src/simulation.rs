@@ -22,7 +22,7 @@ use umbel_wire::guesses::Guesses;
 use umbel_wire::liveness::Times;
 use umbel_wire::peer::PeerCertificate;
 use umbel_wire::simulation::End;
-use umbel_wire::{EdgeId, Generation, NodeId};
+use umbel_wire::{CloseReason, EdgeId, Generation, NodeId};
 
 use crate::core::admission::{Admission, Limits, Output};
 use crate::core::commands::Commands;
@@ -188,6 +188,7 @@ impl Edge {
             let revision = self.revisions.take(&mut self.disk);
             self.registry.set_revision(revision);
         }
+        let evicted = self.registry.take_evicted();
         let mut notices = self.registry.take_notices();
         // The order of a sweep is a table's: nobody may depend on it.
         notices.sort_by_key(|notice| (notice.node, notice.generation));
@@ -199,6 +200,9 @@ impl Edge {
         if !records.is_empty() {
             let commit = records.into_iter().fold(Commit::new(), Commit::audit);
             self.disk.propose(commit, disk::Then::Nothing);
+        }
+        for link in evicted {
+            self.close_link(link, CloseReason::Revoked, now, self.wall);
         }
         result
     }

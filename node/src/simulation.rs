@@ -403,6 +403,7 @@ impl Node {
             addresses: vec!["edge".to_owned()],
             certificate_chain: vec!["simulated".to_owned()],
             ca_certificate: String::new(),
+            ca_certificates: Vec::new(),
             key_file: "node.key".to_owned(),
             not_after_unix_ms: answer.not_after_unix_ms,
         });

@@ -120,6 +120,7 @@ impl Edge {
                     operation: request.operation.clone(),
                     digest: request.digest(),
                     actor: "operator".to_owned(),
+                    reason: String::new(),
                     selector: String::new(),
                     phase: CommandPhase::Succeeded,
                     message: String::new(),

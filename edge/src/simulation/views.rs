@@ -9,6 +9,7 @@ use umbel_store::simulation::Disk;
 
 use super::Edge;
 use crate::core::admission::LeaseId;
+use crate::core::registry::Moment;
 use crate::core::registry::node::NodeRow;
 use crate::core::registry::snapshot::{self, Counts, Figures};
 
@@ -50,7 +51,7 @@ pub struct NodeView {
     pub dispatchable: Vec<(String, bool, u32, u32)>,
     /// Cursors of inventory and telemetry.
     pub cursors: (u64, u64),
-    /// When the telemetry that is shown was observed, by the node's clock.
+    /// When the last good telemetry was observed, by the node's clock.
     pub telemetry_observed: Option<i64>,
     /// Reports so far are on disk with this position of the row.
     pub position: u64,
@@ -140,7 +141,7 @@ impl Edge {
         };
         let providers = node.report.engines.iter().map(|engine| node.provider_id(&engine.name));
         NodeView {
-            snapshot: snapshot::node(node, now, &figures),
+            snapshot: snapshot::node(node, Moment { now, wall: self.wall.unix_ms() }, &figures),
             owner: self.registry.slots.owner(&node.id).map(|owner| owner.generation.0),
             newest_lives: self.links.iter().any(|(link, entry)| {
                 let serving = self.serving(*link);
@@ -157,7 +158,12 @@ impl Edge {
                 })
                 .collect(),
             cursors: (node.report.inventory_sequence, node.report.telemetry_sequence),
-            telemetry_observed: node.telemetry.as_ref().map(|received| received.report.observed_at_unix_ms),
+            telemetry_observed: node
+                .report
+                .telemetry
+                .as_ref()
+                .map(|kept| kept.last_good())
+                .filter(|at| *at > 0),
             position: node.position.0,
         }
     }
