@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use umbel_wire::clock::Wall;
 use umbel_wire::tls::{TlsServer, front_server, read_pair};
 
-pub(crate) use self::held::{Authorities, is_initialised};
+pub(crate) use self::held::{Authorities, Held, is_initialised};
 use crate::{Config, StartError};
 
 /// Directory of the authority in the state directory.

@@ -143,6 +143,11 @@ impl Authorities {
         self.turn.lock().await
     }
 
+    /// What a row would put in force.
+    pub(crate) fn look(&self, row: AuthorityRow) -> Result<Held, StartError> {
+        hold(Some(row), find(&self.folder)?)
+    }
+
     /// Puts a stored row in force, from the next handshake on.
     pub(crate) fn take_up(&self, row: Option<AuthorityRow>) -> Result<(), StartError> {
         let held = hold(row, find(&self.folder)?)?;

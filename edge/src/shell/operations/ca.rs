@@ -1,23 +1,203 @@
-//! Operations on the site's certificate authority.
+//! Operations on the site's certificate authority: what there is, and a change with overlap.
+//!
+//! Owns the order of a step (key on disk, row committed, in force, nodes told) and who lacks what. Leaves the phases
+//! to `core/authority` and files to `shell/authority`. Invariant: one step at a time; a step that is refused or cannot
+//! be stored has changed nothing that anybody sees.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use serde_json::Value;
-use umbel_wire::Error;
+use umbel_contracts::objects::timestamp;
+use umbel_contracts::operations::{
+    CaLacking, CaObject, CaResult, CaRotate, CaRotateArgs, CaShow, CaStep, NoArgs, Operation,
+};
+use umbel_store::Commit;
+use umbel_wire::{Code, Error};
 
-use super::unknown;
+use super::{args, result, stored, unknown};
+use crate::StartError;
+use crate::core::authority::{AuthorityRow, next_step};
 use crate::core::commands::Request;
-use crate::shell::commands::{Commands, Context};
+use crate::core::registry::node::{Lifecycle, Node};
+use crate::shell::authority::Held;
+use crate::shell::commands::{Commands, Context, store_error};
+use crate::shell::site::{AUTHORITY, SELF, Site};
 
-pub(super) async fn read(_commands: &Arc<Commands>, request: &Request) -> Result<Value, Error> {
-    Err(unknown(&request.operation))
+/// Most nodes that a result lists.
+const LISTED: usize = 1_000;
+/// Nodes that a refusal names.
+const NAMED: usize = 5;
+
+pub(super) async fn read(commands: &Arc<Commands>, request: &Request) -> Result<Value, Error> {
+    match request.operation.as_str() {
+        CaShow::NAME => {
+            let NoArgs {} = args::<CaShow>(request)?;
+            let site = &commands.site;
+            result::<CaShow>(told(site, &site.authorities.held()))
+        }
+        other => Err(unknown(other)),
+    }
 }
 
-/// What a change would do.
-pub(super) async fn dry_run(_commands: &Arc<Commands>, request: &Request) -> Result<Value, Error> {
-    Err(unknown(&request.operation))
+/// What a step would do. `begin` makes its key only when it is done.
+pub(super) async fn dry_run(commands: &Arc<Commands>, request: &Request) -> Result<Value, Error> {
+    let step = args::<CaRotate>(request)?;
+    let site = &commands.site;
+    let held = site.authorities.held();
+    if step.step == CaStep::Begin {
+        held.row.begin(String::new())?;
+        return result::<CaRotate>(told(site, &held));
+    }
+    let row = after(site, &held.row, &step, None)?;
+    result::<CaRotate>(told(site, &look(site, row).await?))
 }
 
 pub(super) async fn start(context: &Context<'_>) -> Result<(), Error> {
-    Err(unknown(&context.request.operation))
+    let step = args::<CaRotate>(context.request)?;
+    let site = &context.commands.site;
+    let _turn = site.authorities.turn().await;
+    let before = site.authorities.held().row.clone();
+    let made = if step.step == CaStep::Begin {
+        // Refused before a key is made.
+        before.begin(String::new())?;
+        Some(on_disk(site, |site| site.authorities.make().map_err(failed)).await?)
+    } else {
+        None
+    };
+    let row = after(site, &before, &step, made)?;
+    let value = result::<CaRotate>(told(site, &look(site, row.clone()).await?))?;
+    let record = context.audit(format!("{:?}", step.step).to_lowercase());
+    let commit = Commit::new().put_json(SELF, AUTHORITY, &row).audit(record);
+    let commit = commit.and(context.outcome(&stored(&value)));
+    site.store.commit(commit).await.map_err(|error| store_error(&error))?;
+    let over: Vec<String> =
+        before.trusted().filter(|one| !row.trusted().any(|left| left == *one)).cloned().collect();
+    let taken = row.clone();
+    on_disk(site, move |site| {
+        site.authorities.take_up(Some(taken)).map_err(unusable)?;
+        over.iter().for_each(|one| site.authorities.discard(one));
+        Ok(())
+    })
+    .await?;
+    site.change(|registry| registry.set_authority(row));
+    tracing::info!(step = ?step.step, "the change of the site's certificate authority went on");
+    site.rotations.now();
+    context.done(value);
+    Ok(())
+}
+
+/// The row after a step, or why it is refused.
+fn after(
+    site: &Site,
+    row: &AuthorityRow,
+    step: &CaRotateArgs,
+    made: Option<String>,
+) -> Result<AuthorityRow, Error> {
+    match step.step {
+        CaStep::Begin => row.begin(made.unwrap_or_default()),
+        CaStep::Switch => row.switch(),
+        CaStep::Abort => row.abort(),
+        CaStep::Finish => {
+            let after = row.finish()?;
+            if !step.leave_behind {
+                nobody_is_left(site, row)?;
+            }
+            Ok(after)
+        }
+    }
+}
+
+/// Whoever trusts only the one that is over has to be enrolled anew.
+fn nobody_is_left(site: &Site, row: &AuthorityRow) -> Result<(), Error> {
+    let lacking = lacking(site, row);
+    let now = site.wall();
+    let tokens = site.tokens.lock().unwrap_or_else(PoisonError::into_inner).all();
+    let old = |token: &str| token.is_empty() || token != row.newest();
+    let tokens = tokens.iter().filter(|one| one.state(now) == "open" && old(&one.ca_sha256)).count();
+    if lacking.is_empty() && tokens == 0 {
+        return Ok(());
+    }
+    let mut names: Vec<_> = lacking.iter().take(NAMED).map(|node| node.row.name.as_str()).collect();
+    if lacking.len() > NAMED {
+        names.push("...");
+    }
+    let message = format!(
+        "{} nodes lack the new authority ({}) and {tokens} open enrollment tokens name the old one: wait for them, \
+         revoke the tokens, or say leave_behind; a host that is left behind has to be enrolled anew",
+        lacking.len(),
+        names.join(", ")
+    );
+    Err(Error::new(Code::Unprocessable, "CA_LACKING", message))
+}
+
+/// Nodes that would be cut off: not those that nothing lets in any more.
+fn lacking(site: &Site, row: &AuthorityRow) -> Vec<Arc<Node>> {
+    let (_, mut nodes) = site.nodes();
+    nodes.retain(|node| {
+        let counts = node.row.lifecycle != Lifecycle::Decommissioned
+            && node.row.credential.revoked_at_unix_ms.is_none();
+        counts && row.lacks(&node.report.trusts)
+    });
+    nodes
+}
+
+fn told(site: &Site, held: &Held) -> CaResult {
+    let row = &held.row;
+    let authorities = row
+        .trusted()
+        .zip(held.trusted())
+        .map(|(sha256, authority)| CaObject {
+            sha256: sha256.clone(),
+            signs: *sha256 == row.signing,
+            not_before: timestamp(authority.not_before().unix_ms()),
+            not_after: timestamp(authority.not_after().unix_ms()),
+        })
+        .collect();
+    let lacking = lacking(site, row).iter().take(LISTED).map(|node| lacks(node)).collect();
+    let (_, nodes) = site.nodes();
+    let old =
+        nodes.iter().filter(|node| node.row.admits() && row.is_old(&node.row.credential.issuer)).count();
+    CaResult {
+        phase: row.phase().name().to_owned(),
+        authorities,
+        lacking,
+        old_certificates: u64::try_from(old).unwrap_or(u64::MAX),
+        next_step: next_step(row.phase()).to_owned(),
+    }
+}
+
+fn lacks(node: &Node) -> CaLacking {
+    let seen = node.report.last_seen_at_unix_ms;
+    CaLacking {
+        node_id: node.id.to_string(),
+        name: node.row.name.clone(),
+        state: node.state().to_owned(),
+        last_seen_at: (seen > 0).then(|| timestamp(seen)),
+    }
+}
+
+async fn look(site: &Arc<Site>, row: AuthorityRow) -> Result<Held, Error> {
+    on_disk(site, move |site| site.authorities.look(row).map_err(unusable)).await
+}
+
+async fn on_disk<T: Send + 'static>(
+    site: &Arc<Site>,
+    work: impl FnOnce(&Site) -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    let site = Arc::clone(site);
+    tokio::task::spawn_blocking(move || work(&site)).await.map_err(failed)?
+}
+
+fn failed(error: impl std::fmt::Display) -> Error {
+    // It names a path of this host, which goes into its log only.
+    tracing::error!("an authority cannot be made or used: {error}");
+    Error::new(
+        Code::Internal,
+        "CA_FILES",
+        "the authority's files cannot be written or used; see the edge's log",
+    )
+}
+
+fn unusable(error: StartError) -> Error {
+    failed(error)
 }
