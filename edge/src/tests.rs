@@ -18,6 +18,7 @@ mod full_disk;
 mod life;
 mod lifecycle;
 mod rig;
+mod rotation;
 mod settings;
 mod slots;
 mod views;
