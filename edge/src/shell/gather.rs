@@ -8,7 +8,6 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use futures_util::future::join_all;
 use tokio::sync::{Notify, oneshot};
 use umbel_store::{Commit, CommitError, Position, Store};
 use umbel_wire::clock;
@@ -112,7 +111,7 @@ impl Gather {
             state.since = None;
             std::mem::take(&mut state.waiting).into_iter().unzip()
         };
-        let outcomes = join_all(commits.into_iter().map(|commit| self.store.commit(commit))).await;
+        let outcomes = self.store.commit_each(commits).await;
         for (answer, outcome) in answers.into_iter().zip(outcomes) {
             // Who went away does not wait for it.
             let _ = answer.send(outcome);
@@ -123,6 +122,8 @@ impl Gather {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
+    use futures_util::future::join_all;
+
     use super::*;
 
     /// A storm costs a transaction for each 64 and ten more, whatever the disk; each write keeps its own outcome.
@@ -130,6 +131,7 @@ mod tests {
     async fn a_storm_shares_transactions() {
         let (store, _disk) = Store::in_memory();
         let gather = Gather::new(store.clone());
+        let before = store.transactions();
         let writes = (0..1_000).map(|n: u32| {
             let gather = &gather;
             async move {
@@ -139,6 +141,8 @@ mod tests {
         });
         let done = join_all(writes).await;
         assert_eq!(done.into_iter().filter(|done| *done).count(), 500);
+        let written = store.transactions() - before;
+        assert!(written <= 1_000 / 64 + 10, "{written}");
         assert!(gather.state().waiting.is_empty());
         let alone = gather.commit(Commit::new().put("t", "x", vec![1])).await;
         assert!(alone.is_ok());

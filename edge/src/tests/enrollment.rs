@@ -200,17 +200,41 @@ fn one_key_at_once_is_one_node() {
         let first = answers[0].as_ref().unwrap();
         assert!(answers.iter().all(|answer| answer.as_ref().unwrap() == first));
         assert_eq!((edge.running.site.nodes().1.len(), edge.audit("token.used").await.len()), (1, 1));
-        // The same key with two other tokens at once: it stays that node's.
+        // The same key with two other tokens at once is one node all the same, until it was seen.
         let key = KeyPair::generate().unwrap();
         let tokens = [edge.token("a").await, edge.token("b").await];
         let (one, other) = tokio::join!(
             edge.enroll(&tokens[0].0, &tokens[0].1, &key),
             edge.enroll(&tokens[1].0, &tokens[1].1, &key)
         );
-        let (won, lost) = if one.is_ok() { (one, other) } else { (other, one) };
-        let lost = refusal(lost);
-        assert!(won.is_ok());
-        assert_eq!((lost.0, lost.1.as_str()), (Code::Conflict, "KEY_IN_USE"));
+        let (one, other) = (one.unwrap(), other.unwrap());
+        assert_eq!(one.node_id, other.node_id);
+        assert_eq!(edge.running.site.nodes().1.len(), 2);
+    });
+}
+
+/// An answer that was lost for good: a new token brings the host in as the node that it already is. Once it was seen,
+/// its key enrolls nobody.
+#[test]
+fn a_host_that_never_came_enrolls_again() {
+    run(async {
+        let edge = Edge::start().await;
+        let (id, secret) = edge.token("first").await;
+        let key = KeyPair::generate().unwrap();
+        let lost = edge.enroll(&id, &secret, &key).await.unwrap();
+        let (id, secret) = edge.token("second").await;
+        let answer = edge.enroll(&id, &secret, &key).await.unwrap();
+        assert_eq!(answer.node_id, lost.node_id);
+        assert_eq!(answer.name, "second", "the newest token's word counts");
+        assert_eq!(edge.running.site.nodes().1.len(), 1);
+        let node = FakeNode::new(key, &answer);
+        let connection = node.connect(&edge).await;
+        let (id, secret) = edge.token("third").await;
+        let copied = refusal(edge.enroll(&id, &secret, &node.key).await);
+        assert_eq!((copied.0, copied.1.as_str()), (Code::Conflict, "KEY_IN_USE"));
+        assert!(copied.2.contains("remove the key file"), "{}", copied.2);
+        assert!(edge.connected(&node), "the live one is not touched");
+        drop(connection);
     });
 }
 

@@ -141,6 +141,35 @@ impl Store {
         answered.await.unwrap_or(Err(CommitError::Closed))
     }
 
+    /// Commits each of them for itself, with its own conditions and outcome, all in one transaction: many small changes
+    /// that came together cost one sync. The answers are in the order of the commits. At most
+    /// [`limits::BATCH_OPERATIONS`]; more are refused.
+    pub async fn commit_each(&self, commits: Vec<Commit>) -> Vec<Result<Position, CommitError>> {
+        let mut jobs = Vec::with_capacity(commits.len());
+        let mut answers = Vec::with_capacity(commits.len());
+        for commit in commits {
+            let checked = match jobs.len() < limits::BATCH_OPERATIONS {
+                true => commit.check(),
+                false => Err(CommitError::TooLarge("too many commits at once")),
+            };
+            answers.push(checked.map(|()| {
+                let (answer, answered) = oneshot::channel();
+                jobs.push((commit, answer));
+                answered
+            }));
+        }
+        // A store that is closed drops them, and with them what is awaited below.
+        let _ = self.queue.send(Job::Commits(jobs)).await;
+        let mut outcomes = Vec::with_capacity(answers.len());
+        for answer in answers {
+            outcomes.push(match answer {
+                Ok(answered) => answered.await.unwrap_or(Err(CommitError::Closed)),
+                Err(error) => Err(error),
+            });
+        }
+        outcomes
+    }
+
     /// Remembers what a commit that was answered `ReadOnly` asked for and what took force all the same: it is written
     /// by the first transaction that succeeds, before everything else in it, and in the order of these calls.
     /// Does not wait and queues nothing: [`Store::check`], or any commit, tries to write it.

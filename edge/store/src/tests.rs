@@ -243,3 +243,22 @@ fn a_small_volume_that_fills_up() {
     let _ = Command::new("umount").arg(dir.path()).status();
     result.unwrap();
 }
+
+/// Changes that are committed each for itself share one transaction, and none stands in another's way.
+#[tokio::test]
+async fn commits_that_come_together_share_a_transaction() {
+    let (store, disk) = Store::in_memory();
+    let before = store.transactions();
+    let put = |key: &str| Commit::new().require_absent("t", key).put("t", key, vec![1]);
+    let outcomes = store.commit_each(vec![put("a"), put("b"), put("a"), put("")]).await;
+    assert!(outcomes[0].is_ok() && outcomes[1].is_ok());
+    assert!(outcomes[0].clone().unwrap() < outcomes[1].clone().unwrap());
+    assert_eq!(outcomes[2], Err(crate::CommitError::Conflict(0)));
+    assert!(matches!(outcomes[3], Err(crate::CommitError::TooLarge(_))));
+    assert_eq!(store.transactions() - before, 1);
+    disk.full(true);
+    let outcomes = store.commit_each(vec![put("c"), put("d")]).await;
+    assert!(outcomes.iter().all(|outcome| matches!(outcome, Err(crate::CommitError::ReadOnly(_)))));
+    store.close().await;
+    assert_eq!(store.commit_each(vec![put("e")]).await, [Err(crate::CommitError::Closed)]);
+}

@@ -25,6 +25,8 @@ pub(crate) type Reserved = Box<dyn FnOnce(Result<u64, CommitError>) + Send>;
 
 pub(crate) enum Job {
     Commit(Commit, oneshot::Sender<Result<Position, CommitError>>),
+    /// Each for itself, all of them in one transaction.
+    Commits(Vec<(Commit, oneshot::Sender<Result<Position, CommitError>>)>),
     Reserve {
         name: &'static str,
         block: u64,
@@ -97,6 +99,12 @@ impl Writer {
                     Job::Commit(commit, answer) => {
                         bytes += commit.bytes();
                         batch.push(Pending::Commit(commit, answer));
+                    }
+                    Job::Commits(commits) => {
+                        bytes += commits.iter().map(|(commit, _)| commit.bytes()).sum::<usize>();
+                        batch.extend(
+                            commits.into_iter().map(|(commit, answer)| Pending::Commit(commit, answer)),
+                        );
                     }
                     Job::Reserve { name, block, above, answer } => {
                         batch.push(Pending::Reserve { name, block, above, answer });

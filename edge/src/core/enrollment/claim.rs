@@ -2,7 +2,8 @@
 //!
 //! Owns the one conditional write and what stands against it. Leaves the token's own rules to `umbel_wire::enroll`,
 //! signing and committing to the shell. Invariants: a key belongs to one node and to it only once; whoever takes a
-//! node's place ends the credential it had in the same write; a tombstone has no successor.
+//! node's place ends the credential it had in the same write; a tombstone has no successor; a host whose answer was
+//! lost for good comes in with a new token, as the node that it already is.
 
 use std::sync::Arc;
 
@@ -12,11 +13,19 @@ use umbel_wire::enroll::ClaimRow;
 use umbel_wire::{Code, Error, KeyHash, NodeId};
 
 use super::{ENROLLMENTS, EnrollmentRow};
-use crate::core::registry::node::{Credential, Lifecycle, Node, NodeRow};
+use crate::core::registry::node::{Credential, KeyState, Lifecycle, Node, NodeRow};
 use crate::core::registry::{NODES, Registry};
 
-/// Whom a token makes: nobody yet, or a node whose place is taken.
-pub(crate) type Place = Option<Arc<Node>>;
+/// Whom a claim makes.
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    /// A node that was not there.
+    New,
+    /// This key's own node, which never came: the answer that made it was lost, and its host asks again.
+    Again(Arc<Node>),
+    /// A node whose place is taken.
+    Of(Arc<Node>),
+}
 
 /// Whether a host with this key may use a token that is good.
 ///
@@ -28,24 +37,33 @@ pub(crate) fn place<H: Clone>(
     key: &KeyHash,
 ) -> Result<Place, Error> {
     if let Some(node) = registry.by_key(key) {
-        let message = if node.is_tombstone() {
-            "this host's key belongs to a node that was decommissioned for good; remove its state directory, so that it \
-             makes a new key"
-        } else {
-            "this host's key already belongs to a node of this site; it needs no token, or a state directory of its own"
-        };
-        return Err(Error::new(Code::Conflict, "KEY_IN_USE", message));
+        return again(node, row, key);
     }
-    let Some(replaces) = &row.replaces else { return Ok(None) };
+    let Some(replaces) = &row.replaces else { return Ok(Place::New) };
     let node = NodeId::parse(replaces).ok().and_then(|id| registry.node(&id).cloned());
-    match node {
-        Some(node) if !node.is_tombstone() => Ok(Some(node)),
-        _ => Err(Error::new(
+    node.filter(|node| !node.is_tombstone()).map(Place::Of).ok_or_else(|| {
+        Error::new(
             Code::Gone,
             "NODE_DECOMMISSIONED",
             "the node that this token replaces was decommissioned for good; mint a token of its own for this host",
-        )),
+        )
+    })
+}
+
+/// A key that belongs to a node already. Had the node ever come, its host would have its certificate: then this is
+/// another one's copy, or a host that lost it and needs a new key.
+fn again(node: &Arc<Node>, row: &EnrollmentRow, key: &KeyHash) -> Result<Place, Error> {
+    let never_came = node.report.last_seen_at_unix_ms == 0;
+    let in_use = node.row.admits() && node.row.key(key) == Some(KeyState::InUse);
+    if never_came && in_use && row.replaces.is_none() {
+        return Ok(Place::Again(Arc::clone(node)));
     }
+    let whose = if node.is_tombstone() { "was decommissioned for good" } else { "is another host's" };
+    let message = format!(
+        "this host's key is that of a node of this site which {whose}; give this host a state directory of its own, or \
+         remove the key file in it so that it makes a new key"
+    );
+    Err(Error::new(Code::Conflict, "KEY_IN_USE", message))
 }
 
 /// A host that holds the key, and the certificate that was signed for it.
@@ -84,9 +102,13 @@ pub(crate) fn claimed(claimant: Claimant<'_>) -> Claimed {
     let (by, key) = (format!("token:{token_id}"), id.to_string());
     let record = |action: &str, subject: &str| AuditRecord::new(action, subject, "succeeded").by(&by);
     let mut commit = Commit::new().require_at(ENROLLMENTS, token_id.clone(), position);
+    commit = match &place {
+        Place::New => commit.require_absent(NODES, key.clone()),
+        Place::Again(old) | Place::Of(old) => commit.require_at(NODES, key.clone(), old.position),
+    };
     let node = match place {
-        None => {
-            commit = commit.require_absent(NODES, key.clone());
+        // Nobody has seen it yet: it is what the newest token says.
+        Place::New | Place::Again(_) => {
             let mut node = NodeRow::enrolled(&row.name, &token_id, credential, wall);
             node.labels.clone_from(&row.labels);
             node.eligible = row.eligible;
@@ -94,8 +116,7 @@ pub(crate) fn claimed(claimant: Claimant<'_>) -> Claimed {
             commit = commit.audit(record("token.used", &token_id)).audit(enrolled);
             node
         }
-        Some(old) => {
-            commit = commit.require_at(NODES, key.clone(), old.position);
+        Place::Of(old) => {
             let mut node = old.row.clone();
             node.replace(token_id.clone(), credential, wall.unix_ms());
             let replaced = record("node.replaced", &key).because(format!("name {}", node.name));

@@ -18,7 +18,7 @@ use umbel_wire::{Code, Error, KeyHash, Newcomer, NodeId, clock};
 use super::rejection;
 use crate::core::door;
 use crate::core::enrollment::EnrollmentRow;
-use crate::core::enrollment::claim::{Claimant, Claimed, claimed, may_repeat, place};
+use crate::core::enrollment::claim::{Claimant, Claimed, Place, claimed, may_repeat, place};
 use crate::core::registry::node::{Credential, NodeRow, ReportRow};
 use crate::shell::events::Happened;
 use crate::shell::site::{ENROLLMENTS, NODES, Site};
@@ -159,7 +159,11 @@ async fn fresh(
 ) -> Result<Option<NodeEnrollResponse>, Error> {
     let place = site.read(|registry| place(registry, row, &asked.key))?;
     let wall = site.wall();
-    let id = place.as_ref().map_or_else(NodeId::random, |node| node.id);
+    let (id, known) = match &place {
+        Place::New => (NodeId::random(), false),
+        Place::Again(node) | Place::Of(node) => (node.id, true),
+    };
+    let replaces = matches!(place, Place::Of(_));
     let held = site.authorities.held();
     let issued = held
         .signing()
@@ -167,7 +171,6 @@ async fn fresh(
         .map_err(|error| Error::new(Code::InvalidArgument, "SIGNING_REQUEST", error.to_string()))?;
     let chain: Vec<Vec<u8>> = issued.chain.iter().map(|one| one.to_vec()).collect();
     let credential = Credential::new(&issued, wall);
-    let replaces = place.is_some();
     let claimant = Claimant { row, position, id, place, credential, chain: chain.clone(), wall };
     let Claimed { token, node, commit } = claimed(claimant);
     let position = match site.gather.commit(commit).await {
@@ -185,7 +188,7 @@ async fn fresh(
     };
     let message = format!("{}: {what}", node.name);
     site.change(|registry| {
-        if replaces {
+        if known {
             registry.moved_host(id, node, position, trusts);
         } else {
             registry.insert(id, node, position, ReportRow { trusts, ..ReportRow::default() });
