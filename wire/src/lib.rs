@@ -35,7 +35,7 @@ pub use ids::{Attempt, EdgeId, Generation, InstanceId, KeyHash, NodeId};
 pub use io::accept::{Door, HelloIn, Newcomer, WelcomeOut, serve};
 pub use io::dial::{
     DialError, DialStep, DialTarget, HelloOut, Intervals, NoHandler, Purpose, Rejection, Welcome,
-    dial_attempt, dial_once,
+    dial_attempt, dial_once, dial_over,
 };
 pub use io::handle::{BoxFuture, Connection, Handler, IncomingRequest, Open, Stats, Terminal};
 pub use io::keep::{DialRole, keep_connected};

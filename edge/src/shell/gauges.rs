@@ -224,6 +224,10 @@ impl Collector for Gauges {
         let told =
             nodes.iter().map(|node| NodeFigures::new(NodeObject::from_proto(status::node(&site, node))));
         let nodes: Vec<NodeFigures> = told.collect();
+        let help = "Durable transactions of its store";
+        let store =
+            encoder.encode_descriptor("umbel_edge_store_transactions", help, None, MetricType::Counter)?;
+        ConstCounter::new(site.store.transactions()).encode(store)?;
         states(&mut encoder, &nodes)?;
         let serving: Vec<&NodeFigures> = nodes.iter().filter(|node| !node.decommissioned).collect();
         by_node(&mut encoder, &serving)?;

@@ -121,7 +121,34 @@ pub async fn dial_attempt(
     dial(target, hello, attempt, Arc::default(), handler).await
 }
 
+/// As [`dial_attempt`], over a TCP connection that the caller opened: from an address of its choice, or through a proxy.
+///
+/// # Errors
+/// As [`dial_once`].
+pub async fn dial_over(
+    tcp: TcpStream,
+    target: DialTarget,
+    hello: HelloOut,
+    attempt: Attempt,
+    handler: impl FnOnce(&Connection, &Welcome) -> Result<Arc<dyn Handler>, Error> + Send,
+) -> Result<(Connection, Welcome), DialError> {
+    options::prepare(&tcp).map_err(|error| DialError::new(DialStep::Connect, error.to_string()))?;
+    greet(tcp, target, hello, attempt, Arc::default(), handler).await
+}
+
 pub(crate) async fn dial(
+    target: DialTarget,
+    out: HelloOut,
+    attempt: Attempt,
+    sequence: Arc<AtomicU64>,
+    handler: impl FnOnce(&Connection, &Welcome) -> Result<Arc<dyn Handler>, Error> + Send,
+) -> Result<(Connection, Welcome), DialError> {
+    let tcp = connect(&target.addresses).await?;
+    greet(tcp, target, out, attempt, sequence, handler).await
+}
+
+async fn greet(
+    tcp: TcpStream,
     target: DialTarget,
     out: HelloOut,
     attempt: Attempt,
@@ -130,7 +157,6 @@ pub(crate) async fn dial(
 ) -> Result<(Connection, Welcome), DialError> {
     let bytes = hello(out.purpose, out.versions, out.instance, attempt, &out.payload)
         .map_err(|error| DialError::new(DialStep::Hello, error.message))?;
-    let tcp = connect(&target.addresses).await?;
     let traffic = Traffic::new();
     let mut stream = secure(tcp, &target, traffic.clone()).await?;
     let (welcome, early) = exchange(&mut stream, &bytes).await?;
