@@ -19,7 +19,7 @@ use crate::{
         credential::Credentials,
         edge::Edge,
         engines::{self, Engines},
-        gpu::Gpus,
+        gpu::{Gpus, Holders},
         places, process,
         relay::Relay,
         reports::Reports,
@@ -74,7 +74,8 @@ async fn agent(config: Config) -> Result<(), StartError> {
     let socket = LocalListener::bind(&config.socket)?;
 
     engines::end_leftovers(&state).await;
-    let engines = Arc::new(Engines::start(&config, &state));
+    let holders = Arc::new(Holders::new(gpus.are_wanted()));
+    let engines = Arc::new(Engines::start(&config, &state, &holders));
     if engines.are_supervised() || std::process::id() == 1 {
         process::become_subreaper();
         let children = signal(SignalKind::child())
@@ -82,7 +83,7 @@ async fn agent(config: Config) -> Result<(), StartError> {
         tokio::spawn(reap(children));
     }
     let relay = Arc::new(Relay::new(Arc::clone(&identity), Arc::clone(&engines)));
-    let watch = Arc::new(Watch::new(&config, Arc::clone(&engines), Arc::clone(&state), gpus, found));
+    let watch = Arc::new(Watch::new(&config, Arc::clone(&engines), Arc::clone(&state), gpus, holders, found));
     tokio::spawn(Arc::clone(&watch).run());
     let reports =
         Reports::new(&config, Arc::clone(&identity), Arc::clone(&engines), Arc::clone(&state), watch);

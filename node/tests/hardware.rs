@@ -256,6 +256,26 @@ async fn memory_is_told_by_engine() {
     assert_eq!((engines.len(), engines[0].engine.as_str(), engines[0].bytes), (1, "own", 500));
 }
 
+/// Row 101: memory of an engine that crashed is still held. Its next start waits; held for good it is told by whom, and
+/// no loop of crashes comes of it.
+#[tokio::test]
+async fn row_101_memory_is_held_after_the_end() {
+    let rig = Rig::new("", &[gpu("GPU-a", "")]).await;
+    rig.folder.append(&program(&rig.folder.path(""), "plain"));
+    let _agent = rig.folder.start();
+    rig.edge.engine("own", EngineState::Ready).await;
+    let record = std::fs::read_to_string(rig.folder.path("state/engines/own.json")).unwrap();
+    let pid = serde_json::from_str::<serde_json::Value>(&record).unwrap()["pid"].as_i64().unwrap();
+    rig.set(&[gpu("GPU-a", "").replace("procs=1:9", &format!("procs={pid}:500"))]);
+    let pid = i32::try_from(pid).unwrap();
+    rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
+    let failed = rig.edge.engine("own", EngineState::Failed).await;
+    assert!(failed.cause.contains(&format!("gpu memory held by pid {pid}")), "{}", failed.cause);
+    assert_eq!(failed.restarts, 1);
+    rig.set(&[gpu("GPU-a", "")]);
+    assert_eq!(rig.edge.engine("own", EngineState::Ready).await.restarts, 1);
+}
+
 /// Preflight: each failure has its code, ends with 3, and comes before a key is made or an edge is asked.
 #[tokio::test]
 async fn the_preflight_comes_before_everything() {

@@ -23,7 +23,7 @@ use crate::{
     config::{Accelerator, Config, EngineConfig, EngineSource},
     core::{process_tree::Leader, supervisor::State},
     engines::sim::Sim,
-    shell::{engine_http::Pool, state},
+    shell::{engine_http::Pool, gpu::Holders, state},
 };
 
 mod driver;
@@ -185,6 +185,7 @@ pub(crate) struct Host {
     pub(crate) state: Arc<state::State>,
     pub(crate) accelerator: Accelerator,
     pub(crate) llama_server: Option<std::path::PathBuf>,
+    pub(crate) holders: Arc<Holders>,
 }
 
 /// All engines of a node.
@@ -198,11 +199,12 @@ pub(crate) struct Engines {
 
 impl Engines {
     /// Starts every engine of the file, each in a task of its own.
-    pub(crate) fn start(config: &Config, state: &Arc<state::State>) -> Self {
+    pub(crate) fn start(config: &Config, state: &Arc<state::State>, holders: &Arc<Holders>) -> Self {
         let host = Arc::new(Host {
             state: Arc::clone(state),
             accelerator: config.accelerator,
             llama_server: config.llama_server.clone(),
+            holders: Arc::clone(holders),
         });
         let changed = Arc::new(watch::Sender::new(0));
         let node_drains = Arc::new(AtomicBool::new(false));

@@ -21,6 +21,9 @@ use crate::{config::Accelerator, core::gpus::Sweep};
 
 mod driver;
 mod fabric;
+mod holders;
+
+pub(crate) use holders::Holders;
 
 /// The library's name where the file says no other: the one that comes with the driver, not the one of a toolkit.
 const LIBRARY: &str = "libnvidia-ml.so.1";

@@ -22,7 +22,12 @@ use crate::{
         inventory::{self, HostFacts},
         telemetry::{self, HostFigures, REPORT_EVERY},
     },
-    shell::{engines::Engines, gpu::Gpus, host, process, state::State},
+    shell::{
+        engines::Engines,
+        gpu::{Gpus, Holders},
+        host, process,
+        state::State,
+    },
 };
 
 /// Where the edge says nothing.
@@ -55,6 +60,7 @@ pub(crate) struct Watch {
     gpus: Gpus,
     engines: Arc<Engines>,
     state: Arc<State>,
+    holders: Arc<Holders>,
     roots: Vec<(String, PathBuf)>,
     accelerator: &'static str,
     fabric_labels: BTreeMap<String, String>,
@@ -70,6 +76,7 @@ impl Watch {
         engines: Arc<Engines>,
         state: Arc<State>,
         gpus: Gpus,
+        holders: Arc<Holders>,
         (at, found): (Instant, Sweep),
     ) -> Self {
         let mut known = gpus::Gpus::after_start(if gpus.are_wanted() { state.gpus() } else { Vec::new() });
@@ -87,6 +94,7 @@ impl Watch {
             gpus,
             engines,
             state,
+            holders,
             roots,
             accelerator: config.accelerator.name(),
             fabric_labels: config.fabric_labels.clone(),
@@ -123,6 +131,7 @@ impl Watch {
         loop {
             tokio::select! {
                 _ = ticks.tick() => self.pass().await,
+                () = self.holders.asked() => self.pass().await,
                 // The sender lives as long as this.
                 Ok(()) = interval.changed() => ticks = self::ticks(*interval.borrow_and_update()),
             }
@@ -161,6 +170,7 @@ impl Watch {
             let mut seen = self.seen();
             (seen.gpus.swept(at, unix_ms, sweep), seen.gpus.holders())
         };
+        self.holders.tell(holders.clone());
         if changed.lost {
             tracing::warn!(lost = ?self.lost(), "GPUs were lost or came back");
         }

@@ -3,7 +3,7 @@
 //! Owns the engine's process, probes and record; leaves every decision to `core/supervisor`. Invariant: the record
 //! stands on the disk before the process exists, and goes only when nothing of it is left.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
 use rustix::process::Signal;
 use tokio::{
@@ -30,6 +30,8 @@ use crate::{
 
 /// Results of probes and checks on their way back: one of each can be out.
 const RESULTS: usize = 4;
+/// Processes of one run that are remembered.
+const SEEN: usize = 1024;
 /// After the last process of an engine is gone its output is there at once, unless a stranger holds the pipe.
 const OUTPUT_WAIT: Duration = Duration::from_secs(1);
 
@@ -39,6 +41,8 @@ struct Run {
     nonce: String,
     /// Not here while a look at `/proc` is under way.
     family: Option<Family>,
+    /// All that were ever seen to belong to it.
+    seen: BTreeMap<i32, StartTime>,
     exit: Option<Exit>,
     gone: watch::Sender<bool>,
     /// Its end was asked for: it is looked for until nothing is left.
@@ -51,6 +55,8 @@ struct Driver {
     changed: Arc<watch::Sender<u64>>,
     supervisor: Supervisor,
     run: Option<Run>,
+    /// The processes of the run before: the driver may hold their memory for a while.
+    ended: BTreeMap<i32, StartTime>,
     route: Option<Arc<Route>>,
     /// Counts starts: results of an earlier one are late.
     start: u64,
@@ -74,7 +80,17 @@ pub(super) async fn drive(
     };
     let (results, mut inputs) = mpsc::channel(RESULTS);
     let (supervisor, outputs) = Supervisor::new(traits);
-    let mut driver = Driver { engine, host, changed, supervisor, run: None, route: None, start: 0, results };
+    let mut driver = Driver {
+        engine,
+        host,
+        changed,
+        supervisor,
+        run: None,
+        ended: BTreeMap::new(),
+        route: None,
+        start: 0,
+        results,
+    };
     driver.carry_out(outputs).await;
     let mut looks = interval(process::LOOK);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -189,7 +205,14 @@ impl Driver {
             }
             EngineSource::LlamaServer { .. } => {
                 let (engine, host) = (Arc::clone(&self.engine), Arc::clone(&self.host));
+                let ended = self.ended.clone();
                 return self.answer_later(async move {
+                    // A start into memory that is not free yet would fail, and count as a crash.
+                    if let Err(pid) = host.holders.released(&ended).await {
+                        return Input::Validated(Err(format!(
+                            "GPU_MEMORY_HELD: gpu memory held by pid {pid}, which has ended; it is started when the driver lets go of it. If it does not, the GPU wants a reset"
+                        )));
+                    }
                     // The files may lie on a network: not on the runtime's thread.
                     let checked = spawn_blocking(move || match profile(&engine, &host) {
                         Some(profile) => llama_server::validate(&profile),
@@ -224,7 +247,8 @@ impl Driver {
             start: process.start_time(),
             nonce: nonce.clone(),
         });
-        self.run = Some(Run { process, nonce, family, exit: None, gone, ending: false });
+        let seen = BTreeMap::from([(process.id().0, process.start_time())]);
+        self.run = Some(Run { process, nonce, family, seen, exit: None, gone, ending: false });
         Ok(())
     }
 
@@ -277,6 +301,10 @@ impl Driver {
         .await
         .unwrap_or_else(|_| (Family::new(run.process.id(), run.process.start_time(), true), Vec::new()));
         run.family = Some(family);
+        run.seen.extend(members.iter().take(SEEN).map(|facts| (facts.id.0, facts.start)));
+        while run.seen.len() > SEEN {
+            run.seen.pop_first();
+        }
         members
     }
 
@@ -288,6 +316,7 @@ impl Driver {
         }
         let mut run = self.run.take()?;
         self.engine.lock().leader = None;
+        self.ended = std::mem::take(&mut run.seen);
         if let Some(all_read) = run.process.all_read.take() {
             // After that time whoever holds the pipe is no part of the engine.
             let _ = timeout(OUTPUT_WAIT, all_read).await;
