@@ -22,6 +22,7 @@ use crate::http::{Front, FrontOptions, serve, serve_metrics, serve_tls};
 use crate::metrics::Metrics;
 use crate::shell::admin::Admin;
 use crate::shell::authority::{Certificates, ca_dir};
+use crate::shell::backups::Backups;
 use crate::shell::commands::Commands;
 use crate::shell::control;
 use crate::shell::dispatch::{Dispatch, Limits};
@@ -216,6 +217,7 @@ impl Running {
                 connection.gone().await;
             }
             self.site.flush().await;
+            self.site.observed.flush(umbel_wire::clock::now()).await;
             self.site.store.close().await;
         };
         if tokio::time::timeout(CLOSING, ended).await.is_err() {
@@ -269,6 +271,10 @@ impl Parts {
             name: config.name.clone(),
             advertise: config.advertise.clone(),
             store,
+            backups: Backups {
+                directory: config.backup.dir.clone(),
+                keep: usize::try_from(config.backup.keep).unwrap_or(usize::MAX),
+            },
             dispatch: Arc::clone(&dispatch),
             times,
             heartbeat: config.liveness.heartbeat,

@@ -101,6 +101,15 @@ pub struct Log {
     pub format: LogFormat,
 }
 
+/// Backups of the store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Backup {
+    /// Where they go: made, for this user only, if it is not there.
+    pub dir: PathBuf,
+    /// So many are kept; the oldest go.
+    pub keep: u32,
+}
+
 /// A valid file of the edge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
@@ -126,6 +135,8 @@ pub struct Config {
     pub clock: Clock,
     /// The audit.
     pub audit: Audit,
+    /// Backups.
+    pub backup: Backup,
     /// Logs.
     pub log: Log,
     /// How long running streams may take after SIGTERM.

@@ -21,7 +21,7 @@ pub mod simulation;
 mod tests;
 
 pub use app::run;
-pub use config::{Api, Audit, Clock, Config, Listen, Liveness, Log, Queue, Upstream};
+pub use config::{Api, Audit, Backup, Clock, Config, Listen, Liveness, Log, Queue, Upstream};
 pub use doctor::doctor;
 pub use enroll::{Enrolled, enroll};
 pub use init::{Initialised, init};

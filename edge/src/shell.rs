@@ -2,6 +2,7 @@
 
 pub(crate) mod admin;
 pub(crate) mod authority;
+pub(crate) mod backups;
 pub(crate) mod commands;
 pub(crate) mod control;
 pub(crate) mod dispatch;

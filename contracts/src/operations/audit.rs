@@ -137,3 +137,110 @@ pub struct EdgeBackupResult {
     #[schemars(with = "String")]
     pub at: Timestamp,
 }
+
+impl AuditQueryArgs {
+    /// Whether an entry is asked for; `limit` and `before` say nothing about that.
+    #[must_use]
+    pub fn matches(&self, entry: &AuditObject) -> bool {
+        let part = |wanted: &Option<String>, text: Option<&str>| {
+            wanted.as_deref().is_none_or(|wanted| text.is_some_and(|text| text.contains(wanted)))
+        };
+        let equal = |wanted: &Option<String>, text: Option<&str>| {
+            wanted.as_deref().is_none_or(|wanted| text == Some(wanted))
+        };
+        beginning_or_whole(self.actor.as_deref(), &entry.actor)
+            && beginning_or_whole(self.action.as_deref(), &entry.action)
+            && part(&self.subject, entry.subject.as_deref())
+            && self.outcome.as_deref().is_none_or(|outcome| entry.outcome.starts_with(outcome))
+            && equal(&self.command_id, entry.command_id.as_deref())
+            && equal(&self.correlation_id, entry.correlation_id.as_deref())
+            && self.since.is_none_or(|since| entry.at >= since)
+            && self.until.is_none_or(|until| entry.at < until)
+    }
+
+    /// Entries a page.
+    ///
+    /// # Errors
+    /// One sentence, if it is out of its range.
+    pub fn page(&self) -> Result<usize, String> {
+        page(self.limit)
+    }
+}
+
+impl AuditExportArgs {
+    /// Entries a page.
+    ///
+    /// # Errors
+    /// One sentence, if it is out of its range.
+    pub fn page(&self) -> Result<usize, String> {
+        page(self.limit.or(Some(PAGE_MAX)))
+    }
+}
+
+/// Entries a page unless said, and at most.
+const PAGE: u32 = 100;
+const PAGE_MAX: u32 = 1_000;
+
+fn page(limit: Option<u32>) -> Result<usize, String> {
+    match limit.unwrap_or(PAGE) {
+        limit @ 1..=PAGE_MAX => Ok(usize::try_from(limit).unwrap_or(usize::MAX)),
+        _ => Err(format!("limit must be 1 to {PAGE_MAX}")),
+    }
+}
+
+// Exactly, or what ends with `*` by its beginning.
+fn beginning_or_whole(wanted: Option<&str>, text: &str) -> bool {
+    wanted.is_none_or(|wanted| match wanted.strip_suffix('*') {
+        Some(beginning) => text.starts_with(beginning),
+        None => text == wanted,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    fn entry() -> AuditObject {
+        serde_json::from_value(serde_json::json!({
+            "sequence": 7, "at": "2026-11-29T12:00:00Z", "actor": "ada", "action": "token.refused",
+            "subject": "tok-1,tok-2", "outcome": "refused: UNAUTHENTICATED", "correlation_id": "req_1",
+        }))
+        .unwrap()
+    }
+
+    fn wanted(json: serde_json::Value) -> bool {
+        serde_json::from_value::<AuditQueryArgs>(json).unwrap().matches(&entry())
+    }
+
+    #[test]
+    fn every_condition_must_hold() {
+        use serde_json::json;
+        for yes in [
+            json!({}),
+            json!({ "actor": "ada", "action": "token.*", "subject": "tok-2", "outcome": "refused" }),
+            json!({ "action": "*", "correlation_id": "req_1" }),
+            json!({ "since": "2026-11-29T12:00:00Z", "until": "2026-11-29T12:00:01Z" }),
+        ] {
+            assert!(wanted(yes.clone()), "{yes}");
+        }
+        for no in [
+            json!({ "actor": "ad" }),
+            json!({ "actor": "ada", "action": "node.*" }),
+            json!({ "subject": "tok-3" }),
+            json!({ "command_id": "8c3b1a52-6f0e-4c55-9d8b-2f1f6f3b9a10" }),
+            json!({ "until": "2026-11-29T12:00:00Z" }),
+            json!({ "since": "2026-11-29T12:00:01Z" }),
+        ] {
+            assert!(!wanted(no.clone()), "{no}");
+        }
+    }
+
+    #[test]
+    fn a_page_has_its_bounds() {
+        let of = |limit| AuditQueryArgs { limit, ..AuditQueryArgs::default() }.page();
+        assert_eq!((of(None), of(Some(1)), of(Some(1_000))), (Ok(100), Ok(1), Ok(1_000)));
+        assert!(of(Some(0)).is_err() && of(Some(1_001)).is_err());
+        assert_eq!(AuditExportArgs::default().page(), Ok(1_000));
+    }
+}

@@ -21,14 +21,12 @@ use super::input::{
     refuse,
 };
 use super::problem::{Failure, tell};
-use super::{AuditQuestion, Caller, CommandCall, Door, Fleet, Follow, STREAMS_MAX, StatusQuestion, stream};
+use super::{Caller, CommandCall, Door, Fleet, Follow, STREAMS_MAX, StatusQuestion, audit, stream};
 use crate::objects::{CommandRequestBody, EdgeEnrollmentRequest, OperatorRequest, Page, Role};
 use crate::operations::Class;
 
 /// Longest time a command's caller may wait for its end.
 const WAIT_MAX: Duration = Duration::from_secs(600);
-/// Entries on a page of the audit.
-const AUDIT_PAGE: (usize, usize) = (100, 1000);
 
 /// What the handlers share.
 pub(super) struct Api<F> {
@@ -59,7 +57,10 @@ pub fn router<F: Fleet>(fleet: Arc<F>, door: Door) -> Router {
         .route("/nodes", get(nodes))
         .route("/nodes/{node}", get(node))
         .route("/events", get(events))
-        .route("/audit", get(audit))
+        .route("/audit", get(audit::audit::<F>))
+        .route("/audit/export", get(audit::export::<F>))
+        .route("/audit/verify", get(audit::verify::<F>))
+        .route("/backup", post(audit::backup::<F>))
         .route("/edge-enrollments", get(enrollments).post(enrollment_create))
         .route("/edge-enrollments/{token}", get(enrollment).delete(enrollment_revoke))
         .route("/operators", get(operators).post(operator_create))
@@ -271,26 +272,6 @@ async fn events<F: Fleet>(
         live: query.follow.unwrap_or(true),
     };
     Ok(stream::events(api.fleet.events(follow).await?, query.edge, permit))
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct AuditQuery {
-    limit: Option<usize>,
-    cursor: Option<u64>,
-    edge: Option<String>,
-}
-
-async fn audit<F: Fleet>(
-    State(api): State<Api<F>>,
-    caller: Caller,
-    request: Request,
-) -> Result<Response, Failure> {
-    caller.need(Role::Viewer)?;
-    let query: AuditQuery = query(&request)?;
-    let limit = query.limit.unwrap_or(AUDIT_PAGE.0).clamp(1, AUDIT_PAGE.1);
-    let question = AuditQuestion { limit, before: query.cursor, edge_id: query.edge };
-    Ok(Json(api.fleet.audit(question).await?).into_response())
 }
 
 async fn enrollments<F: Fleet>(State(api): State<Api<F>>, caller: Caller) -> Result<Response, Failure> {

@@ -15,7 +15,9 @@ use crate::objects::{
     EdgeEnrollmentRequest, EdgeObject, FleetNodes, FleetStatus, OperatorObject, OperatorRequest, Page, Role,
     SiteNode, SiteStatus,
 };
-use crate::operations::Class;
+use crate::operations::{
+    AuditExportArgs, AuditExportResult, AuditQueryArgs, AuditVerifyResult, Class, EdgeBackupResult,
+};
 
 /// What is asked of a site's status.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -57,8 +59,21 @@ pub struct AuditQuestion {
     pub limit: usize,
     /// Entries older than this sequence only: the `next_cursor` of the page before.
     pub before: Option<u64>,
+    /// Entries newer than this sequence only, and the oldest first: whoever follows the audit. The answer's
+    /// `next_cursor` is then the newest that was looked at. Not with `before`.
+    pub after: Option<u64>,
     /// Entries about this edge only.
     pub edge_id: Option<String>,
+    /// What else must hold; its `limit` and `before` are not used here.
+    pub filter: AuditQueryArgs,
+}
+
+impl AuditQuestion {
+    /// Whether an entry is asked for.
+    #[must_use]
+    pub fn matches(&self, entry: &AuditObject) -> bool {
+        (self.edge_id.is_none() || self.edge_id == entry.edge_id) && self.filter.matches(entry)
+    }
 }
 
 fn not_here<T>(what: &str) -> impl Future<Output = Result<T, Error>> + Send
@@ -158,6 +173,18 @@ pub trait Fleet: Send + Sync + 'static {
     /// Entries of the audit, newest first.
     fn audit(&self, question: AuditQuestion)
     -> impl Future<Output = Result<Page<AuditObject>, Error>> + Send;
+
+    /// The audit as it is chained.
+    fn audit_export(
+        &self,
+        args: AuditExportArgs,
+    ) -> impl Future<Output = Result<AuditExportResult, Error>> + Send;
+
+    /// Checks the chain of the audit.
+    fn audit_verify(&self) -> impl Future<Output = Result<AuditVerifyResult, Error>> + Send;
+
+    /// Copies the server's own store while it runs.
+    fn backup(&self, caller: &Caller) -> impl Future<Output = Result<EdgeBackupResult, Error>> + Send;
 
     /// Mints an edge's enrollment token.
     fn edge_enrollment_create(

@@ -6,6 +6,7 @@
 //! a caller, and without a configured token the network door has no callers.
 
 mod api;
+mod audit;
 mod call;
 mod fleet;
 mod input;

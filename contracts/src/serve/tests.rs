@@ -14,7 +14,9 @@ use umbel_wire::error::{Code, Error};
 
 use super::*;
 use crate::objects::*;
-use crate::operations::Class;
+use crate::operations::{
+    AuditExportArgs, AuditExportResult, AuditVerifyResult, Class, EdgeBackupResult,
+};
 
 /// Knows three tokens named like their roles, one edge, and operations named like their classes.
 struct Small {
@@ -96,6 +98,18 @@ impl Fleet for Small {
     async fn audit(&self, question: AuditQuestion) -> Result<Page<AuditObject>, Error> {
         Ok(Page { items: Vec::new(), next_cursor: question.before.map(|before| before.to_string()) })
     }
+    fn audit_export(
+        &self,
+        _: AuditExportArgs,
+    ) -> impl Future<Output = Result<AuditExportResult, Error>> + Send {
+        unavailable()
+    }
+    fn audit_verify(&self) -> impl Future<Output = Result<AuditVerifyResult, Error>> + Send {
+        unavailable()
+    }
+    fn backup(&self, _: &Caller) -> impl Future<Output = Result<EdgeBackupResult, Error>> + Send {
+        unavailable()
+    }
 }
 
 fn event(number: u64) -> EventObject {
@@ -162,6 +176,10 @@ async fn every_route_asks_for_its_role() {
         (Method::GET, &format!("{id}/events"), String::new(), Role::Viewer),
         (Method::GET, "/api/v1/events?follow=false", String::new(), Role::Viewer),
         (Method::GET, "/api/v1/audit", String::new(), Role::Viewer),
+        (Method::GET, "/api/v1/audit?action=token.*&since=2026-11-29T12:00:00Z", String::new(), Role::Viewer),
+        (Method::GET, "/api/v1/audit/export?after=3&limit=10", String::new(), Role::Viewer),
+        (Method::GET, "/api/v1/audit/verify", String::new(), Role::Viewer),
+        (Method::POST, "/api/v1/backup", String::new(), Role::Admin),
         (Method::POST, "/api/v1/edges/ber1/commands", command("read"), Role::Viewer),
         (Method::POST, "/api/v1/edges/ber1/commands", command("operate"), Role::Operator),
         (Method::POST, "/api/v1/edges/ber1/commands", command("admin"), Role::Admin),

@@ -12,7 +12,7 @@ use umbel_wire::EdgeId;
 use umbel_wire::liveness::Times;
 use umbel_wire::token::is_address;
 
-use super::{Api, Audit, Clock, Config, Listen, Liveness, Log, Queue, Upstream};
+use super::{Api, Audit, Backup, Clock, Config, Listen, Liveness, Log, Queue, Upstream};
 
 /// Most addresses that an edge advertises.
 const ADVERTISED: usize = 8;
@@ -39,6 +39,8 @@ struct File {
     clock: ClockTable,
     #[serde(default)]
     audit: AuditTable,
+    #[serde(default)]
+    backup: BackupTable,
     #[serde(default)]
     log: LogTable,
     #[serde(default)]
@@ -186,6 +188,19 @@ impl Default for AuditTable {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, default)]
+struct BackupTable {
+    dir: PathBuf,
+    keep: u32,
+}
+
+impl Default for BackupTable {
+    fn default() -> Self {
+        Self { dir: PathBuf::new(), keep: 14 }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, default)]
 struct LogTable {
     level: String,
     format: String,
@@ -237,6 +252,7 @@ pub(super) fn check(file: &ConfigFile) -> Result<Config, ConfigError> {
             path => PathBuf::from(path),
         },
     };
+    let backup = backup(file, parsed.backup, &edge.state_dir)?;
     let name = if edge.name.is_empty() { site.to_string() } else { edge.name };
     Ok(Config {
         site,
@@ -257,6 +273,7 @@ pub(super) fn check(file: &ConfigFile) -> Result<Config, ConfigError> {
         liveness: liveness(file, &parsed.liveness)?,
         clock: Clock { allowed_skew: positive(file, "clock.allowed_skew", parsed.clock.allowed_skew)? },
         audit: audit(file, &parsed.audit)?,
+        backup,
         log: log(file, parsed.log)?,
         drain: parsed.shutdown.drain.0,
     })
@@ -330,6 +347,17 @@ fn audit(file: &ConfigFile, table: &AuditTable) -> Result<Audit, ConfigError> {
     Ok(Audit { keep: positive(file, "audit.keep", table.keep)?, max_entries: table.max_entries })
 }
 
+fn backup(file: &ConfigFile, table: BackupTable, state: &std::path::Path) -> Result<Backup, ConfigError> {
+    let dir = if table.dir.as_os_str().is_empty() { state.join("backups") } else { table.dir };
+    if !dir.is_absolute() {
+        return Err(file.error("backup.dir", "must be an absolute path"));
+    }
+    if table.keep == 0 || table.keep > 1_000 {
+        return Err(file.error("backup.keep", "must be 1 to 1000"));
+    }
+    Ok(Backup { dir, keep: table.keep })
+}
+
 fn log(file: &ConfigFile, table: LogTable) -> Result<Log, ConfigError> {
     let format = match table.format.as_str() {
         "auto" => LogFormat::Auto,
@@ -375,6 +403,8 @@ mod tests {
             ("[edge]\nsite = \"a\"\n[queue]\nmax_requests = 0\n", "queue.max_requests"),
             ("[edge]\nsite = \"a\"\n[api]\nbody_max = \"1GiB\"\n", "api.body_max"),
             ("[edge]\nsite = \"a\"\n[log]\nformat = \"xml\"\n", "log.format"),
+            ("[edge]\nsite = \"a\"\n[backup]\ndir = \"x\"\n", "backup.dir"),
+            ("[edge]\nsite = \"a\"\n[backup]\nkeep = 0\n", "backup.keep"),
         ] {
             let error = parse(text).unwrap_err();
             assert!(error.contains(wanted), "{error} should name {wanted}");

@@ -31,8 +31,13 @@ pub(super) fn answer(
     // Writing to it cannot fail.
     let mut text = String::new();
     if path == "/health" || path == "/v1/health" {
-        let status = if ready { "ok" } else { "draining" };
-        let store = if front.keys.store_is_sound() { "ok" } else { "read_only" };
+        let sound = front.keys.store_is_sound();
+        let status = match (ready, sound) {
+            (false, _) => "draining",
+            (true, false) => "degraded",
+            (true, true) => "ok",
+        };
+        let store = if sound { "ok" } else { "read_only" };
         let _ = write!(text, r#"{{"status":"{status}","store":"{store}"}}"#);
     } else if verbose {
         let mark = if ready { '+' } else { '-' };

@@ -13,15 +13,20 @@ use umbel_contracts::objects::{
     EdgeObject, FleetNodes, FleetStatus, Freshness, NodeObject, OperationObject, Page, QueueObject, SiteNode,
     SiteStatus, SummaryObject, timestamp,
 };
-use umbel_contracts::operations::{self, Class};
+use umbel_contracts::operations::{
+    self, AuditExportArgs, AuditExportResult, AuditVerifyResult, Class, EdgeBackup, EdgeBackupResult, Operation,
+};
 use umbel_contracts::proto::control::EdgeStatusRequest;
 use umbel_contracts::serve::{AuditQuestion, Caller, CommandCall, Feed, Fleet, Follow, StatusQuestion, Told};
 use umbel_wire::{Code, Error};
 
 use crate::core::commands::Request;
 use crate::shell::commands::Commands;
-use crate::shell::operations::audit_object;
+use crate::shell::operations::audit;
 use crate::shell::status::{self, Question, Reading};
+
+/// How long whoever asks for a backup waits for it.
+const BACKUP: Duration = Duration::from_secs(600);
 
 /// The site behind its local socket.
 pub(crate) struct Admin {
@@ -243,23 +248,36 @@ impl Fleet for Admin {
         if let Some(edge_id) = &question.edge_id {
             self.here(edge_id)?;
         }
-        let store = &self.commands.site.store;
-        let limit = question.limit.clamp(1, umbel_store::limits::AUDIT_PAGE);
-        let span = u64::try_from(limit).unwrap_or(u64::MAX);
-        let read = match question.before {
-            None => store.audit_tail(limit).await,
-            Some(before) => {
-                let after = before.saturating_sub(1).saturating_sub(span);
-                let wanted = usize::try_from(before.saturating_sub(1) - after).unwrap_or(limit);
-                if wanted == 0 { Ok(Vec::new()) } else { store.audit_after(after, wanted).await }
-            }
+        audit::page(&self.commands.site, question).await
+    }
+
+    async fn audit_export(&self, args: AuditExportArgs) -> Result<AuditExportResult, Error> {
+        audit::export(&self.commands.site.store, args).await
+    }
+
+    async fn audit_verify(&self) -> Result<AuditVerifyResult, Error> {
+        audit::verify(&self.commands.site.store).await
+    }
+
+    async fn backup(&self, caller: &Caller) -> Result<EdgeBackupResult, Error> {
+        let request = Request {
+            command_id: uuid::Uuid::new_v4().to_string(),
+            operation: EdgeBackup::NAME.to_owned(),
+            actor: caller.actor.clone(),
+            correlation_id: caller.correlation_id.clone(),
+            ..Request::default()
         };
-        let entries =
-            read.map_err(|error| Error::new(Code::Unavailable, "STORE_UNREADABLE", error.to_string()))?;
-        let oldest = entries.first().map(|entry| entry.sequence);
-        let edge = self.commands.site.edge_id.as_str();
-        let items: Vec<_> = entries.into_iter().rev().map(|entry| audit_object(edge, entry)).collect();
-        let more = oldest.is_some_and(|oldest| oldest > 1) && items.len() == limit;
-        Ok(Page { items, next_cursor: oldest.filter(|_| more).map(|oldest| oldest.to_string()) })
+        let command_id = request.command_id.clone();
+        let standing = self.commands.ask(request, BACKUP).await?;
+        if let Some(error) = standing.error {
+            // Known codes only: this edge made it.
+            let code = Code::from_name(&error.code).unwrap_or(Code::Internal);
+            return Err(Error::new(code, error.reason, error.message));
+        }
+        let made = standing.result.and_then(|result| serde_json::from_value(result).ok());
+        made.ok_or_else(|| {
+            let message = format!("it takes long and goes on; command {command_id} tells its end");
+            Error::new(Code::DeadlineExceeded, "STILL_RUNNING", message)
+        })
     }
 }

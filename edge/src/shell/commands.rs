@@ -69,13 +69,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Commands {
     /// Takes up what is stored. A drain and a decommission go on; anything else that ran is `failed`, INTERRUPTED.
     pub(crate) async fn open(site: Arc<Site>, keys: Arc<Keys>) -> Result<Arc<Self>, Error> {
-        let rows = site.store.load(COMMANDS).await.map_err(|error| {
+        let rows = site.store.load_json::<CommandRow>(COMMANDS).await.map_err(|error| {
             Error::new(Code::Internal, "STORE_UNREADABLE", format!("{error}; restore the last backup"))
         })?;
         let mut table = Table::default();
         let mut resumed = Vec::new();
-        for stored in rows {
-            let Ok(row) = stored.json::<CommandRow>() else { continue };
+        for (stored, row) in rows {
             table.apply(&stored.key, &row);
             if row.ended_at_unix_ms.is_none() {
                 resumed.push((stored.key, row));
@@ -408,8 +407,9 @@ pub(crate) fn store_error(error: &CommitError) -> Error {
         CommitError::TooLarge(what) => Error::new(Code::TooLarge, "TOO_LARGE", *what),
         _ => Error::new(
             Code::InsufficientStorage,
-            "STORE_READ_ONLY",
-            "the edge cannot write its store; the site serves, but this cannot be stored: free space on its disk",
+            "AUDIT_UNAVAILABLE",
+            "the edge cannot write its store and so cannot audit this: nothing was done; the site serves. Free space on \
+             its disk and repeat",
         ),
     }
 }

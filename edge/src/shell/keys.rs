@@ -65,8 +65,8 @@ impl Keys {
     /// If the store cannot be read or a row does not decode.
     pub(crate) async fn load(store: Store) -> Result<Arc<Self>, ReadError> {
         let mut table = KeyTable::default();
-        for row in store.load(TABLE).await? {
-            table = table.with(row.json::<KeyRow>()?);
+        for (_, row) in store.load_json::<KeyRow>(TABLE).await? {
+            table = table.with(row);
         }
         let table = ArcSwap::from_pointee(table);
         Ok(Arc::new(Self { store, table, changing: Mutex::new(()), unwritten: Arc::default() }))

@@ -4,7 +4,7 @@
 //! storing outcomes to [`crate::shell::commands`]. Invariant: a mutation is one commit that holds its effect, its
 //! audit entry and its command; what is refused has changed nothing.
 
-mod audit;
+pub(crate) mod audit;
 mod backup;
 mod ca;
 mod credential;
@@ -34,8 +34,6 @@ use crate::core::registry::node::Node;
 use crate::shell::commands::{Commands, Context, Running};
 
 use lifecycle::Simple;
-
-pub(crate) use audit::audit_object;
 
 /// Operations that take something away from somebody: whoever asks has to say why.
 const REASONED: [&str; 5] = [

@@ -1,11 +1,14 @@
 //! What takes force in memory while the store cannot be written: it is owed to the disk, with its audit entry.
 //!
-//! Owns what follows once it is written. Leaves the order of writing to the store. Invariant: a change in force is
+//! Owns what follows once it is written, and what of the store is a problem of the site. Leaves the order of writing to the store. Invariant: a change in force is
 //! either on disk, or owed to it and told as not durable.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use umbel_contracts::objects::timestamp;
+use umbel_contracts::proto::control::Problem;
 use umbel_store::{Change, Commit, CommitError, Owed, Settled, Store};
+use umbel_wire::clock::Wall;
 use umbel_wire::{Code, Error, NodeId};
 
 use crate::core::commands::CommandRow;
@@ -159,4 +162,62 @@ pub(crate) fn store_trouble(store: &Store) -> Option<String> {
         (umbel_store::Health::Ok, 0) => None,
         (umbel_store::Health::Ok, _) => Some(format!("{owed} changes are in force and not on disk yet")),
     }
+}
+
+/// A store that came from a backup or out of a damaged file is a problem for so long: who works here has seen it then.
+const ORIGIN_SHOWN_MS: i64 = 7 * 24 * 3_600_000;
+
+/// What is wrong with a store, as problems of the site.
+pub(crate) fn store_problems(store: &Store, now: Wall) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    if let Some(cause) = store_trouble(store) {
+        problems.push(Problem {
+            code: "STORE_READ_ONLY".to_owned(),
+            message: format!(
+                "the edge's store cannot be written ({cause}); the site serves, changes are refused"
+            ),
+            since_unix_ms: store.read_only_since().unwrap_or(now.unix_ms()),
+            subject: String::new(),
+        });
+    }
+    if let Some(origin) = store.origin()
+        && now.unix_ms().saturating_sub(origin.placed_unix_ms) < ORIGIN_SHOWN_MS
+    {
+        let (code, message) = match origin.rescued {
+            None => (
+                "STORE_RESTORED",
+                format!(
+                    "the store was restored from a backup of {}: nodes enrolled or given a new certificate after that \
+                     wait for approval, and open tokens are void",
+                    timestamp(origin.state_of_unix_ms)
+                ),
+            ),
+            Some(kept) => (
+                "STORE_RESCUED",
+                format!(
+                    "the store's file was damaged and moved aside: {kept} records were read out of it, {} could not be \
+                     used; compare nodes, keys and settings with what they should be, or restore a backup",
+                    origin.unusable
+                ),
+            ),
+        };
+        problems.push(Problem {
+            code: code.to_owned(),
+            message,
+            since_unix_ms: origin.placed_unix_ms,
+            subject: String::new(),
+        });
+    }
+    for record in store.unreadable() {
+        problems.push(Problem {
+            code: "RECORD_UNREADABLE".to_owned(),
+            message: format!(
+                "a stored record is passed over: {}; restore a backup, or remove what it was about and make it anew",
+                record.cause
+            ),
+            since_unix_ms: now.unix_ms(),
+            subject: format!("{}/{}", record.table, record.key),
+        });
+    }
+    problems
 }

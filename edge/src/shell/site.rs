@@ -7,7 +7,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use umbel_store::{AuditRecord, Commit, CommitError, HighWater, Store};
+use umbel_store::{AuditRecord, Commit, CommitError, HighWater, Observed, Store};
 use umbel_wire::clock::{self, Wall};
 use umbel_wire::guesses::Guesses;
 use umbel_wire::liveness::Times;
@@ -19,6 +19,7 @@ use crate::core::providers::{self, spec};
 use crate::core::registry::node::{Node, NodeRow, ReportRow};
 use crate::core::registry::{Call, Notice, Registry};
 use crate::shell::authority::Authorities;
+use crate::shell::backups::Backups;
 use crate::shell::dispatch::{Dispatch, ProviderUp};
 use crate::shell::events::{Events, Happened};
 use crate::shell::gather::Gather;
@@ -54,6 +55,8 @@ pub(crate) struct Site {
     pub(crate) name: String,
     pub(crate) advertise: Vec<String>,
     pub(crate) store: Store,
+    pub(crate) observed: Observed,
+    pub(crate) backups: Backups,
     pub(crate) dispatch: Arc<Dispatch>,
     pub(crate) events: Events,
     pub(crate) heartbeat: Duration,
@@ -82,6 +85,7 @@ pub(crate) struct Opening {
     pub(crate) name: String,
     pub(crate) advertise: Vec<String>,
     pub(crate) store: Store,
+    pub(crate) backups: Backups,
     pub(crate) dispatch: Arc<Dispatch>,
     pub(crate) times: Times,
     pub(crate) heartbeat: Duration,
@@ -102,8 +106,18 @@ fn unreadable(error: impl std::fmt::Display) -> Error {
 impl Site {
     /// Takes up what is stored. Fails if the store cannot be read.
     pub(crate) async fn open(opening: Opening) -> Result<Arc<Self>, Error> {
-        let Opening { edge_id, name, advertise, store, dispatch, times, heartbeat, authorities, settings } =
-            opening;
+        let Opening {
+            edge_id,
+            name,
+            advertise,
+            store,
+            backups,
+            dispatch,
+            times,
+            heartbeat,
+            authorities,
+            settings,
+        } = opening;
         let row = store.get(SELF, AUTHORITY).await.map_err(unreadable)?;
         let row = row.map(|row| row.json::<AuthorityRow>()).transpose().map_err(unreadable)?;
         authorities.take_up(row).map_err(unreadable)?;
@@ -116,17 +130,21 @@ impl Site {
         registry.set_targets(settings.targets());
         registry.set_allowed_skew(settings.in_force().clock.allowed_skew);
         let mut reports = std::collections::HashMap::new();
-        for row in store.load(REPORTS).await.map_err(unreadable)? {
-            reports.insert(row.key.clone(), row.json::<ReportRow>().map_err(unreadable)?);
+        // One record that cannot be used is passed over and told; the others are the site.
+        for (row, report) in store.load_json::<ReportRow>(REPORTS).await.map_err(unreadable)? {
+            reports.insert(row.key, report);
         }
-        for row in store.load(NODES).await.map_err(unreadable)? {
-            let id = NodeId::parse(&row.key).map_err(unreadable)?;
-            let report = reports.remove(&row.key).unwrap_or_default();
-            registry.insert(id, row.json::<NodeRow>().map_err(unreadable)?, row.position, report);
+        for (stored, row) in store.load_json::<NodeRow>(NODES).await.map_err(unreadable)? {
+            let Ok(id) = NodeId::parse(&stored.key) else {
+                store.not_usable(NODES, &stored.key, "its key is no node id");
+                continue;
+            };
+            let report = reports.remove(&stored.key).unwrap_or_default();
+            registry.insert(id, row, stored.position, report);
         }
         let mut tokens = Tokens::default();
-        for row in store.load(ENROLLMENTS).await.map_err(unreadable)? {
-            tokens.apply(row.json::<EnrollmentRow>().map_err(unreadable)?, row.position);
+        for (stored, row) in store.load_json::<EnrollmentRow>(ENROLLMENTS).await.map_err(unreadable)? {
+            tokens.apply(row, stored.position);
         }
         let floor = store.get(SELF, WALL).await.map_err(unreadable)?;
         let floor = floor.and_then(|row| row.json::<i64>().ok()).unwrap_or(0);
@@ -137,7 +155,9 @@ impl Site {
             advertise,
             gather: Gather::new(store.clone()),
             turns: Turns::default(),
+            observed: Observed::new(&store),
             store,
+            backups,
             dispatch,
             events,
             heartbeat,
@@ -228,18 +248,10 @@ impl Site {
         }
     }
 
-    /// Appends audit entries without waiting; a store that cannot be written loses them, and says so in its log.
+    /// Appends audit entries without waiting, repeats folded; those of a time in which the store cannot be written
+    /// follow when it can.
     pub(crate) fn audit_soon(&self, records: Vec<AuditRecord>) {
-        if records.is_empty() {
-            return;
-        }
-        let store = self.store.clone();
-        tokio::spawn(async move {
-            let commit = records.into_iter().fold(Commit::new(), Commit::audit);
-            if let Err(error) = store.commit(commit).await {
-                tracing::error!(%error, "an audit entry could not be written");
-            }
-        });
+        self.observed.tell(clock::now(), records);
     }
 
     fn notify(&self, notices: Vec<Notice>) {
@@ -310,26 +322,39 @@ impl Site {
         }
     }
 
-    /// Judges liveness for ever, and writes now and then what nodes reported.
+    /// Judges liveness for ever, and has written now and then what nodes reported. A disk that is slow delays only
+    /// that.
     pub(crate) async fn keep(self: Arc<Self>) {
         let started = clock::now();
         let (mut seen, mut flushed) = (started, started);
+        let mut writing: Option<tokio::task::JoinHandle<()>> = None;
         loop {
             let deadline = self.read(Registry::next_deadline);
             tokio::time::sleep_until(deadline.into()).await;
             let now = clock::now();
             self.change(|registry| registry.sweep(now));
+            self.observed.tick(now);
             if now.saturating_duration_since(seen) >= SEEN_EVERY {
                 seen = now;
                 self.read_mut(Registry::save_connected);
             }
             let due = now.saturating_duration_since(flushed) >= WALL_EVERY;
-            if due || self.read(Registry::has_unsaved) {
-                flushed = now;
-                self.flush().await;
-            }
-            if self.store_trouble().is_some() {
-                self.store.check().await;
+            let flush = due || self.read(Registry::has_unsaved);
+            let check = self.store_trouble().is_some();
+            let busy = writing.as_ref().is_some_and(|task| !task.is_finished());
+            if (flush || check) && !busy {
+                if flush {
+                    flushed = now;
+                }
+                let site = Arc::clone(&self);
+                writing = Some(tokio::spawn(async move {
+                    if flush {
+                        site.flush().await;
+                    }
+                    if check {
+                        site.store.check().await;
+                    }
+                }));
             }
         }
     }

@@ -17,6 +17,7 @@ use crate::core::registry::Moment;
 use crate::core::registry::node::{Lifecycle, Node};
 use crate::core::registry::snapshot::{self, Figures};
 use crate::shell::operations::matches;
+use crate::shell::owing::store_problems;
 use crate::shell::site::Site;
 
 /// Problems in a summary.
@@ -71,17 +72,7 @@ pub(crate) async fn summary(site: &Site) -> EdgeSummary {
 async fn summary_of(site: &Site, revision: u64, nodes: &[Arc<Node>]) -> EdgeSummary {
     let counts = snapshot::counts(nodes.iter().map(Arc::as_ref));
     let totals = site.dispatch.totals();
-    let mut problems: Vec<Problem> = Vec::new();
-    if let Some(cause) = site.store_trouble() {
-        problems.push(Problem {
-            code: "STORE_READ_ONLY".to_owned(),
-            message: format!(
-                "the edge's store cannot be written ({cause}); the site serves, changes are refused"
-            ),
-            since_unix_ms: site.wall().unix_ms(),
-            subject: String::new(),
-        });
-    }
+    let mut problems: Vec<Problem> = store_problems(&site.store, site.wall());
     problems.extend(site.settings.problem());
     let serving = nodes.iter().filter(|node| node.row.lifecycle != Lifecycle::Decommissioned);
     problems.extend(serving.flat_map(|node| snapshot::problems(node)));

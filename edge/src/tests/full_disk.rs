@@ -23,7 +23,7 @@ async fn key_when_there_is_room(edge: &Edge) {
     edge.disk.full(false);
     let deadline = std::time::Instant::now() + TIME;
     while let Err(error) = key(edge).await {
-        assert_eq!((error.code, &*error.reason), (Code::InsufficientStorage, "STORE_READ_ONLY"));
+        assert_eq!((error.code, &*error.reason), (Code::InsufficientStorage, "AUDIT_UNAVAILABLE"));
         assert!(std::time::Instant::now() < deadline, "never writable again");
         tokio::task::yield_now().await;
     }
@@ -117,11 +117,11 @@ fn a_drain_that_is_in_memory_can_be_undone() {
             ("node.eligible", "node:n", json!({ "eligible": false })),
         ] {
             let refused = edge.ask(operation, selector, args).await.unwrap_err();
-            assert_eq!((refused.code, &*refused.reason), (Code::InsufficientStorage, "STORE_READ_ONLY"));
+            assert_eq!((refused.code, &*refused.reason), (Code::InsufficientStorage, "AUDIT_UNAVAILABLE"));
         }
         done(&edge, "node.drain", "all", json!({})).await;
         let refused = edge.ask("node.undrain", "all", json!({})).await.unwrap_err();
-        assert_eq!(refused.reason, "STORE_READ_ONLY");
+        assert_eq!(refused.reason, "AUDIT_UNAVAILABLE");
         assert!(edge.view(&node).row.draining && edge.view(&other).row.draining, "all or none");
         done(&edge, "node.undrain", "node:n", json!({})).await;
 
@@ -152,7 +152,7 @@ fn health_names_a_store_that_takes_no_writes() {
         done(&edge, "node.drain", "node:n", json!({})).await;
         let told = health(&edge, "/health").await;
         assert!(
-            told.starts_with("HTTP/1.1 200 ") && told.ends_with(r#"{"status":"ok","store":"read_only"}"#),
+            told.starts_with("HTTP/1.1 200 ") && told.ends_with(r#"{"status":"degraded","store":"read_only"}"#),
             "{told}"
         );
         let ready = health(&edge, "/readyz?verbose").await;

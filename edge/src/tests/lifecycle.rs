@@ -298,7 +298,7 @@ fn nothing_is_retired_on_a_full_disk() {
         let node = edge.node("n").await;
         edge.disk.full(true);
         let error = edge.ask_confirmed("node:n", "n", json!({})).await.unwrap_err();
-        assert_eq!(error.reason, "STORE_READ_ONLY");
+        assert_eq!(error.reason, "AUDIT_UNAVAILABLE");
         assert!(!edge.view(&node).row.draining);
     });
 }

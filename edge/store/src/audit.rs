@@ -123,6 +123,22 @@ pub struct AuditCheck {
     pub broken: Option<(u64, String)>,
 }
 
+impl AuditCheck {
+    /// What it found, for people.
+    pub fn sentence(&self) -> String {
+        match &self.broken {
+            None if self.entries == 0 => "there is no entry".to_owned(),
+            None => {
+                format!("{} entries, {} to {}, follow from each other", self.entries, self.first, self.last.sequence)
+            }
+            Some((at, how)) => format!(
+                "the chain breaks at entry {at}: {how}. Compare it with an export or with the last hash that another \
+                 server was told, and find out who could write the state directory"
+            ),
+        }
+    }
+}
+
 /// The first entry at which a chain does not hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the audit chain breaks at entry {sequence}")]

@@ -96,6 +96,27 @@ impl Store {
     }
 }
 
+/// Removes all but the newest of the backups in a directory: files that begin so and end with `.redb`, whose names grow
+/// with the time. How many went.
+///
+/// # Errors
+/// If the directory cannot be read or a file not removed.
+pub fn keep_newest(directory: &Path, beginning: &str, most: usize) -> std::io::Result<usize> {
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(directory)? {
+        let name = entry?.file_name();
+        if name.to_str().is_some_and(|name| name.starts_with(beginning) && name.ends_with(".redb")) {
+            names.push(name);
+        }
+    }
+    names.sort();
+    let old = names.len().saturating_sub(most.max(1));
+    for name in names.iter().take(old) {
+        std::fs::remove_file(directory.join(name))?;
+    }
+    Ok(old)
+}
+
 fn make(reader: &dyn Reader, to: &Path, about: String) -> Result<Backup, BackupError> {
     let write = |cause: String| BackupError::Write { path: to.to_owned(), cause };
     if to.exists() {

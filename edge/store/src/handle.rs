@@ -252,16 +252,19 @@ impl Store {
 
     /// At most `limit` (and [`limits::AUDIT_PAGE`]) audit entries after a sequence, oldest first.
     pub async fn audit_after(&self, sequence: u64, limit: usize) -> Result<Vec<AuditEntry>, ReadError> {
+        self.passed().await;
         self.read(move |view| chain::after(view, sequence, limit)).await
     }
 
     /// The newest `limit` (at most [`limits::AUDIT_PAGE`]) audit entries, oldest first.
     pub async fn audit_tail(&self, limit: usize) -> Result<Vec<AuditEntry>, ReadError> {
+        self.passed().await;
         self.read(move |view| chain::tail(view, limit)).await
     }
 
     /// At most `limit` (and [`limits::AUDIT_PAGE`]) entries after a sequence as they are stored and hashed.
     pub async fn audit_lines(&self, sequence: u64, limit: usize) -> Result<Vec<AuditLine>, ReadError> {
+        self.passed().await;
         self.read(move |view| chain::lines(view, sequence, limit)).await
     }
 
@@ -274,6 +277,7 @@ impl Store {
         limit: usize,
         wanted: impl Fn(&AuditEntry) -> bool + Send + Sync + 'static,
     ) -> Result<(Vec<AuditEntry>, Option<u64>), ReadError> {
+        self.passed().await;
         let wanted = Arc::new(wanted);
         let mut next = Some(before.unwrap_or(u64::MAX));
         let (mut entries, mut looked) = (Vec::new(), 0);
@@ -291,8 +295,37 @@ impl Store {
         Ok((entries, next))
     }
 
+    /// Entries after a sequence for which `wanted` holds, oldest first, at most `limit`; and the newest sequence that
+    /// was looked at, where the next call goes on. One call looks at [`limits::AUDIT_SEARCHED`] entries at most.
+    pub async fn audit_follow(
+        &self,
+        after: u64,
+        limit: usize,
+        wanted: impl Fn(&AuditEntry) -> bool,
+    ) -> Result<(Vec<AuditEntry>, u64), ReadError> {
+        let (mut entries, mut at, mut looked) = (Vec::new(), after, 0);
+        while looked < limits::AUDIT_SEARCHED {
+            let page = self.audit_after(at, limits::AUDIT_PAGE).await?;
+            let whole = page.len() == limits::AUDIT_PAGE;
+            for entry in page {
+                (at, looked) = (entry.sequence, looked + 1);
+                if wanted(&entry) {
+                    entries.push(entry);
+                }
+                if entries.len() >= limit {
+                    return Ok((entries, at));
+                }
+            }
+            if !whole {
+                break;
+            }
+        }
+        Ok((entries, at))
+    }
+
     /// Checks the whole chain of the audit, from the oldest kept entry to the newest. Reads page by page.
     pub async fn audit_check(&self) -> Result<AuditCheck, ReadError> {
+        self.passed().await;
         let mut so_far = None;
         loop {
             let page = self.read(move |view| chain::check(view, so_far)).await?;
@@ -337,6 +370,11 @@ impl Store {
         self.told.health.borrow().clone()
     }
 
+    /// Since when it takes no writes, in milliseconds since 1970; `None` while it does.
+    pub fn read_only_since(&self) -> Option<i64> {
+        Some(self.told.fell.load(Ordering::SeqCst)).filter(|since| *since > 0)
+    }
+
     /// Tells of each change of [`Store::health`].
     pub fn watch_health(&self) -> watch::Receiver<Health> {
         self.told.health.subscribe()
@@ -371,6 +409,19 @@ impl Store {
         if self.queue.try_send(Job::Close(answer)).is_ok() {
             let _ = closed.recv();
         }
+    }
+
+    // What was told to the audit before this is in it, unless the disk needs longer than anybody wants to wait.
+    async fn passed(&self) {
+        // Whoever was told to append in the same moment does so first.
+        tokio::task::yield_now().await;
+        let (answer, answered) = oneshot::channel();
+        let passed = async {
+            if self.queue.send(Job::Pass(answer)).await.is_ok() {
+                let _ = answered.await;
+            }
+        };
+        let _ = tokio::time::timeout(limits::AUDIT_PATIENCE, passed).await;
     }
 
     pub(crate) async fn reserve(&self, name: &'static str, block: u64) -> Result<u64, CommitError> {

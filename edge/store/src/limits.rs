@@ -75,3 +75,9 @@ pub const UNREADABLE_TOLD: usize = 32;
 
 /// Rows copied at a time into a backup.
 pub const COPIED_AT_ONCE: usize = 1_000;
+
+/// Kinds of audit entries that are told apart within a minute; of more only the number of each action is kept.
+pub const AUDIT_KINDS: usize = 16_384;
+
+/// How long a read of the audit waits for what was told before it; on a slow disk it then shows what is there.
+pub const AUDIT_PATIENCE: Duration = Duration::from_secs(1);

@@ -35,6 +35,8 @@ pub(crate) struct Told {
     // Durable transactions since the start.
     pub(crate) transactions: AtomicU64,
     pub(crate) copying: AtomicBool,
+    // Since when it takes no writes; 0 while it does.
+    pub(crate) fell: AtomicI64,
     entries: AtomicU64,
     keep_ms: AtomicI64,
     unreadable: Mutex<BTreeMap<(String, String), String>>,
@@ -49,6 +51,7 @@ impl Told {
             lost: AtomicU64::new(0),
             transactions: AtomicU64::new(0),
             copying: AtomicBool::new(false),
+            fell: AtomicI64::new(0),
             entries: AtomicU64::new(0),
             keep_ms: AtomicI64::new(0),
             unreadable: Mutex::default(),

@@ -35,6 +35,8 @@ pub(crate) enum Job {
     },
     /// A read found the engine unsound.
     Mend,
+    /// Answered once everything before it is written or refused.
+    Pass(oneshot::Sender<()>),
     Close(Box<dyn FnOnce() + Send>),
 }
 
@@ -85,6 +87,7 @@ impl Writer {
     ) -> Self {
         let reader = backend.reader();
         let outage = broken.is_some().then(|| Outage { since_unix_ms: now_unix_ms(), refused: 0 });
+        told.fell.store(outage.as_ref().map_or(0, |outage| outage.since_unix_ms), Ordering::SeqCst);
         Self { backend, reader, jobs, told, broken, tried: None, outage, aged: None }
     }
 
@@ -110,6 +113,10 @@ impl Writer {
                         batch.push(Pending::Reserve { name, block, above, answer });
                     }
                     Job::Mend => self.mend(),
+                    Job::Pass(answer) => {
+                        self.flush(std::mem::take(&mut batch));
+                        let _ = answer.send(());
+                    }
                     Job::Close(answer) => {
                         self.flush(batch);
                         if self.told.debts.len() > 0 {
@@ -143,7 +150,9 @@ impl Writer {
     // From now on it is read-only.
     fn fell(&mut self, cause: String) {
         self.tried = Some((Instant::now(), limits::REOPEN_EVERY));
-        self.outage.get_or_insert_with(|| Outage { since_unix_ms: now_unix_ms(), refused: 0 });
+        let outage =
+            self.outage.get_or_insert_with(|| Outage { since_unix_ms: now_unix_ms(), refused: 0 });
+        self.told.fell.store(outage.since_unix_ms, Ordering::SeqCst);
         if let Err(Failure(more)) = self.backend.read_only() {
             tracing::error!(cause = %more, "the store cannot even be read");
         }
@@ -192,6 +201,7 @@ impl Writer {
         self.told.transactions.fetch_add(1, Ordering::SeqCst);
         self.told.head.send_replace(written.head);
         self.outage = None;
+        self.told.fell.store(0, Ordering::SeqCst);
         // First of all: who asked for a commit of this batch finds the positions that it left behind.
         for (waiting, changes) in owed.into_iter().zip(written.settled) {
             let _ = waiting.answer.send(changes);

@@ -94,7 +94,7 @@ async fn a_revocation_holds_on_a_full_disk_and_says_that_it_is_not_durable() {
     switch.full(true);
     let (second, _) = row();
     let refused = keys.create(second, &actor(), Commit::new()).await.unwrap_err();
-    assert_eq!((refused.code, &*refused.reason), (Code::InsufficientStorage, "STORE_READ_ONLY"));
+    assert_eq!((refused.code, &*refused.reason), (Code::InsufficientStorage, "AUDIT_UNAVAILABLE"));
     let revoked = keys.revoke(&first.key_id, 7, &actor(), Commit::new()).await.unwrap();
     assert_eq!(revoked, Revoked::NotDurable);
     assert_eq!(keys.check(Some(&header), true).unwrap_err(), KeyRefusal::Invalid);
