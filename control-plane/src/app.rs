@@ -140,6 +140,7 @@ impl Running {
         let watched = Arc::clone(&plane);
         serving.spawn(async move { watched.keys.watch(drain).await });
         serving.spawn(Arc::clone(&plane).sweep());
+        serving.spawn(Arc::clone(&plane).keep_places());
         Ok(Self { plane, edges_address, api_address, metrics_address, serving })
     }
 
@@ -166,6 +167,7 @@ impl Running {
                 connection.close(CloseReason::Shutdown);
                 connection.gone().await;
             }
+            self.plane.observed.flush(umbel_wire::clock::now()).await;
             self.plane.store().close().await;
         };
         if tokio::time::timeout(CLOSING, closing).await.is_err() {

@@ -18,6 +18,15 @@ mod file;
 
 use file::File;
 
+/// Backups of the store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Backup {
+    /// Where they go: made, for this user only, if it is not there.
+    pub dir: PathBuf,
+    /// So many are kept; the oldest go.
+    pub keep: u32,
+}
+
 /// A valid file of the control plane.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
@@ -49,6 +58,8 @@ pub struct Config {
     pub silence: Times,
     /// Time that sites are given for a status.
     pub status_deadline: Duration,
+    /// Backups.
+    pub backup: Backup,
     /// A `tracing` filter: `info`, `umbel_control_plane=debug`.
     pub log_level: String,
     /// How log lines are written.
@@ -124,6 +135,13 @@ fn check(file: &ConfigFile) -> Result<Config, ConfigError> {
     if deadline < Duration::from_millis(50) || deadline > Duration::from_secs(30) {
         return wrong("status.deadline", "must be 50ms to 30s");
     }
+    let backup = Backup {
+        dir: path(&read.backup.dir).unwrap_or_else(|| own.state_dir.join("backups")),
+        keep: read.backup.keep,
+    };
+    if backup.keep == 0 || backup.keep > 1_000 {
+        return wrong("backup.keep", "must be 1 to 1000");
+    }
     Ok(Config {
         name: own.name.clone(),
         fleet_name: if own.fleet_name.is_empty() { own.name.clone() } else { own.fleet_name.clone() },
@@ -139,6 +157,7 @@ fn check(file: &ConfigFile) -> Result<Config, ConfigError> {
         heartbeat: beats.heartbeat.0,
         silence,
         status_deadline: deadline,
+        backup,
         log_level: read.log.level,
         log_format: read.log.format,
         drain: read.shutdown.drain.0,

@@ -7,3 +7,4 @@ pub(crate) mod edges;
 pub(crate) mod enrollments;
 pub(crate) mod operators;
 pub(crate) mod views;
+pub(crate) mod witness;

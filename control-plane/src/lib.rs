@@ -7,6 +7,7 @@
 //! `core` decides and does no I/O; `shell` owns sockets, tasks and the store; `http` answers operators.
 
 mod app;
+mod backup;
 mod config;
 mod core;
 mod doctor;
@@ -15,7 +16,8 @@ mod init;
 mod shell;
 
 pub use app::{Running, run};
-pub use config::Config;
+pub use backup::{BackedUp, Restored, backup, restore};
+pub use config::{Backup, Config};
 pub use doctor::doctor;
 pub use init::{Initialised, init};
 pub use umbel_contracts::daemon::{Check, StartError};

@@ -9,3 +9,4 @@ pub(crate) mod plane;
 pub(crate) mod relay;
 pub(crate) mod settle;
 pub(crate) mod status;
+pub(crate) mod witness;

@@ -7,6 +7,7 @@
 //! `core` decides and does no I/O; `shell` owns sockets, tasks and the store; `http` serves applications.
 
 mod app;
+mod backup;
 mod config;
 mod core;
 mod doctor;
@@ -21,6 +22,7 @@ pub mod simulation;
 mod tests;
 
 pub use app::run;
+pub use backup::{BackedUp, Restored, backup, restore};
 pub use config::{Api, Audit, Backup, Clock, Config, Listen, Liveness, Log, Queue, Upstream};
 pub use doctor::doctor;
 pub use enroll::{Enrolled, enroll};

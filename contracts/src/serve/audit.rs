@@ -91,18 +91,12 @@ pub(super) async fn export<F: Fleet>(
     Ok(Json(api.fleet.audit_export(args).await?).into_response())
 }
 
-pub(super) async fn verify<F: Fleet>(
-    State(api): State<Api<F>>,
-    caller: Caller,
-) -> Result<Response, Failure> {
+pub(super) async fn verify<F: Fleet>(State(api): State<Api<F>>, caller: Caller) -> Result<Response, Failure> {
     caller.need(Role::Viewer)?;
     Ok(Json(api.fleet.audit_verify().await?).into_response())
 }
 
-pub(super) async fn backup<F: Fleet>(
-    State(api): State<Api<F>>,
-    caller: Caller,
-) -> Result<Response, Failure> {
+pub(super) async fn backup<F: Fleet>(State(api): State<Api<F>>, caller: Caller) -> Result<Response, Failure> {
     caller.need(Role::Admin)?;
     Ok(Json(api.fleet.backup(&caller).await?).into_response())
 }

@@ -14,9 +14,7 @@ use umbel_wire::error::{Code, Error};
 
 use super::*;
 use crate::objects::*;
-use crate::operations::{
-    AuditExportArgs, AuditExportResult, AuditVerifyResult, Class, EdgeBackupResult,
-};
+use crate::operations::{AuditExportArgs, AuditExportResult, AuditVerifyResult, Class, EdgeBackupResult};
 
 /// Knows three tokens named like their roles, one edge, and operations named like their classes.
 struct Small {

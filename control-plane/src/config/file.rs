@@ -13,6 +13,7 @@ pub(super) struct File {
     pub(super) tls: Tls,
     pub(super) liveness: Liveness,
     pub(super) status: Status,
+    pub(super) backup: Backup,
     pub(super) log: Log,
     pub(super) shutdown: Shutdown,
 }
@@ -92,6 +93,19 @@ pub(super) struct Status {
 impl Default for Status {
     fn default() -> Self {
         Self { deadline: HumanDuration::seconds(2) }
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Backup {
+    pub(super) dir: String,
+    pub(super) keep: u32,
+}
+
+impl Default for Backup {
+    fn default() -> Self {
+        Self { dir: String::new(), keep: 14 }
     }
 }
 

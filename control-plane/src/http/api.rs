@@ -8,25 +8,24 @@ use umbel_contracts::objects::{
     EdgeEnrollmentRequest, EdgeObject, FleetNodes, FleetStatus, Freshness, NodeObject, OperatorObject,
     OperatorRequest, Page, QueueObject, Role, SiteNode, SiteStatus, SummaryObject, timestamp,
 };
-use umbel_contracts::operations::Class;
+use umbel_contracts::operations::{
+    AuditExportArgs, AuditExportResult, AuditVerifyResult, Class, EdgeBackupResult,
+};
 use umbel_contracts::serve::{AuditQuestion, Caller, CommandCall, Feed, Fleet, Follow, StatusQuestion, Told};
 use umbel_wire::clock;
 use umbel_wire::error::{Code, Error};
 use umbel_wire::ids::EdgeId;
 use umbel_wire::token::{BearerKind, parse_bearer};
 
-use super::{edges, identities};
-use crate::core::audit;
+use super::{audit, edges, identities};
 use crate::core::operators::unknown_token;
 use crate::core::views::age_ms;
-use crate::shell::plane::{Link, Plane, not_connected, unreadable};
+use crate::shell::plane::{Link, Plane, not_connected};
 use crate::shell::status::{Asked, ask_all};
 use crate::shell::{relay, settle};
 
 /// Nodes in one answer about the whole fleet; sites beyond it are named as missing.
 const NODES_MAX: usize = 50_000;
-/// Entries of the audit that one filtered question reads at most.
-const AUDIT_READ_MAX: usize = 10_000;
 
 /// The control plane as the operator API sees it.
 #[derive(Clone)]
@@ -257,38 +256,19 @@ impl Fleet for Api {
     }
 
     async fn audit(&self, question: AuditQuestion) -> Result<Page<AuditObject>, Error> {
-        let store = self.0.store();
-        let head = store.audit_head().sequence;
-        let mut before = question.before.unwrap_or(u64::MAX).min(head.saturating_add(1));
-        let mut items = Vec::new();
-        let mut read = 0;
-        while before > 1 && items.len() < question.limit && read < AUDIT_READ_MAX {
-            let page = u64::try_from(question.limit.clamp(100, 1_000)).unwrap_or(100).min(before - 1);
-            let after = before - 1 - page;
-            let entries =
-                store.audit_after(after, usize::try_from(page).unwrap_or(100)).await.map_err(unreadable)?;
-            read += entries.len();
-            let mut full = false;
-            for entry in entries.iter().rev() {
-                let object = audit::object(entry);
-                if question.edge_id.is_none() || question.edge_id == object.edge_id {
-                    before = entry.sequence;
-                    items.push(object);
-                    full = items.len() == question.limit;
-                }
-                if full {
-                    break;
-                }
-            }
-            if !full {
-                before = after + 1;
-            }
-            // Older ones were pruned.
-            if entries.is_empty() {
-                before = 1;
-            }
-        }
-        Ok(Page { items, next_cursor: (before > 1).then(|| before.to_string()) })
+        audit::page(&self.0, question).await
+    }
+
+    async fn audit_export(&self, args: AuditExportArgs) -> Result<AuditExportResult, Error> {
+        audit::export(&self.0, args).await
+    }
+
+    async fn audit_verify(&self) -> Result<AuditVerifyResult, Error> {
+        audit::verify(&self.0).await
+    }
+
+    async fn backup(&self, caller: &Caller) -> Result<EdgeBackupResult, Error> {
+        audit::backup(&self.0, caller).await
     }
 
     async fn edge_enrollment_create(

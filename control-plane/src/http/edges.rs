@@ -17,17 +17,22 @@ use crate::shell::plane::{FleetState, Plane};
 pub(super) fn all(plane: &Plane) -> Vec<EdgeObject> {
     let fleet = plane.fleet();
     let now = clock::now();
-    fleet.edges.sorted().into_iter().map(|(edge_id, known)| object(&fleet, edge_id, known, now)).collect()
+    fleet
+        .edges
+        .sorted()
+        .into_iter()
+        .map(|(edge_id, known)| object(plane, &fleet, edge_id, known, now))
+        .collect()
 }
 
 /// One edge; `None` if it is not enrolled.
 pub(super) fn one(plane: &Plane, edge_id: &EdgeId) -> Option<EdgeObject> {
     let fleet = plane.fleet();
     let known = fleet.edges.get(edge_id)?;
-    Some(object(&fleet, edge_id, known, clock::now()))
+    Some(object(plane, &fleet, edge_id, known, clock::now()))
 }
 
-fn object(fleet: &FleetState, edge_id: &EdgeId, known: &Known, now: Instant) -> EdgeObject {
+fn object(plane: &Plane, fleet: &FleetState, edge_id: &EdgeId, known: &Known, now: Instant) -> EdgeObject {
     let row = &known.row;
     let view = fleet.views.get(edge_id);
     let owner = fleet.slots.owner(edge_id);
@@ -44,6 +49,13 @@ fn object(fleet: &FleetState, edge_id: &EdgeId, known: &Known, now: Instant) -> 
                   copied? Remove the copy, or revoke the credential and enroll anew."
                 .into(),
         since: timestamp(since),
+        subject: None,
+    });
+    let witness = plane.witness();
+    let cut = witness.cut(edge_id, plane.clock.now().unix_ms()).map(|cut| ProblemObject {
+        code: "AUDIT_CUT".into(),
+        message: cut.sentence(),
+        since: timestamp(cut.at_unix_ms),
         subject: None,
     });
     EdgeObject {
@@ -70,6 +82,6 @@ fn object(fleet: &FleetState, edge_id: &EdgeId, known: &Known, now: Instant) -> 
         enrolled_at: timestamp(row.enrolled_at_unix_ms),
         last_summary: summary.map(|summary| SummaryObject::from_proto((*summary.said).clone())),
         last_summary_age_ms: summary.map(|summary| age_ms(now, summary.received)),
-        problems: duplicate.into_iter().collect(),
+        problems: duplicate.into_iter().chain(cut).collect(),
     }
 }

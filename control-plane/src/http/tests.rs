@@ -115,7 +115,7 @@ async fn what_must_be_stored_is_refused_on_a_full_disk_and_leaves_nothing() {
         expires_in_seconds: None,
     };
     let told = api.edge_enrollment_create(&caller(), enrollment.clone()).await.unwrap_err();
-    assert_eq!((told.code, &*told.reason), (Code::InsufficientStorage, "STORE_READ_ONLY"));
+    assert_eq!((told.code, &*told.reason), (Code::InsufficientStorage, "AUDIT_UNAVAILABLE"));
     let operator = OperatorRequest {
         operator_id: "fedcba9876543210".into(),
         secret_sha256: secret,

@@ -24,9 +24,10 @@ use umbel_wire::{
 };
 
 use super::plane::{FleetState, Link, Plane};
+use super::witness::place;
 use super::{enrollment, relay, settle};
 use crate::core::edges::{HelloFacts, HelloRefusal};
-use crate::core::views::clip;
+use crate::core::views::{Taken, clip};
 
 /// How long a second newcomer's question to the first connection may take.
 const PROBE: Duration = Duration::from_secs(1);
@@ -227,7 +228,13 @@ impl EdgeHandler {
         match heartbeat.summary {
             Some(summary) => {
                 let at = heartbeat.observed_at_unix_ms;
-                fleet.views.summary(now, &self.edge_id, self.generation, at, summary)?;
+                let place = place(&summary);
+                let taken = fleet.views.summary(now, &self.edge_id, self.generation, at, summary)?;
+                drop(fleet);
+                if let (Taken::Yes, Some(place)) = (taken, place) {
+                    self.plane.witnessed(&self.edge_id, self.generation, place);
+                }
+                fleet = self.plane.fleet();
             }
             None => fleet.views.heard(now, &self.edge_id, self.generation),
         }

@@ -26,10 +26,6 @@ use crate::core::views::clip;
 
 /// Tries of one request when another one's commit came between: the second finds the token used.
 const TRIES: usize = 3;
-/// The same refusal of the same token is audited once in this time.
-const TOLD_AGAIN: Duration = Duration::from_secs(60);
-/// Refusals remembered for that.
-const TOLD_MAX: usize = 1_024;
 
 /// Answers or rejects a newcomer that enrolls.
 pub(super) async fn answer(plane: Arc<Plane>, newcomer: Newcomer) {
@@ -150,7 +146,7 @@ async fn attempt(plane: &Arc<Plane>, asked: &Asked) -> Result<Option<EdgeEnrollR
         }
         (Judged::Refused { error, truth }, ..) => {
             if let Some(truth) = truth {
-                tell_refusal(plane, asked, truth).await;
+                tell_refusal(plane, asked, truth);
             }
             return Err(error);
         }
@@ -175,6 +171,10 @@ async fn attempt(plane: &Arc<Plane>, asked: &Asked) -> Result<Option<EdgeEnrollR
         Ok(position) => {
             plane.metrics.audit_total.inc();
             plane.fleet().edges.apply(edge, position);
+            // Its audit may be another one.
+            if let Ok(edge_id) = EdgeId::parse(&asked.edge_id) {
+                plane.witness().forget(&edge_id);
+            }
             tracing::info!(edge = %edge_id, token = %asked.token_id, "edge enrolled");
             plane.tell(&edge_id, "edge_enrolled", None, "The edge was enrolled.");
             Ok(Some(response(plane, &asked.edge_id, issued.chain)))
@@ -237,16 +237,7 @@ fn deed(asked: &Asked, outcome: impl Into<String>) -> Deed {
     }
 }
 
-/// Audits why a known token was refused, once a minute: anybody can try as often as he likes.
-async fn tell_refusal(plane: &Plane, asked: &Asked, truth: &'static str) {
-    let now = clock::now();
-    let first = {
-        let mut told = plane.told.lock().unwrap_or_else(PoisonError::into_inner);
-        told.retain(|_, at| now.saturating_duration_since(*at) < TOLD_AGAIN);
-        let place = format!("{}/{truth}", asked.token_id);
-        told.len() < TOLD_MAX && told.insert(place, now).is_none()
-    };
-    if first && let Err(error) = plane.audit(deed(asked, format!("refused: {truth}"))).await {
-        tracing::error!("a refused enrollment is not audited: {error}");
-    }
+/// Audits why a known token was refused; anybody can try as often as he likes, so that repeats are folded.
+fn tell_refusal(plane: &Plane, asked: &Asked, truth: &'static str) {
+    plane.audit_soon(&deed(asked, format!("refused: {truth}")));
 }

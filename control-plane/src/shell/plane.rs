@@ -3,7 +3,6 @@
 //! Invariant: no lock is held across an await, and [`Plane::fleet`] guards registry, views and slots together, so
 //! that a credential is checked and a connection registered in one step that a revocation cannot slip into.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -11,7 +10,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use umbel_contracts::objects::EventObject;
 use umbel_contracts::serve::EventRing;
-use umbel_store::{Change, Commit, CommitError, Health, Owed, ReadError, Store};
+use umbel_store::{Change, Commit, CommitError, Health, Observed, Owed, ReadError, Store};
 use umbel_wire::error::{Code, Error};
 use umbel_wire::guesses::Guesses;
 use umbel_wire::ids::{EdgeId, Generation};
@@ -22,11 +21,13 @@ use umbel_wire::{Connection, clock};
 use super::authority::Keys;
 use super::clock::WallClock;
 use super::status::Questions;
+use crate::config::Backup;
 use crate::core::audit::{Deed, timestamp};
 use crate::core::commands::{Commands, PENDING, PendingRow};
 use crate::core::edges::{EDGES, EdgeRow, Edges};
 use crate::core::operators::{OPERATORS, OperatorRow, Operators};
 use crate::core::views::{SWEEP, Views};
+use crate::core::witness::{WITNESS, Witness, WitnessRow};
 use crate::http::metrics::Metrics;
 use crate::{Config, StartError};
 
@@ -42,6 +43,7 @@ pub(crate) struct Settings {
     pub(crate) heartbeat: Duration,
     pub(crate) silence: Times,
     pub(crate) status_deadline: Duration,
+    pub(crate) backup: Backup,
 }
 
 impl Settings {
@@ -54,6 +56,7 @@ impl Settings {
             heartbeat: config.heartbeat,
             silence: config.silence,
             status_deadline: config.status_deadline,
+            backup: config.backup.clone(),
         }
     }
 }
@@ -85,13 +88,14 @@ pub(crate) struct Plane {
     pub(crate) drain: CancellationToken,
     /// Counts up whenever anything is learnt of a command.
     pub(crate) commands_changed: watch::Sender<u64>,
+    /// Refusals and observations on their way into the audit.
+    pub(crate) observed: Observed,
     store: Store,
     fleet: Mutex<FleetState>,
     operators: Mutex<Operators>,
     commands: Mutex<Commands>,
+    witness: Mutex<Witness>,
     pub(crate) guesses: Mutex<Guesses>,
-    /// Refused enrollments that were audited lately, so that repeats do not fill the disk.
-    pub(crate) told: Mutex<HashMap<String, std::time::Instant>>,
 }
 
 impl Plane {
@@ -105,16 +109,24 @@ impl Plane {
         let read =
             |error: ReadError| StartError::State(format!("{error}. Restore the last backup of the store."));
         let mut edges = Edges::default();
-        for row in store.load(EDGES).await.map_err(read)? {
-            edges.apply(row.json::<EdgeRow>().map_err(read)?, row.position);
+        // One record that cannot be used is passed over and told; the others are the fleet.
+        for (stored, row) in store.load_json::<EdgeRow>(EDGES).await.map_err(read)? {
+            edges.apply(row, stored.position);
         }
         let mut operators = Operators::default();
-        for row in store.load(OPERATORS).await.map_err(read)? {
-            operators.apply(row.json::<OperatorRow>().map_err(read)?, row.position);
+        for (stored, row) in store.load_json::<OperatorRow>(OPERATORS).await.map_err(read)? {
+            operators.apply(row, stored.position);
         }
         let mut commands = Commands::default();
-        for row in store.load(PENDING).await.map_err(read)? {
-            commands.restore(row.json::<PendingRow>().map_err(read)?);
+        for (_, row) in store.load_json::<PendingRow>(PENDING).await.map_err(read)? {
+            commands.restore(row);
+        }
+        let mut witness = Witness::default();
+        for (stored, row) in store.load_json::<WitnessRow>(WITNESS).await.map_err(read)? {
+            match EdgeId::parse(&stored.key) {
+                Ok(edge_id) => witness.restore(edge_id, row),
+                Err(_) => store.not_usable(WITNESS, &stored.key, "its key is no edge id"),
+            }
         }
         let last = store.audit_tail(1).await.map_err(read)?;
         let persisted = last.last().map_or(0, |entry| entry.record.at_unix_ms);
@@ -129,12 +141,13 @@ impl Plane {
             questions: Questions::default(),
             drain: CancellationToken::new(),
             commands_changed: watch::Sender::new(0),
+            observed: Observed::new(&store),
             store,
             fleet: Mutex::new(fleet),
             operators: Mutex::new(operators),
             commands: Mutex::new(commands),
+            witness: Mutex::new(witness),
             guesses: Mutex::default(),
-            told: Mutex::default(),
         }))
     }
 
@@ -148,6 +161,10 @@ impl Plane {
 
     pub(crate) fn commands(&self) -> MutexGuard<'_, Commands> {
         self.commands.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn witness(&self) -> MutexGuard<'_, Witness> {
+        self.witness.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn store(&self) -> &Store {
@@ -205,6 +222,7 @@ impl Plane {
                     "No heartbeat came, though the connection is up.",
                 );
             }
+            self.observed.tick(clock::now());
             // Nobody may ask for a write for long; what is in force is to be on disk as soon as there is room.
             if self.store.owed() > 0 || matches!(self.store.health(), Health::ReadOnly(_)) {
                 self.store.check().await;
@@ -276,10 +294,16 @@ impl Plane {
         }
     }
 
-    /// Audits something that changed no row.
-    pub(crate) async fn audit(&self, deed: Deed) -> Result<(), Error> {
+    /// Audits something that changes no row, before it is done.
+    pub(crate) async fn audit(&self, deed: &Deed) -> Result<(), Error> {
         self.metrics.audit_total.inc();
         self.commit(Commit::new().audit(deed.record())).await.map(drop)
+    }
+
+    /// Audits something that changed no row: soon, and repeats as one entry and a count.
+    pub(crate) fn audit_soon(&self, deed: &Deed) {
+        self.metrics.audit_total.inc();
+        self.observed.tell(clock::now(), vec![deed.record()]);
     }
 }
 
@@ -298,9 +322,9 @@ pub(crate) fn not_connected(edge_id: &EdgeId) -> Error {
 fn read_only() -> Error {
     Error::new(
         Code::InsufficientStorage,
-        "STORE_READ_ONLY",
-        "The control plane's store cannot be written, so that nothing can be audited. Free space on its disk, then \
-         repeat; the sites go on serving.",
+        "AUDIT_UNAVAILABLE",
+        "The control plane's store cannot be written, so that this cannot be audited: nothing was done. Free space on \
+         its disk, then repeat; the sites go on serving.",
     )
 }
 

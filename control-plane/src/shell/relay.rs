@@ -16,7 +16,7 @@ use umbel_contracts::objects::{CommandObject, CommandRequestBody};
 use umbel_contracts::operations::{Class, LARGEST_ARGS, LARGEST_METADATA};
 use umbel_contracts::proto::control::{EdgeCommandRequest, EdgeCommandResponse};
 use umbel_contracts::serve::{Caller, CommandCall};
-use umbel_store::Commit;
+use umbel_store::{Commit, CommitError, Owed};
 use umbel_wire::clock;
 use umbel_wire::error::{Code, Error};
 
@@ -232,7 +232,12 @@ pub(super) async fn record_end(plane: &Plane, ended: Ended) {
     let deed = deed(&row, "command.finished", outcome, detail);
     plane.metrics.audit_total.inc();
     let commit = Commit::new().remove(PENDING, row.key()).audit(deed.record());
-    if let Err(error) = plane.commit(commit).await {
+    let kept = match plane.store().commit(commit.clone()).await {
+        // It has ended, whatever the disk says.
+        Err(CommitError::ReadOnly(_)) => plane.store().owe(Owed::new().with(commit)).map(drop),
+        other => other.map(drop),
+    };
+    if let Err(error) = kept {
         tracing::error!(edge = %row.edge_id, command = %row.command_id, "the end of a command is not audited: {error}");
     }
 }

@@ -14,7 +14,8 @@ use umbel_contracts::objects::{
     SiteStatus, SummaryObject, timestamp,
 };
 use umbel_contracts::operations::{
-    self, AuditExportArgs, AuditExportResult, AuditVerifyResult, Class, EdgeBackup, EdgeBackupResult, Operation,
+    self, AuditExportArgs, AuditExportResult, AuditVerifyResult, Class, EdgeBackup, EdgeBackupResult,
+    Operation,
 };
 use umbel_contracts::proto::control::EdgeStatusRequest;
 use umbel_contracts::serve::{AuditQuestion, Caller, CommandCall, Feed, Fleet, Follow, StatusQuestion, Told};

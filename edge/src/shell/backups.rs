@@ -24,13 +24,11 @@ impl Backups {
     /// # Errors
     /// Nothing was made then.
     pub(crate) async fn make(&self, store: &Store, site: &EdgeId) -> Result<EdgeBackupResult, Error> {
-        let beginning = format!("edge-{site}-");
         ready(&self.directory)?;
-        let at = timestamp(umbel_wire::clock::Wall::now().unix_ms());
-        // Milliseconds: two in one second are two files. Names grow with the time.
-        let file = format!("{beginning}{}.redb", at.strftime("%Y%m%dT%H%M%S%3fZ"));
-        let made = store.backup(self.directory.join(&file), site.to_string()).await.map_err(|e| refused(&e))?;
-        if let Err(error) = keep_newest(&self.directory, &beginning, self.keep) {
+        let file = name(site, umbel_wire::clock::Wall::now().unix_ms());
+        let made =
+            store.backup(self.directory.join(&file), site.to_string()).await.map_err(|e| refused(&e))?;
+        if let Err(error) = keep_newest(&self.directory, &beginning(site), self.keep) {
             tracing::warn!(%error, "old backups could not be removed");
         }
         Ok(EdgeBackupResult {
@@ -41,6 +39,16 @@ impl Backups {
             at: timestamp(made.at_unix_ms),
         })
     }
+}
+
+/// How the names of a site's backups begin.
+pub(crate) fn beginning(site: &EdgeId) -> String {
+    format!("edge-{site}-")
+}
+
+/// A backup's file name. Milliseconds: two in one second are two files. Names grow with the time.
+pub(crate) fn name(site: &EdgeId, now_unix_ms: i64) -> String {
+    format!("{}{}.redb", beginning(site), timestamp(now_unix_ms).strftime("%Y%m%dT%H%M%S%3fZ"))
 }
 
 /// The directory, made for this user only if there is none. One that is there keeps its mode: it may be a mount.

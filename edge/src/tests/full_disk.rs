@@ -152,7 +152,8 @@ fn health_names_a_store_that_takes_no_writes() {
         done(&edge, "node.drain", "node:n", json!({})).await;
         let told = health(&edge, "/health").await;
         assert!(
-            told.starts_with("HTTP/1.1 200 ") && told.ends_with(r#"{"status":"degraded","store":"read_only"}"#),
+            told.starts_with("HTTP/1.1 200 ")
+                && told.ends_with(r#"{"status":"degraded","store":"read_only"}"#),
             "{told}"
         );
         let ready = health(&edge, "/readyz?verbose").await;

@@ -129,7 +129,10 @@ impl AuditCheck {
         match &self.broken {
             None if self.entries == 0 => "there is no entry".to_owned(),
             None => {
-                format!("{} entries, {} to {}, follow from each other", self.entries, self.first, self.last.sequence)
+                format!(
+                    "{} entries, {} to {}, follow from each other",
+                    self.entries, self.first, self.last.sequence
+                )
             }
             Some((at, how)) => format!(
                 "the chain breaks at entry {at}: {how}. Compare it with an export or with the last hash that another \

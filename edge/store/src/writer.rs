@@ -150,8 +150,7 @@ impl Writer {
     // From now on it is read-only.
     fn fell(&mut self, cause: String) {
         self.tried = Some((Instant::now(), limits::REOPEN_EVERY));
-        let outage =
-            self.outage.get_or_insert_with(|| Outage { since_unix_ms: now_unix_ms(), refused: 0 });
+        let outage = self.outage.get_or_insert_with(|| Outage { since_unix_ms: now_unix_ms(), refused: 0 });
         self.told.fell.store(outage.since_unix_ms, Ordering::SeqCst);
         if let Err(Failure(more)) = self.backend.read_only() {
             tracing::error!(cause = %more, "the store cannot even be read");

@@ -30,9 +30,7 @@ const PAGE_BYTES: usize = LARGEST_RESULT - LARGEST_RESULT / 8;
 pub(super) async fn read(commands: &Arc<Commands>, request: &Request) -> Result<Value, Error> {
     let site = &commands.site;
     match request.operation.as_str() {
-        AuditExport::NAME => {
-            result::<AuditExport>(export(&site.store, args::<AuditExport>(request)?).await?)
-        }
+        AuditExport::NAME => result::<AuditExport>(export(&site.store, args::<AuditExport>(request)?).await?),
         AuditQuery::NAME => result::<AuditQuery>(query(site, args::<AuditQuery>(request)?).await?),
         AuditTail::NAME => result::<AuditTail>(tail(site, args::<AuditTail>(request)?).await?),
         AuditVerify::NAME => {

@@ -1,0 +1,81 @@
+//! Keeps what edges tell of their audits: judged at each heartbeat, written once a minute, a cut at once.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use umbel_contracts::proto::control::{EdgeSummary, StoreHealth};
+use umbel_store::{AuditRecord, Commit};
+use umbel_wire::ids::{EdgeId, Generation};
+
+use super::plane::Plane;
+use crate::core::audit::{Deed, Detail};
+use crate::core::witness::{Cut, Place, WITNESS};
+
+/// How often places are written.
+const EVERY: Duration = Duration::from_secs(60);
+/// Rows in one commit.
+const ROWS: usize = 500;
+
+/// Where an edge's audit stands, as it says.
+pub(super) fn place(said: &EdgeSummary) -> Option<Place> {
+    // An edge that cannot read its store knows no place, which is no cut.
+    if said.audit_sequence == 0 && said.facts.as_ref().is_some_and(|facts| facts.store() != StoreHealth::Ok) {
+        return None;
+    }
+    Some(Place { sequence: said.audit_sequence, hash: data_encoding::HEXLOWER.encode(&said.audit_hash) })
+}
+
+impl Plane {
+    /// Takes the place of an edge's audit out of its heartbeat.
+    pub(crate) fn witnessed(self: &Arc<Self>, edge_id: &EdgeId, generation: Generation, place: Place) {
+        let now = self.clock.now().unix_ms();
+        if let Some(cut) = self.witness().told(edge_id, place, now) {
+            self.cut(edge_id, generation, &cut);
+        }
+    }
+
+    fn cut(self: &Arc<Self>, edge_id: &EdgeId, generation: Generation, cut: &Cut) {
+        tracing::error!(edge = %edge_id, had = cut.had.sequence, found = cut.found.sequence, "an edge's audit was cut");
+        self.tell(edge_id, "edge_audit_cut", Some(generation), cut.sentence());
+        self.metrics.audit_total.inc();
+        let record = Deed {
+            actor: "control-plane".into(),
+            action: "edge.audit_cut",
+            subject: format!("{} {}", cut.had.sequence, cut.had.hash),
+            outcome: "observed".into(),
+            detail: Detail { edge: edge_id.to_string(), reason: cut.sentence(), ..Detail::default() },
+            ..Deed::default()
+        }
+        .record();
+        let plane = Arc::clone(self);
+        tokio::spawn(async move { plane.write_places(vec![record]).await });
+    }
+
+    /// Writes the places now and then, until the drain.
+    pub(crate) async fn keep_places(self: Arc<Self>) {
+        while self.drain.run_until_cancelled(tokio::time::sleep(EVERY)).await.is_some() {
+            self.write_places(Vec::new()).await;
+        }
+        self.write_places(Vec::new()).await;
+    }
+
+    async fn write_places(&self, records: Vec<AuditRecord>) {
+        let mut commit = records.into_iter().fold(Commit::new(), Commit::audit);
+        loop {
+            let rows = self.witness().take_unwritten(ROWS);
+            if rows.is_empty() && commit.audit.is_empty() {
+                return;
+            }
+            for (edge_id, row) in &rows {
+                commit = commit.put_json(WITNESS, edge_id.as_str(), row);
+            }
+            let records = commit.audit.clone();
+            if let Err(error) = self.store().commit(std::mem::take(&mut commit)).await {
+                tracing::warn!(%error, "the places of the edges' audits could not be written; they stay in memory");
+                self.witness().keep(rows);
+                self.observed.tell(umbel_wire::clock::now(), records);
+                return;
+            }
+        }
+    }
+}
