@@ -88,6 +88,13 @@ impl Folder {
         self.start_with(Command::new(std::env::current_exe().unwrap()), false)
     }
 
+    /// The same with variables set.
+    pub(crate) fn start_in(&self, environment: &[(&str, &Path)]) -> Agent {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.envs(environment.iter().copied());
+        self.start_with(command, false)
+    }
+
     /// The same as process 1 of a PID namespace of its own; needs root.
     pub(crate) fn start_as_first(&self) -> Agent {
         let mut command = Command::new("unshare");

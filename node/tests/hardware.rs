@@ -5,10 +5,10 @@ use umbel_contracts::proto::node::{EngineState, GpuTelemetry, NodeInventory, Nod
 
 use crate::{
     agent::{Agent, Folder},
-    edge::Edge,
+    edge::{Ask, Edge},
     engine::program,
     joining,
-    nvml_stub::NvmlStub,
+    nvml_stub::{self, NvmlStub},
     until,
 };
 
@@ -377,6 +377,39 @@ async fn row_16_a_pause_is_not_made_up_for() {
     })
     .await;
     assert!(reports.windows(2).all(|pair| pair[1] - pair[0] >= 900), "{reports:?}");
+}
+
+/// Row 17, the node's side: its wall clock goes back three hours and on by a day while it streams. Heartbeats and
+/// telemetry keep their pace, the stream goes on, and what is told of the time is what the clock says.
+#[tokio::test]
+async fn row_17_the_clock_jumps() {
+    let edge = Edge::start().await;
+    let folder = Folder::new(
+        "[[engine]]\nname = \"slow\"\nkind = \"sim\"\nmodel = \"m\"\ntokens = 400\ntoken_delay = \"20ms\"\n",
+    );
+    folder.enroll(edge.token()).await.unwrap();
+    let clock = folder.path("clock");
+    std::fs::write(&clock, "0").unwrap();
+    let _agent = folder.start_in(&[("LD_PRELOAD", nvml_stub::clock_stub()), ("UMBEL_TEST_CLOCK", &clock)]);
+    edge.engine("slow", EngineState::Ready).await;
+    let stream = edge.open(Ask::new("slow", r#"{"stream":true,"messages":[]}"#)).await;
+    for hours in [-3, 24] {
+        std::fs::write(&clock, (hours * 3_600_000_i64).to_string()).unwrap();
+        let wanted = umbel_wire::clock::Wall::now().unix_ms() + hours * 3_600_000;
+        let near = |at: i64| (at - wanted).abs() < 1_800_000;
+        // Five heartbeats and two reports of the new time: no timer waits for the old one.
+        until("heartbeats and telemetry", async || {
+            edge.heard(|heard| {
+                let beats = heard.beats_unix_ms.iter().filter(|at| near(**at)).count();
+                let reports = heard.telemetries.iter().filter(|told| near(told.observed_at_unix_ms)).count();
+                (beats >= 5 && reports >= 2).then_some(())
+            })
+        })
+        .await;
+    }
+    let (head, _, end) = stream.whole().await;
+    assert_eq!((head.status, end.error), (200, None));
+    assert_eq!(edge.heard(|heard| heard.hellos.len()), 1, "the connection was kept");
 }
 
 /// A state directory in memory is refused, unless the file says that this node may be forgotten.

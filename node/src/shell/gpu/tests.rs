@@ -2,7 +2,7 @@
 
 use super::*;
 
-#[allow(unreachable_pub, reason = "the end-to-end tests have it as a public module")]
+#[allow(unreachable_pub, dead_code, reason = "the end-to-end tests have it as a public module")]
 #[path = "../../../../tests/src/nvml_stub.rs"]
 mod nvml_stub;
 
