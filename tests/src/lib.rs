@@ -9,4 +9,5 @@ pub mod fleet;
 pub mod http;
 pub mod nvml_stub;
 pub mod peer;
+pub mod shifted_clock;
 pub mod wait;

@@ -23,3 +23,4 @@ mod sites;
 mod starts;
 mod status;
 mod tidy;
+mod why;

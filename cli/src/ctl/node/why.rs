@@ -47,11 +47,11 @@ struct Why<'a> {
     checks: Vec<Check>,
 }
 
-/// Prints why a node serves or not; exit code 3 when it does not.
+/// Prints why a node serves or not; exit code 3 when it does not, or when a check failed all the same.
 pub(super) fn run(ctl: &Ctl, node: &SiteNode) -> Outcome {
     let checks = checks(&node.node);
     let failed = checks.iter().filter(|check| check.result == "failed").count();
-    let serving = failed == 0;
+    let serving = is_serving(&node.node);
     let name = node.node.name.as_str();
     if ctl.global.output.is_object() {
         let state = super::state(&node.node);
@@ -61,10 +61,21 @@ pub(super) fn run(ctl: &Ctl, node: &SiteNode) -> Outcome {
     } else {
         put(&words(ctl, node, &checks, serving));
     }
-    if serving {
-        return Ok(());
+    match (serving, failed) {
+        (true, 0) => Ok(()),
+        (true, _) => {
+            Err(Failure::new(Exit::Condition, format!("{name} gets requests, but {failed} of these failed")))
+        }
+        (false, _) => {
+            Err(Failure::new(Exit::Condition, format!("{name} gets no requests: {failed} of these failed")))
+        }
     }
-    Err(Failure::new(Exit::Condition, format!("{name} gets no requests: {failed} of these failed")))
+}
+
+/// Whether the edge gives it requests now: of each engine it says so itself.
+fn is_serving(node: &NodeObject) -> bool {
+    let available = node.providers.iter().any(|provider| provider.status.as_str() == "available");
+    available && node.connected && node.eligible && !node.draining && node.lifecycle.as_str() == "enrolled"
 }
 
 fn words(ctl: &Ctl, node: &SiteNode, checks: &[Check], serving: bool) -> String {
