@@ -9,6 +9,7 @@ pub(crate) mod inventory;
 pub(crate) mod process_tree;
 pub(crate) mod rotation;
 pub(crate) mod sequence;
+pub(crate) mod settings;
 pub(crate) mod supervisor;
 pub(crate) mod tail;
 pub(crate) mod telemetry;
