@@ -79,6 +79,12 @@ impl ConfigFile {
         &self.path
     }
 
+    /// What stands in it.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
     /// Parses the file into the tier's own type, which refuses unknown fields itself.
     ///
     /// # Errors

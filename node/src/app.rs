@@ -23,6 +23,7 @@ use crate::{
         places, process,
         relay::Relay,
         reports::Reports,
+        settings::{Opened, Settings},
         state::State,
         watch::Watch,
     },
@@ -74,19 +75,28 @@ async fn agent(config: Config) -> Result<(), StartError> {
     let socket = LocalListener::bind(&config.socket)?;
 
     engines::end_leftovers(&state).await;
+    // Before any engine: one that has a process may come with settings, too.
+    process::become_subreaper();
+    let children = signal(SignalKind::child())
+        .map_err(|error| StartError::Failed(format!("cannot take signals: {error}")))?;
+    tokio::spawn(reap(children));
     let holders = Arc::new(Holders::new(gpus.are_wanted()));
-    let engines = Arc::new(Engines::start(&config, &state, &holders));
-    if engines.are_supervised() || std::process::id() == 1 {
-        process::become_subreaper();
-        let children = signal(SignalKind::child())
-            .map_err(|error| StartError::Failed(format!("cannot take signals: {error}")))?;
-        tokio::spawn(reap(children));
-    }
+    let opened = Opened::read(&state, config);
+    let config = opened.in_force();
+    let engines = Engines::start(&config, &state, &holders);
+    let settings = Settings::new(opened, &state, &engines);
+    tokio::spawn(Arc::clone(&settings).judge_trials());
+    tokio::spawn(Arc::clone(&settings).watch_file());
     let relay = Arc::new(Relay::new(Arc::clone(&identity), Arc::clone(&engines)));
     let watch = Arc::new(Watch::new(&config, Arc::clone(&engines), Arc::clone(&state), gpus, holders, found));
     tokio::spawn(Arc::clone(&watch).run());
-    let reports =
-        Reports::new(&config, Arc::clone(&identity), Arc::clone(&engines), Arc::clone(&state), watch);
+    let reports = Reports::new(
+        Arc::clone(&identity),
+        Arc::clone(&engines),
+        Arc::clone(&state),
+        watch,
+        Arc::clone(&settings),
+    );
     let reports = Arc::new(reports);
     reports.set_problem("STATE_NOT_DURABLE", volatile);
     let credentials = Arc::new(Credentials::open(&state, (*identity).clone())?);
@@ -116,7 +126,7 @@ async fn agent(config: Config) -> Result<(), StartError> {
     edge.drain();
     let hurried = tokio::select! {
         () = relay.idle() => false,
-        () = tokio::time::sleep(config.drain) => false,
+        () = tokio::time::sleep(settings.in_force().drain) => false,
         _ = signals.next() => true,
     };
     relay.cancel_all();

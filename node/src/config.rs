@@ -9,12 +9,13 @@ use std::{
     time::Duration,
 };
 
-use umbel_contracts::config::{ConfigFile, LogFormat};
+use umbel_contracts::config::{ConfigError, ConfigFile, LogFormat};
 
 use crate::StartError;
 
 mod engine;
 mod file;
+mod overlay;
 
 /// Which accelerators the host must have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +31,8 @@ pub enum Accelerator {
 /// A valid node file.
 #[derive(Debug, Clone)]
 pub struct Config {
+    /// The file as it was read: settings are laid over it anew each time.
+    pub(crate) source: ConfigFile,
     /// Label of this node; the name in the enrollment token wins. Empty: the host's name.
     pub name: String,
     /// Identity, key, sequences, engine records.
@@ -161,6 +164,11 @@ impl Config {
         ConfigFile::read(path)
             .and_then(|file| file::check(&file))
             .map_err(|error| StartError::Config(error.to_string()))
+    }
+
+    /// Checks a file that was read.
+    pub(crate) fn check(source: &ConfigFile) -> Result<Self, ConfigError> {
+        file::check(source)
     }
 
     /// Checks the text of a file; `path` is only named in errors.

@@ -12,5 +12,6 @@ pub(crate) mod places;
 pub(crate) mod process;
 pub(crate) mod relay;
 pub(crate) mod reports;
+pub(crate) mod settings;
 pub(crate) mod state;
 pub(crate) mod watch;

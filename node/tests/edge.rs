@@ -11,15 +11,16 @@ use std::{
 
 use bytes::Bytes;
 use prost::Message;
+use sha2::{Digest as _, Sha256};
 use tokio::{net::TcpListener, sync::oneshot};
 use tokio_util::sync::CancellationToken;
 use umbel_contracts::{
     bounds, event, method,
     proto::node::{
         DeclaredEngine, EngineState, EngineStatus, Header, InferenceEnd, InferenceHead, InferenceOpen,
-        InferenceOutcome, NodeEngines, NodeEnrollRequest, NodeEnrollResponse, NodeHeartbeat,
+        InferenceOutcome, NodeDeclared, NodeEngines, NodeEnrollRequest, NodeEnrollResponse, NodeHeartbeat,
         NodeHeartbeatAck, NodeHelloRequest, NodeHelloResponse, NodeInventory, NodeLeases, NodeLeasesAck,
-        NodeTelemetry,
+        NodeSettings, NodeSettingsResult, NodeSettingsState, NodeTelemetry,
     },
 };
 use umbel_wire::{
@@ -51,6 +52,9 @@ pub(crate) struct Heard {
     pub(crate) beats_unix_ms: Vec<i64>,
     pub(crate) engines: Vec<EngineStatus>,
     pub(crate) goaways: usize,
+    pub(crate) declared: Vec<NodeDeclared>,
+    /// Which settings the node said last that it has.
+    pub(crate) settings: NodeSettingsState,
     /// Every state that an engine was reported in, with its restarts.
     pub(crate) states: Vec<(String, EngineState, u32)>,
 }
@@ -181,6 +185,42 @@ impl Edge {
                 let report = heard.engines.iter().find(|status| status.name == name)?;
                 (report.state == i32::from(state)).then(|| report.clone())
             })
+        })
+        .await
+    }
+
+    /// Sends settings as an edge does, and takes the answer.
+    pub(crate) async fn set(
+        &self,
+        version: u64,
+        settings: serde_json::Value,
+    ) -> Result<NodeSettingsState, Error> {
+        let settings_json = serde_json::to_vec(&settings).unwrap();
+        let digest = Sha256::digest(&settings_json).to_vec();
+        let message = NodeSettings { version, digest, settings_json }.encode_to_vec();
+        let connection = self.connection().await;
+        let answer = connection.request(method::NODE_SETTINGS, message, crate::LIMIT).await?;
+        Ok(bounds::decode::<NodeSettingsResult>(&answer).unwrap().state.unwrap())
+    }
+
+    /// Sends settings and does not wait for the answer.
+    pub(crate) fn send(&self, connection: &Connection, version: u64, settings: serde_json::Value) {
+        let settings_json = serde_json::to_vec(&settings).unwrap();
+        let digest = Sha256::digest(&settings_json).to_vec();
+        let message = NodeSettings { version, digest, settings_json }.encode_to_vec();
+        let connection = connection.clone();
+        tokio::spawn(async move { connection.request(method::NODE_SETTINGS, message, crate::LIMIT).await });
+    }
+
+    /// Waits until the node says of its settings what is looked for.
+    pub(crate) async fn settings(
+        &self,
+        what: &str,
+        look: impl Fn(&NodeSettingsState) -> bool,
+    ) -> NodeSettingsState {
+        until(what, async || {
+            let said = self.heard(|heard| heard.settings.clone());
+            look(&said).then_some(said)
         })
         .await
     }
@@ -381,6 +421,7 @@ impl Inner {
         let statuses: Vec<DeclaredEngine> = hello.engines.clone();
         {
             let mut heard = self.heard.lock().unwrap();
+            heard.settings = hello.settings.clone().unwrap();
             heard.hellos.push(hello);
             heard.note(statuses.into_iter().filter_map(|engine| engine.status).collect());
         }
@@ -436,6 +477,7 @@ impl Handler for Ear {
             method::NODE_HEARTBEAT => {
                 let heartbeat = bounds::decode::<NodeHeartbeat>(&request.payload).unwrap();
                 heard.heartbeats += 1;
+                heard.settings = heartbeat.settings.clone().unwrap();
                 heard.beats_unix_ms.push(heartbeat.observed_at_unix_ms);
                 heard.note(heartbeat.engines.clone());
                 heard.heartbeat = heartbeat;
@@ -456,6 +498,7 @@ impl Handler for Ear {
         match number {
             event::NODE_INVENTORY => heard.inventories.push(bounds::decode(payload)?),
             event::NODE_TELEMETRY => heard.telemetries.push(bounds::decode(payload)?),
+            event::NODE_DECLARED => heard.declared.push(bounds::decode(payload)?),
             event::NODE_ENGINES => heard.note(bounds::decode::<NodeEngines>(payload)?.engines),
             _ => panic!("event {number}"),
         }

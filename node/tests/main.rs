@@ -19,6 +19,7 @@ mod joining;
 #[path = "../../tests/src/nvml_stub.rs"]
 mod nvml_stub;
 mod relay;
+mod settings;
 mod stopping;
 mod supervised;
 

@@ -20,50 +20,87 @@ const CAPACITY_MAX: u32 = 1024;
 const MODEL_MAX: usize = 200;
 const ALIASES_MAX: usize = 16;
 
-#[derive(Deserialize, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Deserialize, Clone, Copy, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
-enum Kind {
+pub(super) enum Kind {
     Sim,
     External,
     LlamaServer,
 }
 
-#[derive(Deserialize)]
+impl Kind {
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        [Self::Sim, Self::External, Self::LlamaServer].into_iter().find(|kind| word(*kind) == text)
+    }
+}
+
+#[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Engine {
-    name: String,
-    kind: Kind,
-    model: String,
+    pub(super) name: String,
+    pub(super) kind: Kind,
+    pub(super) model: String,
     #[serde(default)]
-    aliases: Vec<String>,
-    category: Option<String>,
-    capacity: Option<u32>,
-    max_context_tokens: Option<u32>,
-    long_context_threshold_tokens: Option<u32>,
-    long_context_capacity: Option<u32>,
+    pub(super) aliases: Vec<String>,
+    pub(super) category: Option<String>,
+    pub(super) capacity: Option<u32>,
+    pub(super) max_context_tokens: Option<u32>,
+    pub(super) long_context_threshold_tokens: Option<u32>,
+    pub(super) long_context_capacity: Option<u32>,
     // sim
-    first_token_delay: Option<HumanDuration>,
-    token_delay: Option<HumanDuration>,
-    tokens: Option<u32>,
+    pub(super) first_token_delay: Option<HumanDuration>,
+    pub(super) token_delay: Option<HumanDuration>,
+    pub(super) tokens: Option<u32>,
     // external
-    url: Option<String>,
+    pub(super) url: Option<String>,
     // llama-server
-    model_file: Option<PathBuf>,
-    port: Option<u16>,
-    context_tokens: Option<u32>,
-    threads: Option<u32>,
-    start_timeout: Option<HumanDuration>,
+    pub(super) model_file: Option<PathBuf>,
+    pub(super) port: Option<u16>,
+    pub(super) context_tokens: Option<u32>,
+    pub(super) threads: Option<u32>,
+    pub(super) start_timeout: Option<HumanDuration>,
+}
+
+impl Engine {
+    /// One that says no more than it must.
+    pub(super) fn new(name: String, kind: Kind, model: String) -> Self {
+        Self {
+            name,
+            kind,
+            model,
+            aliases: Vec::new(),
+            category: None,
+            capacity: None,
+            max_context_tokens: None,
+            long_context_threshold_tokens: None,
+            long_context_capacity: None,
+            first_token_delay: None,
+            token_delay: None,
+            tokens: None,
+            url: None,
+            model_file: None,
+            port: None,
+            context_tokens: None,
+            threads: None,
+            start_timeout: None,
+        }
+    }
 }
 
 /// Checks of one `[[engine]]`.
 pub(super) struct Checker<'a> {
     pub(super) source: &'a ConfigFile,
     pub(super) index: usize,
+    /// Its name, if settings say something of it: then errors name it as settings do.
+    pub(super) set: Option<&'a str>,
 }
 
 impl Checker<'_> {
     pub(super) fn error(&self, key: &str, message: impl std::fmt::Display) -> ConfigError {
-        self.source.error(&format!("engine[{}].{key}", self.index), message)
+        match self.set {
+            Some(name) => super::overlay::error(&format!("engines.{name}.{key}"), message),
+            None => self.source.error(&format!("engine[{}].{key}", self.index), message),
+        }
     }
 
     /// Checks all of it.

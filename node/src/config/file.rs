@@ -10,11 +10,15 @@ use std::{
 };
 
 use serde::Deserialize;
-use umbel_contracts::config::{ConfigError, ConfigFile, HumanDuration, LogFormat};
+use umbel_contracts::{
+    config::{ConfigError, ConfigFile, HumanDuration, LogFormat},
+    settings::AgentSettings,
+};
 
 use super::{
     Accelerator, Artifacts, Config, EngineConfig,
     engine::{Checker, Engine},
+    overlay,
 };
 
 /// Engines of one node: each has a status in every heartbeat of at most 60 KiB.
@@ -119,7 +123,20 @@ struct Shutdown {
 
 /// Parses and checks a file.
 pub(super) fn check(source: &ConfigFile) -> Result<Config, ConfigError> {
-    let file: File = source.parse()?;
+    overlaid(source, &AgentSettings::default()).map(|(config, _)| config)
+}
+
+/// Parses a file, lays settings over it and checks what comes out; also the settings that say nothing to this node.
+pub(super) fn overlaid(
+    source: &ConfigFile,
+    settings: &AgentSettings,
+) -> Result<(Config, Vec<String>), ConfigError> {
+    let mut file: File = source.parse()?;
+    if let Some(level) = &settings.log.level {
+        file.log.level = Some(level.clone());
+    }
+    file.shutdown.drain = settings.shutdown.drain.or(file.shutdown.drain);
+    file.node.labels.extend(settings.labels.clone());
     let folder = source.path().parent().unwrap_or_else(|| Path::new(""));
     // A path is meant from where the file lies, not from where the agent was started.
     let path = |path: &Path| std::path::absolute(folder.join(path)).unwrap_or_else(|_| path.to_owned());
@@ -147,15 +164,23 @@ pub(super) fn check(source: &ConfigFile) -> Result<Config, ConfigError> {
             format!("there are {} engines, at most {ENGINES_MAX} are allowed", file.engine.len()),
         ));
     }
-    let mut names = BTreeSet::new();
-    let mut engines = Vec::with_capacity(file.engine.len());
-    for (index, engine) in file.engine.into_iter().enumerate() {
-        let checker = Checker { source, index };
-        let engine = checker.engine(engine, file.node.allow_sim, &path)?;
-        if !names.insert(engine.name.clone()) {
+    // Names have to be unique in the file itself: settings are said by name.
+    let mut in_file = BTreeSet::new();
+    for (index, engine) in file.engine.iter().enumerate() {
+        if !in_file.insert(engine.name.clone()) {
+            let checker = Checker { source, index, set: None };
             return Err(checker.error("name", "another engine has that name already"));
         }
-        engines.push(engine);
+    }
+    let merged = overlay::merge(&mut file.engine, &settings.engines, &artifacts.roots)?;
+    if file.engine.len() > ENGINES_MAX {
+        return Err(overlay::error("engines", format!("a node has at most {ENGINES_MAX} engines")));
+    }
+    let mut engines = Vec::with_capacity(file.engine.len());
+    for (index, engine) in file.engine.into_iter().enumerate() {
+        let set = merged.touched.get(&engine.name).map(String::as_str);
+        let checker = Checker { source, index, set };
+        engines.push(checker.engine(engine, file.node.allow_sim, &path)?);
     }
     let bytes = |engine: &EngineConfig| {
         engine.name.len() + engine.model.len() + engine.aliases.iter().map(String::len).sum::<usize>()
@@ -163,7 +188,8 @@ pub(super) fn check(source: &ConfigFile) -> Result<Config, ConfigError> {
     if engines.iter().map(bytes).sum::<usize>() > NAMES_MAX {
         return Err(source.error("engine", "the names of models and aliases are longer than 16 KiB together"));
     }
-    Ok(Config {
+    let config = Config {
+        source: source.clone(),
         name: file.node.name,
         state_dir,
         labels: file.node.labels,
@@ -183,7 +209,8 @@ pub(super) fn check(source: &ConfigFile) -> Result<Config, ConfigError> {
         log_format: file.log.format,
         drain: file.shutdown.drain.map_or(Duration::from_secs(30), Into::into),
         engines,
-    })
+    };
+    Ok((config, merged.skipped))
 }
 
 fn check_artifacts(

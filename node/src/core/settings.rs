@@ -17,6 +17,9 @@ use umbel_contracts::proto::node::NodeSettingsState;
 const STARTS: u32 = 2;
 /// Bytes of a reason.
 const REASON: usize = 512;
+/// Keys that are told as ignored, and characters of one.
+const IGNORED: usize = 64;
+const KEY: usize = 120;
 
 /// Settings as they were sent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,17 +27,17 @@ pub(crate) struct Kept {
     pub(crate) version: u64,
     /// SHA-256 of what was sent, in lower-case hexadecimal.
     pub(crate) digest: String,
-    /// What of it this agent knows.
+    /// Whole, also what this agent does not know: a newer one may.
     pub(crate) settings: serde_json::Value,
-    /// What of it this agent does not know.
-    #[serde(default)]
-    pub(crate) ignored: Vec<String>,
 }
 
 /// Settings that are in force and not proved to work.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Trial {
     kept: Kept,
+    /// The engines that have to prove them.
+    #[serde(default)]
+    about: Vec<String>,
     /// Starts of the agent since they came.
     #[serde(default)]
     starts: u32,
@@ -84,6 +87,11 @@ impl Record {
         self.trial.is_some()
     }
 
+    /// The engines that have to prove those on trial.
+    pub(crate) fn about(&self) -> &[String] {
+        self.trial.as_ref().map(|trial| trial.about.as_slice()).unwrap_or_default()
+    }
+
     /// What these settings are to this node.
     pub(crate) fn offer(&self, version: u64, digest: &str) -> Offer {
         let applied = self.applied();
@@ -100,8 +108,8 @@ impl Record {
 
     /// They are taken, on trial.
     #[must_use]
-    pub(crate) fn tried(&self, kept: Kept) -> Self {
-        Self { good: self.good.clone(), trial: Some(Trial { kept, starts: 0 }), refused: None }
+    pub(crate) fn tried(&self, kept: Kept, about: Vec<String>) -> Self {
+        Self { good: self.good.clone(), trial: Some(Trial { kept, about, starts: 0 }), refused: None }
     }
 
     /// They are taken for good: nothing about them can fail later.
@@ -148,32 +156,26 @@ impl Record {
 
     /// What the edge is told. `unfit`: why those in force by this record are not in force after all, because they do
     /// not fit on an edited file. `confirming`: something of a trial can fail now, not only with an engine's next start.
+    /// `ignored`: what of them says nothing to this agent.
     pub(crate) fn state(
         &self,
         unfit: Option<&str>,
         confirming: bool,
         waits_for_restart: Vec<String>,
-        skipped: &[String],
+        ignored: &[String],
     ) -> NodeSettingsState {
         let applied = self.applied().filter(|_| unfit.is_none());
         let not_fitting = self.applied().zip(unfit).map(|(kept, why)| (kept.version, cut(why)));
         let refused = self.refused.as_ref().map(|one| (one.version, one.reason.clone()));
         let (refused_version, refusal) = not_fitting.or(refused).unwrap_or_default();
-        let ignored = applied.map(|kept| kept.ignored.as_slice()).unwrap_or_default();
+        let digest = applied.and_then(|kept| data_encoding::HEXLOWER.decode(kept.digest.as_bytes()).ok());
         NodeSettingsState {
             applied_version: applied.map_or(0, |kept| kept.version),
-            applied_digest: applied
-                .and_then(|kept| data_encoding::HEXLOWER.decode(kept.digest.as_bytes()).ok())
-                .unwrap_or_default(),
+            applied_digest: digest.unwrap_or_default(),
             refused_version,
             refusal,
             confirming: confirming && self.trial.is_some() && unfit.is_none(),
-            ignored_keys: ignored
-                .iter()
-                .chain(skipped)
-                .take(64)
-                .map(|key| key.chars().take(128).collect())
-                .collect(),
+            ignored_keys: ignored.iter().take(IGNORED).map(|key| key.chars().take(KEY).collect()).collect(),
             waits_for_restart,
         }
     }
@@ -192,7 +194,7 @@ mod tests {
     use super::*;
 
     fn kept(version: u64) -> Kept {
-        Kept { version, digest: format!("{version:064x}"), settings: json!({}), ignored: Vec::new() }
+        Kept { version, digest: format!("{version:064x}"), settings: json!({}) }
     }
 
     fn digest(version: u64) -> String {
@@ -209,7 +211,7 @@ mod tests {
     fn row_77_a_trial_ends_in_the_new_ones_or_in_the_old_ones() {
         let a = Record::taken(kept(1));
         assert_eq!(told(&a), (1, 0, false));
-        let trial = a.tried(kept(2));
+        let trial = a.tried(kept(2), vec!["chat".into()]);
         assert_eq!(told(&trial), (2, 0, true));
         assert_eq!(told(&trial.confirmed()), (2, 0, false));
         let back = trial.taken_back("engine chat has failed");
@@ -261,7 +263,7 @@ mod tests {
                 let version = u64::from(version % 16) + 1;
                 record = match what % 5 {
                     0 | 1 if record.offer(version, &digest(version)) == Offer::New => {
-                        if what % 5 == 0 { record.tried(kept(version)) } else { Record::taken(kept(version)) }
+                        if what % 5 == 0 { record.tried(kept(version), Vec::new()) } else { Record::taken(kept(version)) }
                     }
                     2 => record.confirmed(),
                     3 => record.taken_back("no"),

@@ -159,11 +159,32 @@ impl Supervisor {
                 self.stopped(&mut out);
             }
             (Input::Stop { drain, grace }, _) => self.asked_to_stop(now, drain, grace, &mut out),
+            (Input::Changed(traits), _) => self.changed(now, traits, &mut out),
             (Input::Drained, State::Draining) => self.end(now, "asked to stop", &mut out),
             (Input::Tick, _) if self.deadline.is_some_and(|at| at <= now) => self.tick(now, &mut out),
             _ => {}
         }
         out
+    }
+
+    /// Somebody acted: crashes of what it was say nothing of what it shall be.
+    fn changed(&mut self, now: Instant, traits: Traits, out: &mut Vec<Output>) {
+        self.traits = traits;
+        if self.stop.is_some() {
+            return;
+        }
+        let waits = self.state == State::Starting && self.deadline.is_some();
+        if waits || self.state == State::Failed {
+            self.crashes.clear();
+            (self.unstable, self.never_ready) = (0, 0);
+        }
+        if waits {
+            self.deadline = Some(now);
+        } else if self.state == State::Failed {
+            self.deadline = None;
+            self.enter(State::Validating, String::new(), out);
+            out.push(Output::Validate);
+        }
     }
 
     fn validated(&mut self, now: Instant, out: &mut Vec<Output>) {

@@ -13,7 +13,7 @@ use tokio::{
 };
 use umbel_contracts::{
     daemon::LocalListener,
-    proto::node::{NodeInventory, NodeTelemetry},
+    proto::node::{NodeInventory, NodeSettingsState, NodeTelemetry},
 };
 
 use crate::{
@@ -95,17 +95,18 @@ impl Admin {
             .list()
             .iter()
             .map(|engine| {
-                let view = engine.view();
+                let (view, config) = (engine.view(), engine.in_force());
                 json!({
-                    "name": engine.config.name,
-                    "kind": engine.config.source.kind(),
-                    "model": engine.config.model,
+                    "name": engine.name,
+                    "kind": config.source.kind(),
+                    "model": config.model,
                     "state": view.state,
                     "cause": view.cause,
                     "since": when(view.since.unix_ms()),
                     "restarts": view.restarts,
                     "in_flight": engine.in_flight(),
-                    "capacity": engine.config.capacity,
+                    "capacity": config.capacity,
+                    "waits_for_restart": engine.waits_for_restart(),
                     "output_tail": view.tail,
                 })
             })
@@ -116,6 +117,7 @@ impl Admin {
             .iter()
             .map(|problem| json!({ "code": problem.code, "message": problem.message, "since": when(problem.since_unix_ms) }))
             .collect();
+        let settings = self.reports.settings().state();
         let shown = self.edge.shown();
         let credential = self.credentials.shown();
         let last_error = shown.last_error.map(|error| {
@@ -154,10 +156,23 @@ impl Admin {
             "gpus": gpus,
             "engines": engines,
             "streams_in_flight": self.relay.in_flight(),
-            "settings_version": 0,
+            "settings_version": settings.applied_version,
+            "settings": settings_object(&settings),
             "problems": problems,
         })
     }
+}
+
+/// Which settings are in force, and what became of the last ones.
+fn settings_object(state: &NodeSettingsState) -> Value {
+    json!({
+        "applied_version": state.applied_version,
+        "confirming": state.confirming,
+        "refused_version": (state.refused_version > 0).then_some(state.refused_version),
+        "refusal": (!state.refusal.is_empty()).then_some(&state.refusal),
+        "ignored_keys": state.ignored_keys,
+        "waits_for_restart": state.waits_for_restart,
+    })
 }
 
 /// Processors, memory and disks.

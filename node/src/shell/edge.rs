@@ -13,7 +13,10 @@ use prost::Message;
 use tokio_util::sync::CancellationToken;
 use umbel_contracts::{
     NODE_PROTOCOL, bounds, event, method,
-    proto::node::{NodeHelloResponse, NodeRotate, NodeRotateAck, NodeTrust, NodeTrustAck},
+    proto::node::{
+        NodeHelloResponse, NodeRotate, NodeRotateAck, NodeSettings, NodeSettingsResult, NodeTrust,
+        NodeTrustAck,
+    },
 };
 use umbel_wire::{
     Attempt, BoxFuture, CloseReason, Code, Connection, DialError, DialRole, DialStep, DialTarget, Error,
@@ -310,6 +313,17 @@ impl Handler for Taker {
                     NodeRotateAck {}.encode_to_vec()
                 });
                 request.respond(answer);
+            }
+            method::NODE_SETTINGS => {
+                let settings = Arc::clone(self.edge.reports.settings());
+                tokio::spawn(async move {
+                    let answer = match bounds::decode::<NodeSettings>(&request.payload) {
+                        Ok(sent) => settings.take(sent).await,
+                        Err(error) => Err(error),
+                    };
+                    let result = |state| NodeSettingsResult { state: Some(state) }.encode_to_vec();
+                    request.respond(answer.map(result));
+                });
             }
             method::NODE_TRUST => {
                 let credentials = Arc::clone(&self.edge.credentials);

@@ -1,12 +1,12 @@
-//! The node's engines: what the relay and the reports see of each, and their start and end together.
+//! The node's engines: what the relay and the reports see of each, which there are, and their end together.
 //!
-//! Owns the shared view of an engine and the streams counted on it; leaves its life to `driver` and the rules to
-//! `core/supervisor`. Invariant: a stream gets a way to an engine only while that engine is ready, and is counted
-//! until it is over.
+//! Owns the shared view of an engine and the streams counted on it; leaves its life to `driver`, which engines there
+//! shall be to `changing`, and the rules to `core/supervisor`. Invariant: a stream gets a way to an engine only while
+//! that engine is ready, and is counted until it is over.
 
 use std::{
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::Duration,
@@ -20,14 +20,17 @@ use umbel_contracts::proto::node::{DeclaredEngine, EngineState, EngineStatus};
 use umbel_wire::clock::Wall;
 
 use crate::{
-    config::{Accelerator, Config, EngineConfig, EngineSource},
+    config::{Accelerator, Config, EngineConfig},
     core::{process_tree::Leader, supervisor::State},
     engines::sim::Sim,
     shell::{engine_http::Pool, gpu::Holders, state},
 };
 
+mod changing;
 mod driver;
 mod leftovers;
+
+pub(crate) use changing::{Declaration, Standing};
 
 pub(crate) use leftovers::end_leftovers;
 
@@ -67,23 +70,36 @@ pub(crate) struct View {
 
 #[derive(Debug)]
 struct Shared {
+    /// What it shall be.
+    config: Arc<EngineConfig>,
+    /// What its process was started as.
+    started: Option<Arc<EngineConfig>>,
     view: View,
     route: Option<Arc<Route>>,
     /// Its process, from the start until nothing of it is left.
     leader: Option<Leader>,
 }
 
-/// One engine of the node's file.
+/// What an engine's driver is asked.
+#[derive(Debug, Clone, Copy)]
+enum Command {
+    /// To end it: running requests get `drain`, then its processes `grace`.
+    Stop { drain: Duration, grace: Duration },
+    /// What it shall be has changed.
+    Changed,
+}
+
+/// One engine of the node.
 #[derive(Debug)]
 pub(crate) struct Engine {
-    pub(crate) config: EngineConfig,
+    pub(crate) name: String,
     shared: Mutex<Shared>,
     in_flight: AtomicU32,
     /// The whole node takes no new streams.
     node_drains: Arc<AtomicBool>,
     /// The last stream on it has ended.
     idle: Notify,
-    stop: mpsc::Sender<Duration>,
+    commands: mpsc::Sender<Command>,
 }
 
 /// A stream on an engine; dropping it says it is over.
@@ -140,7 +156,7 @@ impl Engine {
     pub(crate) fn status(&self) -> EngineStatus {
         let view = self.view();
         EngineStatus {
-            name: self.config.name.clone(),
+            name: self.name.clone(),
             state: match view.state {
                 State::Validating => EngineState::Validating,
                 State::Starting | State::Restarting => EngineState::Starting,
@@ -163,13 +179,13 @@ impl Engine {
 
     /// What it is, as the boundary has it.
     pub(crate) fn declared(&self) -> DeclaredEngine {
-        let config = &self.config;
+        let config = self.in_force();
         DeclaredEngine {
-            name: config.name.clone(),
             kind: config.source.kind().to_owned(),
-            model: config.model.clone(),
-            aliases: config.aliases.clone(),
-            category: config.category.clone(),
+            name: config.name,
+            model: config.model,
+            aliases: config.aliases,
+            category: config.category,
             capacity: config.capacity,
             max_context_tokens: config.max_context_tokens,
             long_context_threshold_tokens: config.long_context_threshold_tokens,
@@ -184,84 +200,66 @@ impl Engine {
 pub(crate) struct Host {
     pub(crate) state: Arc<state::State>,
     pub(crate) accelerator: Accelerator,
-    pub(crate) llama_server: Option<std::path::PathBuf>,
     pub(crate) holders: Arc<Holders>,
+    /// The node's file may name another one while the agent runs: then the next start takes that.
+    llama_server: Mutex<Option<std::path::PathBuf>>,
 }
 
 /// All engines of a node.
 #[derive(Debug)]
 pub(crate) struct Engines {
-    list: Vec<Arc<Engine>>,
+    host: Arc<Host>,
+    list: Mutex<changing::List>,
     changed: Arc<watch::Sender<u64>>,
     node_drains: Arc<AtomicBool>,
     running: Mutex<JoinSet<()>>,
+    /// For the tasks that run them.
+    own: Weak<Self>,
 }
 
 impl Engines {
     /// Starts every engine of the file, each in a task of its own.
-    pub(crate) fn start(config: &Config, state: &Arc<state::State>, holders: &Arc<Holders>) -> Self {
-        let host = Arc::new(Host {
+    pub(crate) fn start(config: &Config, state: &Arc<state::State>, holders: &Arc<Holders>) -> Arc<Self> {
+        let host = Host {
             state: Arc::clone(state),
             accelerator: config.accelerator,
-            llama_server: config.llama_server.clone(),
             holders: Arc::clone(holders),
+            llama_server: Mutex::new(config.llama_server.clone()),
+        };
+        let engines = Arc::new_cyclic(|own| Self {
+            host: Arc::new(host),
+            list: Mutex::default(),
+            changed: Arc::new(watch::Sender::new(0)),
+            node_drains: Arc::new(AtomicBool::new(false)),
+            running: Mutex::default(),
+            own: own.clone(),
         });
-        let changed = Arc::new(watch::Sender::new(0));
-        let node_drains = Arc::new(AtomicBool::new(false));
-        let mut running = JoinSet::new();
-        let list = config
-            .engines
-            .iter()
-            .map(|engine| {
-                let (stop, stops) = mpsc::channel(COMMANDS);
-                let view = View {
-                    state: State::Validating,
-                    cause: String::new(),
-                    tail: String::new(),
-                    since: Wall::now(),
-                    restarts: 0,
-                };
-                let engine = Arc::new(Engine {
-                    config: engine.clone(),
-                    shared: Mutex::new(Shared { view, route: None, leader: None }),
-                    in_flight: AtomicU32::new(0),
-                    node_drains: Arc::clone(&node_drains),
-                    idle: Notify::new(),
-                    stop,
-                });
-                running.spawn(driver::drive(
-                    Arc::clone(&engine),
-                    Arc::clone(&host),
-                    stops,
-                    Arc::clone(&changed),
-                ));
-                engine
-            })
-            .collect();
-        Self { list, changed, node_drains, running: Mutex::new(running) }
+        engines.apply(config);
+        engines
     }
 
-    pub(crate) fn list(&self) -> &[Arc<Engine>] {
-        &self.list
+    /// All that there shall be, in the order of the file.
+    pub(crate) fn list(&self) -> Vec<Arc<Engine>> {
+        self.lock().engines.clone()
     }
 
-    pub(crate) fn by_name(&self, name: &str) -> Option<&Arc<Engine>> {
-        self.list.iter().find(|engine| engine.config.name == name)
+    pub(crate) fn by_name(&self, name: &str) -> Option<Arc<Engine>> {
+        self.lock().engines.iter().find(|engine| engine.name == name).cloned()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, changing::List> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The processes of the engines that have one.
     pub(crate) fn leaders(&self) -> Vec<Leader> {
-        self.list.iter().filter_map(|engine| engine.lock().leader.clone()).collect()
+        let list = self.lock();
+        list.all().filter_map(|engine| engine.lock().leader.clone()).collect()
     }
 
     /// Changes whenever an engine's state or cause does.
     pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()
-    }
-
-    /// Any of them has a process.
-    pub(crate) fn are_supervised(&self) -> bool {
-        self.list.iter().any(|engine| matches!(engine.config.source, EngineSource::LlamaServer { .. }))
     }
 
     /// No new streams from now on; engines and running streams go on.
@@ -272,9 +270,11 @@ impl Engines {
 
     /// Asks all to end: SIGTERM now, SIGKILL after `grace`. Again with a shorter grace: that one counts.
     pub(crate) fn stop(&self, grace: Duration) {
-        for engine in &self.list {
+        let mut list = self.lock();
+        list.stopping = true;
+        for engine in list.all() {
             // A full queue holds the same demand already.
-            let _ = engine.stop.try_send(grace);
+            let _ = engine.commands.try_send(Command::Stop { drain: Duration::ZERO, grace });
         }
     }
 

@@ -16,16 +16,20 @@ use tokio::task::spawn_blocking;
 use umbel_contracts::{
     NODE_PROTOCOL,
     proto::node::{
-        AgentHealth, EngineRuntime, EngineState, EngineStatus, NodeHeartbeat, NodeHelloRequest,
+        AgentHealth, EngineRuntime, EngineState, EngineStatus, NodeDeclared, NodeHeartbeat, NodeHelloRequest,
         NodeInventory, NodeProblem, NodeTelemetry,
     },
 };
 use umbel_wire::clock::Wall;
 
 use crate::{
-    config::Config,
     core::{identity::Identity, inventory, sequence::Sequence, telemetry::Pace},
-    shell::{engines::Engines, state::State, watch::Watch},
+    shell::{
+        engines::{Declaration, Engines},
+        settings::Settings,
+        state::State,
+        watch::Watch,
+    },
 };
 
 /// What this agent can do, by the names of the boundary.
@@ -65,13 +69,13 @@ pub(crate) struct Reports {
     engines: Arc<Engines>,
     state: Arc<State>,
     watch: Arc<Watch>,
-    labels: BTreeMap<String, String>,
-    allow_sim: bool,
+    settings: Arc<Settings>,
     inventories: Mutex<Stream>,
     telemetries: Mutex<Stream>,
     /// Numbers are being reserved.
     reserving: AtomicBool,
     told: Mutex<Told>,
+    declared: Mutex<Declaration>,
     heartbeats: AtomicU64,
     /// By code; those of GPUs are the watch's.
     problems: Mutex<BTreeMap<&'static str, NodeProblem>>,
@@ -80,11 +84,11 @@ pub(crate) struct Reports {
 impl Reports {
     /// Reserves sequence numbers. Blocks on the disk.
     pub(crate) fn new(
-        config: &Config,
         identity: Arc<Identity>,
         engines: Arc<Engines>,
         state: Arc<State>,
         watch: Arc<Watch>,
+        settings: Arc<Settings>,
     ) -> Self {
         let on_disk = state.sequences();
         let stream =
@@ -93,8 +97,8 @@ impl Reports {
             identity,
             engines,
             watch,
-            labels: config.labels.clone(),
-            allow_sim: config.allow_sim,
+            settings,
+            declared: Mutex::default(),
             inventories: stream(on_disk.inventory),
             telemetries: stream(on_disk.telemetry),
             reserving: AtomicBool::new(false),
@@ -245,21 +249,26 @@ impl Reports {
             .values()
             .cloned()
             .collect::<Vec<_>>();
-        own.into_iter().chain(self.watch.problems()).take(PROBLEMS_MAX).collect()
+        own.into_iter()
+            .chain(self.settings.problems())
+            .chain(self.watch.problems())
+            .take(PROBLEMS_MAX)
+            .collect()
     }
 
     /// What the node says first.
     pub(crate) fn hello(self: &Arc<Self>) -> NodeHelloRequest {
         let inventory = self.next_inventory(Instant::now());
-        let mut engines: Vec<_> = self.engines.list().iter().map(|engine| engine.declared()).collect();
-        bound(engines.iter_mut().filter_map(|engine| engine.status.as_mut()));
+        let config = self.settings.in_force();
+        let settings = self.settings.state();
+        let NodeDeclared { engines, labels } = self.declare();
         NodeHelloRequest {
             node_id: self.identity.node_id.to_string(),
             agent_version: env!("CARGO_PKG_VERSION").to_owned(),
             capabilities: CAPABILITIES.map(str::to_owned).to_vec(),
             runtimes: KINDS
                 .iter()
-                .filter(|kind| self.allow_sim || **kind != "sim")
+                .filter(|kind| config.allow_sim || **kind != "sim")
                 .map(|kind| EngineRuntime {
                     kind: (*kind).to_owned(),
                     adapter_version: NODE_PROTOCOL.max.to_string(),
@@ -269,11 +278,37 @@ impl Reports {
             inventory_sequence: self.inventories().numbers.last(),
             telemetry_sequence: self.telemetries().numbers.last(),
             engines,
-            applied_settings_version: 0,
+            applied_settings_version: settings.applied_version,
             inventory,
-            labels: self.labels.clone(),
+            labels,
+            settings: Some(settings),
             ..NodeHelloRequest::default()
         }
+    }
+
+    /// Everything that is declared, as in a hello; it counts as told.
+    fn declare(&self) -> NodeDeclared {
+        let labels = self.settings.in_force().labels.clone();
+        *self.last_declared() = (self.engines.declared(), labels.clone());
+        let mut engines: Vec<_> = self.engines.list().iter().map(|engine| engine.declared()).collect();
+        bound(engines.iter_mut().filter_map(|engine| engine.status.as_mut()));
+        NodeDeclared { engines, labels: labels.into_iter().collect() }
+    }
+
+    fn last_declared(&self) -> MutexGuard<'_, Declaration> {
+        self.declared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is declared, if that differs from what was told last.
+    pub(crate) fn declared_anew(&self) -> Option<NodeDeclared> {
+        let now = (self.engines.declared(), self.settings.in_force().labels.clone());
+        let differs = *self.last_declared() != now;
+        differs.then(|| self.declare())
+    }
+
+    /// The node's settings.
+    pub(crate) fn settings(&self) -> &Arc<Settings> {
+        &self.settings
     }
 
     /// The states of all engines.
@@ -298,7 +333,7 @@ impl Reports {
             engines,
             problems,
             lost_gpus,
-            ..NodeHeartbeat::default()
+            settings: Some(self.settings.state()),
         }
     }
 }

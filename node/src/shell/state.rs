@@ -21,6 +21,7 @@ use crate::{
         gpus::Kept,
         identity::{Identity, KEY_FILES, PendingCredential},
         process_tree::{ProcessId, StartTime},
+        settings,
     },
 };
 
@@ -28,6 +29,7 @@ const IDENTITY: &str = "identity.json";
 const PENDING: &str = "pending.json";
 const SEQUENCES: &str = "sequences.json";
 const GPUS: &str = "gpus.json";
+const SETTINGS: &str = "settings.json";
 const LOCK: &str = "agent.lock";
 /// The first key's file name; rotations use both of the names in turn.
 pub(crate) const KEY: &str = KEY_FILES[0];
@@ -250,6 +252,34 @@ impl State {
         if let Err(error) = written.and_then(|content| files::write_private(&self.path(GPUS), &content)) {
             tracing::warn!(%error, "the list of GPUs cannot be written to the state directory");
         }
+    }
+
+    /// Which settings this node has. One that cannot be read is set aside: the edge sends its settings again.
+    ///
+    /// # Errors
+    /// Why it cannot be used.
+    pub(crate) fn settings(&self) -> Result<settings::Record, String> {
+        let path = self.path(SETTINGS);
+        let unusable = |why: String| {
+            let aside = path.with_extension("json.damaged");
+            // If that fails too, the next write replaces it.
+            let _ = fs::rename(&path, aside);
+            format!("the settings that were kept cannot be read ({why}); the edge sends them again")
+        };
+        match files::read_private(&path) {
+            Ok(content) => serde_json::from_slice(&content).map_err(|error| unusable(error.to_string())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(settings::Record::default()),
+            Err(error) => Err(unusable(error.kind().to_string())),
+        }
+    }
+
+    /// Writes which settings this node has: they take effect after that. Blocks on the disk.
+    ///
+    /// # Errors
+    /// If it cannot be written; the old ones then still stand.
+    pub(crate) fn set_settings(&self, record: &settings::Record) -> io::Result<()> {
+        let content = serde_json::to_vec_pretty(record).map_err(io::Error::other)?;
+        files::write_private(&self.path(SETTINGS), &content)
     }
 
     /// The folder of the engines' records and logs.

@@ -102,6 +102,9 @@ pub(crate) enum Input {
     },
     /// No request runs any more; only said while draining.
     Drained,
+    /// What it shall be has changed. A process that runs keeps running as it was started; one that failed, or waits for
+    /// its next start, gets a new chance.
+    Changed(Traits),
     /// The deadline has come.
     Tick,
 }

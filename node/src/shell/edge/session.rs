@@ -47,6 +47,9 @@ async fn speak(edge: &Arc<Edge>, connection: &Connection, intervals: Intervals) 
     let mut news = watch.news();
     let mut lost = news.borrow().lost;
     let mut changes = edge.engines.changes();
+    let mut settings = edge.reports.settings().news();
+    // They may have changed since the hello was put together.
+    declare(edge, connection);
     loop {
         tokio::select! {
             _ = heartbeats.tick() => heartbeat(edge, connection),
@@ -59,14 +62,28 @@ async fn speak(edge: &Arc<Edge>, connection: &Connection, intervals: Intervals) 
                 }
                 report(edge, connection, inventory);
             }
+            Ok(()) = settings.changed() => {
+                settings.borrow_and_update();
+                declare(edge, connection);
+                // How a trial ended is not kept back until the next heartbeat.
+                heartbeat(edge, connection);
+            }
             // The sender lives as long as the agent.
             Ok(()) = changes.changed() => {
                 tokio::time::sleep(GATHER).await;
                 changes.borrow_and_update();
+                declare(edge, connection);
                 let message = NodeEngines { engines: edge.reports.statuses() };
                 connection.event(event::NODE_ENGINES, "engines", message.encode_to_vec());
             }
         }
+    }
+}
+
+/// Declares anew what has changed.
+fn declare(edge: &Edge, connection: &Connection) {
+    if let Some(message) = edge.reports.declared_anew() {
+        connection.event(event::NODE_DECLARED, "declared", message.encode_to_vec());
     }
 }
 

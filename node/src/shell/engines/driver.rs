@@ -3,7 +3,7 @@
 //! Owns the engine's process, probes and record; leaves every decision to `core/supervisor`. Invariant: the record
 //! stands on the disk before the process exists, and goes only when nothing of it is left.
 
-use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use rustix::process::Signal;
 use tokio::{
@@ -13,9 +13,9 @@ use tokio::{
 };
 use umbel_wire::{clock::Wall, secret};
 
-use super::{Engine, Host, HttpRoute, Route, View};
+use super::{Command, Engine, Host, HttpRoute, Route, View};
 use crate::{
-    config::EngineSource,
+    config::{EngineConfig, EngineSource},
     core::{
         process_tree::{Family, Leader, ProcessFacts, ProcessId, StartTime},
         supervisor::{Exit, Input, Output, State, Supervisor, Traits},
@@ -67,17 +67,10 @@ struct Driver {
 pub(super) async fn drive(
     engine: Arc<Engine>,
     host: Arc<Host>,
-    mut stops: mpsc::Receiver<Duration>,
+    mut commands: mpsc::Receiver<Command>,
     changed: Arc<watch::Sender<u64>>,
 ) {
-    let traits = match &engine.config.source {
-        EngineSource::LlamaServer { start_timeout, .. } => {
-            Traits { supervised: true, start_timeout: *start_timeout }
-        }
-        EngineSource::Sim { .. } | EngineSource::External { .. } => {
-            Traits { supervised: false, start_timeout: Duration::ZERO }
-        }
-    };
+    let traits = traits(&engine.config());
     let (results, mut inputs) = mpsc::channel(RESULTS);
     let (supervisor, outputs) = Supervisor::new(traits);
     let mut driver = Driver {
@@ -104,7 +97,10 @@ pub(super) async fn drive(
                 }
                 input
             }
-            Some(grace) = stops.recv() => Input::Stop { drain: Duration::ZERO, grace },
+            Some(command) = commands.recv() => match command {
+                Command::Stop { drain, grace } => Input::Stop { drain, grace },
+                Command::Changed => driver.reconfigure(),
+            },
             exit = exited(driver.run.as_ref()) => driver.note_exit(exit),
             // Not a sleep made anew each time: other inputs, however many, shall not put the look off.
             _ = looks.tick(), if driver.run.as_ref().is_some_and(|run| run.ending) => {
@@ -123,6 +119,36 @@ pub(super) async fn drive(
         };
         let outputs = driver.supervisor.handle(std::time::Instant::now(), input);
         driver.carry_out(outputs).await;
+    }
+}
+
+fn traits(config: &EngineConfig) -> Traits {
+    match &config.source {
+        EngineSource::LlamaServer { start_timeout, .. } => {
+            Traits { supervised: true, start_timeout: *start_timeout }
+        }
+        EngineSource::Sim { .. } | EngineSource::External { .. } => {
+            Traits { supervised: false, start_timeout: Duration::ZERO }
+        }
+    }
+}
+
+/// The way to an engine that has no process here.
+fn direct(config: &EngineConfig) -> Option<Route> {
+    match &config.source {
+        EngineSource::Sim { first_token_delay, token_delay, tokens } => Some(Route::Sim(Sim {
+            model: config.model.clone(),
+            first_token_delay: *first_token_delay,
+            token_delay: *token_delay,
+            tokens: *tokens,
+        })),
+        EngineSource::External { authority, base_path } => Some(Route::Http(HttpRoute {
+            pool: Pool::new(Place::Named(authority.clone())),
+            base: base_path.clone(),
+            key: None,
+            gone: None,
+        })),
+        EngineSource::LlamaServer { .. } => None,
     }
 }
 
@@ -154,7 +180,7 @@ impl Driver {
 
     fn report(&self) {
         let supervisor = &self.supervisor;
-        let (name, state, cause) = (&self.engine.config.name, supervisor.state(), supervisor.cause());
+        let (name, state, cause) = (&self.engine.name, supervisor.state(), supervisor.cause());
         let mut shared = self.engine.lock();
         if shared.view.state != state {
             tracing::info!(engine = %name, %state, cause, "engine state");
@@ -184,53 +210,47 @@ impl Driver {
         });
     }
 
+    /// What the engine shall be has changed: streams that run keep the way that they have; a process keeps running as
+    /// it was started.
+    fn reconfigure(&mut self) -> Input {
+        let config = self.engine.config();
+        if let Some(route) = direct(&config) {
+            self.route = Some(Arc::new(route));
+            self.report();
+        }
+        Input::Changed(traits(&config))
+    }
+
     fn validate(&mut self) {
         self.start += 1;
-        match &self.engine.config.source {
-            EngineSource::Sim { first_token_delay, token_delay, tokens } => {
-                self.route = Some(Arc::new(Route::Sim(Sim {
-                    model: self.engine.config.model.clone(),
-                    first_token_delay: *first_token_delay,
-                    token_delay: *token_delay,
-                    tokens: *tokens,
-                })));
-            }
-            EngineSource::External { authority, base_path } => {
-                self.route = Some(Arc::new(Route::Http(HttpRoute {
-                    pool: Pool::new(Place::Named(authority.clone())),
-                    base: base_path.clone(),
-                    key: None,
-                    gone: None,
-                })));
-            }
-            EngineSource::LlamaServer { .. } => {
-                let (engine, host) = (Arc::clone(&self.engine), Arc::clone(&self.host));
-                let ended = self.ended.clone();
-                return self.answer_later(async move {
-                    // A start into memory that is not free yet would fail, and count as a crash.
-                    if let Err(pid) = host.holders.released(&ended).await {
-                        return Input::Validated(Err(format!(
-                            "GPU_MEMORY_HELD: gpu memory held by pid {pid}, which has ended; it is started when the driver lets go of it. If it does not, the GPU wants a reset"
-                        )));
-                    }
-                    // The files may lie on a network: not on the runtime's thread.
-                    let checked = spawn_blocking(move || match profile(&engine, &host) {
-                        Some(profile) => llama_server::validate(&profile),
-                        None => Ok(()),
-                    });
-                    Input::Validated(
-                        checked.await.unwrap_or_else(|_| Err("the check of its profile failed".into())),
-                    )
-                });
-            }
+        let config = self.engine.config();
+        if let Some(route) = direct(&config) {
+            self.route = Some(Arc::new(route));
+            return self.answer_later(async { Input::Validated(Ok(())) });
         }
-        self.answer_later(async { Input::Validated(Ok(())) });
+        let (host, ended) = (Arc::clone(&self.host), self.ended.clone());
+        self.answer_later(async move {
+            // A start into memory that is not free yet would fail, and count as a crash.
+            if let Err(pid) = host.holders.released(&ended).await {
+                return Input::Validated(Err(format!(
+                    "GPU_MEMORY_HELD: gpu memory held by pid {pid}, which has ended; it is started when the driver lets go of it. If it does not, the GPU wants a reset"
+                )));
+            }
+            // The files may lie on a network: not on the runtime's thread.
+            let checked =
+                spawn_blocking(move || match profile(&config, &host, host.llama_server().as_deref()) {
+                    Some(profile) => llama_server::validate(&profile),
+                    None => Ok(()),
+                });
+            Input::Validated(checked.await.unwrap_or_else(|_| Err("the check of its profile failed".into())))
+        });
     }
 
     async fn start_process(&mut self) -> Result<(), String> {
         self.start += 1;
-        let (engine, host) = (Arc::clone(&self.engine), Arc::clone(&self.host));
-        let started = spawn_blocking(move || start(&engine, &host)).await;
+        let (config, host) = (self.engine.config(), Arc::clone(&self.host));
+        let starting = Arc::clone(&config);
+        let started = spawn_blocking(move || start(&starting, &host)).await;
         let (process, nonce, address, key) = started.unwrap_or_else(|_| Err("the start failed".into()))?;
         let (gone, is_gone) = watch::channel(false);
         self.route = Some(Arc::new(Route::Http(HttpRoute {
@@ -240,13 +260,16 @@ impl Driver {
             gone: Some(is_gone),
         })));
         let family = Some(process.family());
-        tracing::info!(engine = %self.engine.config.name, pid = process.id().0, "engine started");
-        self.engine.lock().leader = Some(Leader {
-            engine: self.engine.config.name.clone(),
+        tracing::info!(engine = %self.engine.name, pid = process.id().0, "engine started");
+        let mut shared = self.engine.lock();
+        shared.started = Some(config);
+        shared.leader = Some(Leader {
+            engine: self.engine.name.clone(),
             id: process.id(),
             start: process.start_time(),
             nonce: nonce.clone(),
         });
+        drop(shared);
         let seen = BTreeMap::from([(process.id().0, process.start_time())]);
         self.run = Some(Run { process, nonce, family, seen, exit: None, gone, ending: false });
         Ok(())
@@ -259,7 +282,7 @@ impl Driver {
         // What has left the group while the engine lives is still known as its own when the parents are gone.
         self.members().await;
         let Some(route) = self.route.clone() else { return };
-        let model = self.engine.config.model.clone();
+        let model = self.engine.in_force().model;
         let was_ready = self.supervisor.state() == State::Ready;
         self.answer_later(async move {
             Input::Probed(match route.as_ref() {
@@ -315,13 +338,16 @@ impl Driver {
             return None;
         }
         let mut run = self.run.take()?;
-        self.engine.lock().leader = None;
+        {
+            let mut shared = self.engine.lock();
+            (shared.leader, shared.started) = (None, None);
+        }
         self.ended = std::mem::take(&mut run.seen);
         if let Some(all_read) = run.process.all_read.take() {
             // After that time whoever holds the pipe is no part of the engine.
             let _ = timeout(OUTPUT_WAIT, all_read).await;
         }
-        let (host, name) = (Arc::clone(&self.host), self.engine.config.name.clone());
+        let (host, name) = (Arc::clone(&self.host), self.engine.name.clone());
         // The disk's word is not waited for longer than it takes.
         let _ = spawn_blocking(move || host.state.forget_engine(&name)).await;
         Some(Input::Gone { tail: run.process.output.report() })
@@ -329,31 +355,35 @@ impl Driver {
 }
 
 /// The profile of an engine that is started here.
-fn profile<'a>(engine: &'a Engine, host: &'a Host) -> Option<llama_server::Profile<'a>> {
-    let EngineSource::LlamaServer { model_file, port, context_tokens, threads, .. } = &engine.config.source
-    else {
+fn profile<'a>(
+    config: &'a EngineConfig,
+    host: &Host,
+    program: Option<&'a Path>,
+) -> Option<llama_server::Profile<'a>> {
+    let EngineSource::LlamaServer { model_file, port, context_tokens, threads, .. } = &config.source else {
         return None;
     };
     Some(llama_server::Profile {
-        program: host.llama_server.as_deref(),
-        model: &engine.config.model,
+        program,
+        model: &config.model,
         model_file,
         port: *port,
         context_tokens: *context_tokens,
         threads: *threads,
-        capacity: engine.config.capacity,
+        capacity: config.capacity,
         accelerator: host.accelerator,
     })
 }
 
 /// Writes the intent, starts the process, writes its identity. Blocks.
-fn start(engine: &Engine, host: &Host) -> Result<(Process, String, SocketAddr, String), String> {
-    let profile = profile(engine, host).ok_or("this kind of engine has no process")?;
+fn start(config: &EngineConfig, host: &Host) -> Result<(Process, String, SocketAddr, String), String> {
+    let named = host.llama_server();
+    let profile = profile(config, host, named.as_deref()).ok_or("this kind of engine has no process")?;
     let program = profile.program.ok_or("programs.llama_server is not set")?.to_owned();
     let address = llama_server::address(profile.port).map_err(|error| format!("no free port: {error}"))?;
     let (nonce, key) = (random_hex(), random_hex());
     let mut record = EngineRecord {
-        name: engine.config.name.clone(),
+        name: config.name.clone(),
         pid: ProcessId(0),
         start_time: StartTime(0),
         boot_id: process::boot_id(),

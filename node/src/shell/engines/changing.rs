@@ -1,0 +1,261 @@
+//! Which engines there shall be: from the file, from settings, and again whenever one of the two changes.
+//!
+//! Owns comparing what shall be with what is; leaves starting and ending one to `driver`. Invariants: an engine that is
+//! wanted and unchanged is not touched; one that is wanted no more finishes its streams before it ends; a name is given
+//! anew only when nothing of its last engine is left.
+
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicU32},
+};
+
+use tokio::sync::{Notify, mpsc};
+use umbel_contracts::proto::node::DeclaredEngine;
+use umbel_wire::clock::Wall;
+
+use super::{COMMANDS, Command, Engine, Engines, Host, Shared, View, driver};
+use crate::{
+    config::{Config, EngineConfig, EngineSource},
+    core::supervisor::{GRACE, State},
+};
+
+/// The engines as they shall be and as they are.
+#[derive(Debug, Default)]
+pub(super) struct List {
+    wanted: Vec<EngineConfig>,
+    /// In the order of `wanted`.
+    pub(super) engines: Vec<Arc<Engine>>,
+    /// Wanted no more, and not gone yet.
+    leaving: Vec<Arc<Engine>>,
+    /// The agent stops: nothing is started any more.
+    pub(super) stopping: bool,
+}
+
+/// How an engine does that something was changed about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// It runs as it shall be.
+    Good,
+    /// It runs as it was, and takes the change with its next start.
+    Waits,
+    /// It is on its way.
+    Working,
+    /// It does not run, and why.
+    Failed(String),
+}
+
+/// What a node declares, without the states: by this it is judged whether to declare anew.
+pub(crate) type Declaration = (Vec<DeclaredEngine>, BTreeMap<String, String>);
+
+impl List {
+    /// Everything that may have a process.
+    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<Engine>> {
+        self.engines.iter().chain(&self.leaving)
+    }
+}
+
+impl Host {
+    /// The `llama-server` program, as the node's file has it now.
+    pub(super) fn llama_server(&self) -> Option<PathBuf> {
+        self.llama_server.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// What a process is started with, and keeps.
+fn fixed(config: &EngineConfig) -> Option<(&PathBuf, u16, u32, u32, &str)> {
+    match &config.source {
+        EngineSource::LlamaServer { model_file, port, context_tokens, threads, .. } => {
+            Some((model_file, *port, *context_tokens, *threads, &config.model))
+        }
+        EngineSource::Sim { .. } | EngineSource::External { .. } => None,
+    }
+}
+
+impl Engine {
+    /// What it shall be.
+    pub(crate) fn config(&self) -> Arc<EngineConfig> {
+        Arc::clone(&self.lock().config)
+    }
+
+    /// What it is: what its process was started with stays until the next start.
+    pub(crate) fn in_force(&self) -> EngineConfig {
+        let shared = self.lock();
+        let mut config = EngineConfig::clone(&shared.config);
+        if let Some(started) = &shared.started {
+            config.source = started.source.clone();
+            config.model.clone_from(&started.model);
+            // It takes as many at once as it was started for.
+            config.capacity = config.capacity.min(started.capacity);
+            config.long_context_capacity = config.long_context_capacity.min(config.capacity);
+        }
+        config
+    }
+
+    /// It takes what was changed about it with its next start.
+    pub(crate) fn waits_for_restart(&self) -> bool {
+        let shared = self.lock();
+        shared.started.as_ref().is_some_and(|started| {
+            fixed(started) != fixed(&shared.config) || started.capacity < shared.config.capacity
+        })
+    }
+
+    fn standing(&self) -> Standing {
+        if self.waits_for_restart() {
+            return Standing::Waits;
+        }
+        let view = self.view();
+        match view.state {
+            State::Ready | State::Draining => Standing::Good,
+            State::Failed | State::Stopped => Standing::Failed(view.cause),
+            State::Validating | State::Starting | State::Loading | State::Restarting | State::Stopping => {
+                Standing::Working
+            }
+        }
+    }
+}
+
+impl Engines {
+    /// Engines about which something would be new under this configuration, but for those that have failed before: these
+    /// can only get better.
+    pub(crate) fn touched(&self, config: &Config) -> Vec<String> {
+        let list = self.lock();
+        let is_same = |wanted: &EngineConfig| {
+            list.engines.iter().filter(|engine| engine.name == wanted.name).any(|engine| {
+                let config = engine.config();
+                *config == *wanted || engine.view().state == State::Failed
+            })
+        };
+        let touched = config.engines.iter().filter(|wanted| !is_same(wanted));
+        touched.map(|wanted| wanted.name.clone()).collect()
+    }
+
+    /// Makes the engines what this configuration says, without touching what stays.
+    pub(crate) fn apply(&self, config: &Config) {
+        *self.host.llama_server.lock().unwrap_or_else(PoisonError::into_inner) = config.llama_server.clone();
+        let mut list = self.lock();
+        list.wanted.clone_from(&config.engines);
+        let mut kept = Vec::new();
+        for engine in std::mem::take(&mut list.engines) {
+            let wanted = config.engines.iter().find(|wanted| {
+                wanted.name == engine.name && wanted.source.kind() == engine.config().source.kind()
+            });
+            match wanted {
+                Some(wanted) => {
+                    engine.become_like(wanted);
+                    kept.push(engine);
+                }
+                None => {
+                    // A full queue holds a demand to end already.
+                    let _ = engine.commands.try_send(Command::Stop { drain: config.drain, grace: GRACE });
+                    list.leaving.push(engine);
+                }
+            }
+        }
+        list.engines = kept;
+        self.settle(&mut list);
+        drop(list);
+        self.changed.send_modify(|version| *version += 1);
+    }
+
+    /// Starts what is wanted and not there, unless something of its last engine is left.
+    fn settle(&self, list: &mut List) {
+        if list.stopping {
+            return;
+        }
+        let missing: Vec<_> = list
+            .wanted
+            .iter()
+            .filter(|wanted| !list.all().any(|engine| engine.name == wanted.name))
+            .cloned()
+            .collect();
+        for config in missing {
+            let engine = self.spawn(config);
+            list.engines.push(engine);
+        }
+        let place = |engine: &Arc<Engine>| list.wanted.iter().position(|wanted| wanted.name == engine.name);
+        let mut engines = std::mem::take(&mut list.engines);
+        engines.sort_by_key(place);
+        list.engines = engines;
+    }
+
+    fn spawn(&self, config: EngineConfig) -> Arc<Engine> {
+        let (commands, asked) = mpsc::channel(COMMANDS);
+        let view = View {
+            state: State::Validating,
+            cause: String::new(),
+            tail: String::new(),
+            since: Wall::now(),
+            restarts: 0,
+        };
+        let engine = Arc::new(Engine {
+            name: config.name.clone(),
+            shared: Mutex::new(Shared {
+                config: Arc::new(config),
+                started: None,
+                view,
+                route: None,
+                leader: None,
+            }),
+            in_flight: AtomicU32::new(0),
+            node_drains: Arc::clone(&self.node_drains),
+            idle: Notify::new(),
+            commands,
+        });
+        let driven =
+            driver::drive(Arc::clone(&engine), Arc::clone(&self.host), asked, Arc::clone(&self.changed));
+        let (own, ended) = (self.own.clone(), Arc::clone(&engine));
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        // Those that have ended need no place.
+        while running.try_join_next().is_some() {}
+        running.spawn(async move {
+            driven.await;
+            if let Some(engines) = own.upgrade() {
+                engines.gone(&ended);
+            }
+        });
+        engine
+    }
+
+    /// Nothing of an engine is left: its name may be wanted again.
+    fn gone(&self, engine: &Arc<Engine>) {
+        let mut list = self.lock();
+        list.leaving.retain(|one| !Arc::ptr_eq(one, engine));
+        self.settle(&mut list);
+        drop(list);
+        self.changed.send_modify(|version| *version += 1);
+    }
+
+    /// How an engine does.
+    pub(crate) fn standing(&self, name: &str) -> Standing {
+        // Not there yet: something of its last engine is left.
+        self.by_name(name).map_or(Standing::Working, |engine| engine.standing())
+    }
+
+    /// The engines that take a change with their next start.
+    pub(crate) fn waiting_for_restart(&self) -> Vec<String> {
+        let waits = self.list().into_iter().filter(|engine| engine.waits_for_restart());
+        waits.map(|engine| engine.name.clone()).collect()
+    }
+
+    /// What is declared of all of them, without their states.
+    pub(crate) fn declared(&self) -> Vec<DeclaredEngine> {
+        let bare = |engine: &Arc<Engine>| DeclaredEngine { status: None, ..engine.declared() };
+        self.list().iter().map(bare).collect()
+    }
+}
+
+impl Engine {
+    fn become_like(&self, wanted: &EngineConfig) {
+        {
+            let mut shared = self.lock();
+            if *shared.config == *wanted {
+                return;
+            }
+            shared.config = Arc::new(wanted.clone());
+        }
+        tracing::info!(engine = %self.name, "what this engine shall be has changed");
+        // A full queue holds the same demand, or one to end.
+        let _ = self.commands.try_send(Command::Changed);
+    }
+}
