@@ -7,7 +7,6 @@ pub(crate) mod gpus;
 pub(crate) mod identity;
 pub(crate) mod inventory;
 pub(crate) mod process_tree;
-pub(crate) mod rotation;
 pub(crate) mod sequence;
 pub(crate) mod settings;
 pub(crate) mod supervisor;

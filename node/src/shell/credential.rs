@@ -1,6 +1,6 @@
 //! The node's credential and whom it trusts: rotation step by step, and what each dial shows.
 //!
-//! Owns key, certificate and trust in the state directory. Leaves the order of the steps to `core/rotation`, dialing
+//! Owns key, certificate and trust in the state directory. Leaves the order of the steps to `umbel_wire::rotation`, dialing
 //! to `edge`. Invariant: memory follows the disk (what is dialed with stands there), one write at a time, and a
 //! bundle that could not be used is never kept.
 
@@ -15,12 +15,13 @@ use umbel_contracts::{bounds, method};
 use umbel_wire::ca::certificate_digest;
 use umbel_wire::clock::Wall;
 use umbel_wire::peer::{PeerCertificate, PeerName};
+use umbel_wire::rotation::{Dials, Held, Pending, Shows, Step, next};
 use umbel_wire::tls::{ClientIdentity, KeyPair, Trust, wire_client};
 use umbel_wire::{Code, Connection, EdgeId, Error, NodeId};
 
 use crate::StartError;
 use crate::core::identity::{Identity, PendingCredential, TRUSTED_MAX};
-use crate::core::rotation::{Held, Pending, Said, Step, next};
+
 use crate::shell::state::State;
 
 mod keeper;
@@ -32,25 +33,12 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 
 type Tls = Arc<rustls::ClientConfig>;
 
-/// Which certificate a dial shows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Shows {
-    Active,
-    Pending,
-}
-
 #[derive(Debug)]
 struct Inner {
     identity: Identity,
     active: Tls,
     pending: Option<(PendingCredential, Tls)>,
-    said: Said,
-    /// What the dial under way shows, and what the connection that is welcomed next has shown.
-    shows: Shows,
-    /// The pending one opened nothing in this round: the active one is next.
-    fall_back: bool,
-    /// It was the edge that said no to it.
-    refused: bool,
+    dials: Dials,
 }
 
 /// What is shown of the credential. No key.
@@ -103,15 +91,7 @@ impl Credentials {
                     }
                 }
             });
-        let inner = Inner {
-            identity,
-            active,
-            pending,
-            said: Said::Nothing,
-            shows: Shows::Active,
-            fall_back: false,
-            refused: false,
-        };
+        let inner = Inner { identity, active, pending, dials: Dials::default() };
         Ok(Self {
             state: Arc::clone(state),
             inner: Mutex::new(inner),
@@ -125,39 +105,22 @@ impl Credentials {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the next dial shows: the pending one first.
+    /// What the next dial shows.
     pub(crate) fn dial(&self) -> Tls {
         let mut inner = self.lock();
-        match inner.pending.as_ref().filter(|_| !inner.fall_back).map(|(_, tls)| Arc::clone(tls)) {
-            Some(tls) => {
-                inner.shows = Shows::Pending;
-                tls
-            }
-            None => {
-                inner.shows = Shows::Active;
-                Arc::clone(&inner.active)
-            }
-        }
+        let pending = inner.pending.as_ref().map(|(_, tls)| Arc::clone(tls));
+        let shows = inner.dials.next(pending.is_some());
+        pending.filter(|_| shows == Shows::Pending).unwrap_or_else(|| Arc::clone(&inner.active))
     }
 
-    /// A dial failed. True if the other certificate is to be tried at once: the edge has said no to the pending one.
+    /// A dial failed. True if the other certificate is to be tried at once.
     pub(crate) fn failed(&self, rejected: bool) -> bool {
-        let mut inner = self.lock();
-        // A pause later where nobody said anything: it may be this certificate that is in the way.
-        inner.fall_back = inner.shows == Shows::Pending;
-        inner.refused = inner.fall_back && rejected;
-        inner.refused
+        self.lock().dials.failed(rejected)
     }
 
     /// The edge has accepted a connection.
     pub(crate) fn accepted(&self) {
-        let mut inner = self.lock();
-        inner.said = match inner.shows {
-            Shows::Pending => Said::Accepted,
-            Shows::Active if inner.refused => Said::Refused,
-            Shows::Active => Said::Nothing,
-        };
-        (inner.fall_back, inner.refused) = (false, false);
+        self.lock().dials.accepted();
     }
 
     /// The edge wants a new certificate.
@@ -260,7 +223,7 @@ impl Credentials {
     fn next(&self, wanted: bool) -> Option<Step> {
         let (identity, said) = {
             let inner = self.lock();
-            (inner.identity.clone(), inner.said)
+            (inner.identity.clone(), inner.dials.said())
         };
         next(self.held(&identity), wanted, said)
     }
@@ -277,7 +240,7 @@ impl Credentials {
                 let pending =
                     self.state.pending().ok_or_else(|| local("pending certificate", "it is gone"))?;
                 self.adopt(identity.with(&pending))?;
-                self.lock().said = Said::Nothing;
+                self.lock().dials.renewed();
                 tracing::info!("the edge has accepted the new certificate; the one before is retired");
                 Ok(())
             }
@@ -332,7 +295,7 @@ impl Credentials {
         self.state.set_pending(Some(&pending)).map_err(|error| local("new certificate", error))?;
         let mut inner = self.lock();
         inner.pending = Some((pending, tls));
-        inner.said = Said::Nothing;
+        inner.dials.renewed();
         Ok(())
     }
 

@@ -1,9 +1,10 @@
-//! How a node comes to a new key and certificate without a moment in which none of its own is accepted.
+//! How a dialer comes to a new key and certificate without a moment in which none of its own is accepted.
 //!
-//! Owns the order of the steps. Leaves doing them to `shell/credential`: each is one write, one request or one dial,
-//! and after any of them the process may be killed. Invariant: what comes next follows from what stands in the state
-//! directory alone, so that an agent that starts anew goes on where the last one was; the old key is dropped only
-//! after the edge has accepted the new one.
+//! Owns the order of the steps, and which of two certificates a dial shows. Leaves doing the steps to whoever has the
+//! files (a node towards its edge, an edge towards a control plane): each is one write, one request or one dial, and
+//! after any of them the process may be killed. Invariant: what comes next follows from what stands in the state
+//! directory and what the acceptor has said to this process, so that one that starts anew goes on where the last one
+//! was; the old key is dropped only after the acceptor has taken the new one.
 //!
 //! ```text
 //!   MakeKey -> Ask -> Show --accepted--> Adopt -> DropKey -> DropPending
@@ -13,10 +14,10 @@
 
 /// One step of a rotation. After each the process may end; the next one goes on from the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Step {
+pub enum Step {
     /// Make a key in the file that the identity does not name.
     MakeKey,
-    /// Ask the edge for a certificate for it, over a connection that shows the active one, and keep the answer.
+    /// Ask the acceptor for a certificate for it, over a connection that shows the active one, and keep the answer.
     Ask,
     /// Dial with it.
     Show,
@@ -30,25 +31,25 @@ pub(crate) enum Step {
 
 /// What stands in the state directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Held {
+pub struct Held {
     /// There is a key in the file that the identity does not name.
-    pub(crate) spare_key: bool,
+    pub spare_key: bool,
     /// A certificate is kept that is not the identity's.
-    pub(crate) pending: Option<Pending>,
+    pub pending: Option<Pending>,
 }
 
 /// A kept certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Pending {
+pub enum Pending {
     /// Of the spare key.
     OfSpare,
     /// Of the identity's own key: it was adopted, and what is left of the one before has to go.
     Adopted,
 }
 
-/// What the edge has said to the pending certificate since this agent started.
+/// What the acceptor has said to the pending certificate since this process started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Said {
+pub enum Said {
     /// Nothing yet.
     Nothing,
     /// It was accepted.
@@ -57,8 +58,9 @@ pub(crate) enum Said {
     Refused,
 }
 
-/// The next step; `None` when there is nothing to do.
-pub(crate) fn next(held: Held, wanted: bool, said: Said) -> Option<Step> {
+/// The next step. `wanted`: a new certificate, where none is under way. `None` when there is nothing to do.
+#[must_use]
+pub fn next(held: Held, wanted: bool, said: Said) -> Option<Step> {
     match (held.pending, said) {
         (Some(Pending::Adopted), _) if held.spare_key => Some(Step::DropKey),
         (Some(Pending::Adopted), _) => Some(Step::DropPending),
@@ -71,6 +73,69 @@ pub(crate) fn next(held: Held, wanted: bool, said: Said) -> Option<Step> {
         (None, _) if wanted && held.spare_key => Some(Step::Ask),
         (None, _) if wanted => Some(Step::MakeKey),
         (None, _) => None,
+    }
+}
+
+/// Which certificate a dial shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shows {
+    /// The one in use.
+    Active,
+    /// The one that was given and not yet accepted.
+    Pending,
+}
+
+/// Which certificate each dial shows: the pending one first, and the one in use where that opens nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct Dials {
+    shows: Shows,
+    said: Said,
+    /// The pending one opened nothing in this round: the active one is next.
+    fall_back: bool,
+    /// It was the acceptor that said no to it.
+    refused: bool,
+}
+
+impl Default for Dials {
+    fn default() -> Self {
+        Self { shows: Shows::Active, said: Said::Nothing, fall_back: false, refused: false }
+    }
+}
+
+impl Dials {
+    /// What the next dial shows.
+    pub fn next(&mut self, pending: bool) -> Shows {
+        self.shows = if pending && !self.fall_back { Shows::Pending } else { Shows::Active };
+        self.shows
+    }
+
+    /// A dial failed; `rejected`: the acceptor said why. True if the other certificate is to be tried at once.
+    pub fn failed(&mut self, rejected: bool) -> bool {
+        // A pause later where nobody said anything: it may be this certificate that is in the way.
+        self.fall_back = self.shows == Shows::Pending;
+        self.refused = self.fall_back && rejected;
+        self.refused
+    }
+
+    /// The acceptor has taken the connection.
+    pub fn accepted(&mut self) {
+        self.said = match self.shows {
+            Shows::Pending => Said::Accepted,
+            Shows::Active if self.refused => Said::Refused,
+            Shows::Active => Said::Nothing,
+        };
+        (self.fall_back, self.refused) = (false, false);
+    }
+
+    /// Another certificate is pending, or none any more: nothing was said to it.
+    pub fn renewed(&mut self) {
+        self.said = Said::Nothing;
+    }
+
+    /// What was said to the pending one.
+    #[must_use]
+    pub fn said(&self) -> Said {
+        self.said
     }
 }
 
@@ -202,6 +267,32 @@ mod tests {
             assert_eq!(world.edge.active, world.disk.active);
             assert_eq!(world.edge.pending, None);
         }
+    }
+
+    #[test]
+    fn the_pending_one_is_shown_first_and_a_refusal_leads_to_the_other_at_once() {
+        let mut dials = Dials::default();
+        assert_eq!(dials.next(false), Shows::Active);
+        assert!(!dials.failed(true), "there is no other");
+        assert_eq!(dials.next(true), Shows::Pending);
+        assert!(dials.failed(true));
+        assert_eq!(dials.next(true), Shows::Active);
+        assert!(!dials.failed(true), "not for ever");
+        assert_eq!(dials.next(true), Shows::Pending);
+        assert!(!dials.failed(false), "nobody said anything: after the pause");
+        assert_eq!(dials.next(true), Shows::Active);
+        dials.accepted();
+        assert_eq!(dials.said(), Said::Nothing, "nobody refused it: it is shown again");
+        for (rejected, said) in [(true, Said::Refused), (false, Said::Nothing)] {
+            assert_eq!(dials.next(true), Shows::Pending);
+            dials.failed(rejected);
+            assert_eq!(dials.next(true), Shows::Active);
+            dials.accepted();
+            assert_eq!(dials.said(), said);
+        }
+        dials.next(true);
+        dials.accepted();
+        assert_eq!(dials.said(), Said::Accepted);
     }
 
     quickcheck! {
