@@ -17,6 +17,8 @@ pub mod method {
     pub const EDGE_STATUS: u32 = 2;
     /// Stream, control plane to edge: `EdgeCommandRequest` -> `EdgeCommandResponse`.
     pub const EDGE_COMMAND: u32 = 3;
+    /// Request, edge to control plane: `EdgeCredentialRequest` -> `EdgeCredentialResponse`.
+    pub const EDGE_CREDENTIAL: u32 = 4;
 
     /// Request, node to edge: `NodeHeartbeat` -> `NodeHeartbeatAck`.
     pub const NODE_HEARTBEAT: u32 = 1;
@@ -60,6 +62,7 @@ mod tests {
     fn numbers_are_those_of_the_protocol() {
         assert_eq!(method::EDGE_HEARTBEAT, control::Method::EdgeHeartbeat as u32);
         assert_eq!(method::EDGE_STATUS, control::Method::EdgeStatus as u32);
+        assert_eq!(method::EDGE_CREDENTIAL, control::Method::EdgeCredential as u32);
         assert_eq!(method::EDGE_COMMAND, control::Method::EdgeCommand as u32);
         assert_eq!(method::NODE_HEARTBEAT, node::Method::NodeHeartbeat as u32);
         assert_eq!(method::NODE_LEASES, node::Method::NodeLeases as u32);

@@ -204,6 +204,7 @@ fn no_message_schedules_work_at_a_node() {
         "EdgeEnrollResponse",
         "EdgeHelloResponse",
         "EdgeHeartbeatAck",
+        "EdgeCredentialResponse",
         "EdgeStatusRequest",
         "EdgeCommandRequest",
     ];
@@ -242,6 +243,6 @@ fn whoever_sends_a_message_is_known() {
         .values()
         .map(|value| value.number())
         .collect();
-    assert_eq!(methods, [0, 1, 2, 3], "a new method: say above what the control plane sends with it");
+    assert_eq!(methods, [0, 1, 2, 3, 4], "a new method: say above what the control plane sends with it");
     assert_eq!(events, [0, 1, 2], "a new event: say above who sends it");
 }

@@ -57,6 +57,7 @@ const ALLOWED: &[(&str, &str)] = &[
         "umbel.control.v1.EdgeNodeSnapshot.credential",
         "its dates and state; a message without key or certificate",
     ),
+    ("umbel.control.v1.EdgeCredentialResponse.certificate_chain", "given to the edge whose key it is for"),
     ("umbel.node.v1.NodeHelloResponse.ca_certificates", "public, given to who must trust them"),
     ("umbel.node.v1.NodeHelloResponse.rotate_credential", "a wish, no credential"),
     ("umbel.node.v1.NodeCredentialResponse.certificate_chain", "given to the node whose key it is for"),

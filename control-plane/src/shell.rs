@@ -7,6 +7,7 @@ pub(crate) mod edges;
 pub(crate) mod enrollment;
 pub(crate) mod plane;
 pub(crate) mod relay;
+pub(crate) mod rotation;
 pub(crate) mod settle;
 pub(crate) mod status;
 pub(crate) mod witness;

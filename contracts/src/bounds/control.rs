@@ -32,6 +32,8 @@ declare! { crate::proto::control;
         many(4, "operations", 512, &OPERATION), texts(5, "features", 256, NAME),
     ];
     EDGE_HELLO_RESPONSE EdgeHelloResponse IN_FRAME => [text(1, "control_plane_id", NAME), text(2, "fleet_name", NAME)];
+    EDGE_CREDENTIAL_REQUEST EdgeCredentialRequest 8 * 1024 => [text(1, "signing_request", CERTIFICATE)];
+    EDGE_CREDENTIAL_RESPONSE EdgeCredentialResponse IN_FRAME => [texts(1, "certificate_chain", 8, CERTIFICATE)];
     EDGE_HEARTBEAT EdgeHeartbeat IN_FRAME => [one(3, "summary", &EDGE_SUMMARY)];
     EDGE_HEARTBEAT_ACK EdgeHeartbeatAck 256 => [];
     REVISION Revision 256 => [text(1, "incarnation", ID)];

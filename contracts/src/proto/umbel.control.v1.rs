@@ -58,6 +58,24 @@ pub struct EdgeHelloResponse {
     pub control_plane_id: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
     pub fleet_name: ::prost::alloc::string::String,
+    /// Ask for a new certificate now: the present one is in its last third or over.
+    #[prost(bool, tag = "3")]
+    pub renew_now: bool,
+}
+/// The connection's certificate proves the present key; the request holds a new one.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EdgeCredentialRequest {
+    /// PKCS#10, DER.
+    #[prost(bytes = "vec", tag = "1")]
+    pub signing_request: ::prost::alloc::vec::Vec<u8>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EdgeCredentialResponse {
+    /// DER, leaf first. Pending until the first hello with it.
+    #[prost(bytes = "vec", repeated, tag = "1")]
+    pub certificate_chain: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
+    #[prost(int64, tag = "2")]
+    pub not_after_unix_ms: i64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct EdgeHeartbeat {
@@ -603,6 +621,8 @@ pub enum Method {
     EdgeStatus = 2,
     /// Stream, control plane to edge: EdgeCommandRequest -> EdgeCommandResponse.
     EdgeCommand = 3,
+    /// Request, edge to control plane: EdgeCredentialRequest -> EdgeCredentialResponse. A certificate for a new key.
+    EdgeCredential = 4,
 }
 impl Method {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -615,6 +635,7 @@ impl Method {
             Self::EdgeHeartbeat => "METHOD_EDGE_HEARTBEAT",
             Self::EdgeStatus => "METHOD_EDGE_STATUS",
             Self::EdgeCommand => "METHOD_EDGE_COMMAND",
+            Self::EdgeCredential => "METHOD_EDGE_CREDENTIAL",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -624,6 +645,7 @@ impl Method {
             "METHOD_EDGE_HEARTBEAT" => Some(Self::EdgeHeartbeat),
             "METHOD_EDGE_STATUS" => Some(Self::EdgeStatus),
             "METHOD_EDGE_COMMAND" => Some(Self::EdgeCommand),
+            "METHOD_EDGE_CREDENTIAL" => Some(Self::EdgeCredential),
             _ => None,
         }
     }

@@ -28,8 +28,72 @@ pub(crate) struct EdgeRow {
     pub(crate) not_after_unix_ms: i64,
     pub(crate) enrolled_at_unix_ms: i64,
     pub(crate) token_id: String,
+    /// When the certificate in use was issued; 0: when the edge enrolled.
+    #[serde(default)]
+    pub(crate) issued_at_unix_ms: i64,
+    /// Given during a renewal and not yet shown: the first hello with it retires the one above.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) pending: Option<Pending>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) revoked: Option<Revoked>,
+}
+
+/// A credential that was given and not yet shown.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Pending {
+    pub(crate) key_sha256: String,
+    pub(crate) not_after_unix_ms: i64,
+    pub(crate) issued_at_unix_ms: i64,
+}
+
+/// A host that was off may come back with an expired certificate for so long, by proof of its key.
+pub(crate) const GRACE_MS: i64 = 30 * 24 * 3_600_000;
+
+impl EdgeRow {
+    fn keys(&self) -> impl Iterator<Item = KeyHash> {
+        let pending = self.pending.as_ref().map(|pending| &pending.key_sha256);
+        [Some(&self.key_sha256), pending].into_iter().flatten().filter_map(|text| key_hash(text))
+    }
+
+    /// The end of the certificate of this key.
+    fn not_after(&self, key: &KeyHash) -> i64 {
+        let pending = self.pending.as_ref().filter(|pending| key_hash(&pending.key_sha256) == Some(*key));
+        pending.map_or(self.not_after_unix_ms, |pending| pending.not_after_unix_ms)
+    }
+
+    /// Whether a new certificate is due: two thirds of the present one's life are over.
+    pub(crate) fn is_due(&self, now_unix_ms: i64) -> bool {
+        let begun =
+            if self.issued_at_unix_ms > 0 { self.issued_at_unix_ms } else { self.enrolled_at_unix_ms };
+        let life = self.not_after_unix_ms.saturating_sub(begun);
+        self.revoked.is_none() && now_unix_ms >= begun.saturating_add(life / 3 * 2)
+    }
+
+    /// Whether `key` may become this edge's next one. `holder`: the edge that has it already.
+    pub(crate) fn may_have(&self, key: &KeyHash, holder: Option<&EdgeId>) -> Result<(), Error> {
+        let Some(holder) = holder else { return Ok(()) };
+        if holder.as_str() != self.edge_id {
+            let message = "The key of the signing request is another edge's.";
+            return Err(Error::new(Code::Conflict, "KEY_IN_USE", message));
+        }
+        if key_hash(&self.key_sha256) == Some(*key) {
+            let message = "The signing request has the key in use; a renewal needs a new one.";
+            return Err(Error::new(Code::InvalidArgument, "KEY_UNCHANGED", message));
+        }
+        Ok(())
+    }
+
+    /// A hello shows `key`. `None`: that is the one in use, nothing changes.
+    pub(crate) fn shown(&self, key: &KeyHash) -> Option<Self> {
+        let pending = self.pending.as_ref().filter(|pending| key_hash(&pending.key_sha256) == Some(*key))?;
+        self.revoked.is_none().then(|| Self {
+            key_sha256: pending.key_sha256.clone(),
+            not_after_unix_ms: pending.not_after_unix_ms,
+            issued_at_unix_ms: pending.issued_at_unix_ms,
+            pending: None,
+            ..self.clone()
+        })
+    }
 }
 
 /// When, by whom and why a credential was revoked.
@@ -81,19 +145,27 @@ pub(crate) struct HelloFacts<'a> {
 impl Edges {
     /// Takes a stored or just committed row; replaces the edge's former one.
     pub(crate) fn apply(&mut self, row: EdgeRow, position: Position) {
-        let (Ok(edge_id), Some(key)) = (EdgeId::parse(&row.edge_id), key_hash(&row.key_sha256)) else {
+        let Ok(edge_id) = EdgeId::parse(&row.edge_id) else { return };
+        if key_hash(&row.key_sha256).is_none() {
             return;
-        };
-        if let Some(former) = self.rows.get(&edge_id).and_then(|known| key_hash(&known.row.key_sha256)) {
-            self.keys.remove(&former);
         }
-        self.keys.insert(key, edge_id.clone());
+        if let Some(former) = self.rows.get(&edge_id) {
+            for key in former.row.keys() {
+                self.keys.remove(&key);
+            }
+        }
+        self.keys.extend(row.keys().map(|key| (key, edge_id.clone())));
         self.rows.insert(edge_id, Known { row, position });
     }
 
     /// Whether the registry holds this key, in whatever state.
     pub(crate) fn knows(&self, key: &KeyHash) -> bool {
         self.keys.contains_key(key)
+    }
+
+    /// The edge that holds a key, in whatever state.
+    pub(crate) fn holder(&self, key: &KeyHash) -> Option<&EdgeId> {
+        self.keys.get(key)
     }
 
     pub(crate) fn get(&self, edge_id: &EdgeId) -> Option<&Known> {
@@ -187,10 +259,11 @@ impl Edges {
                 "This edge's credential was revoked by an operator. Enroll the edge again with a new token.",
             ));
         }
-        if now_unix_ms.is_some_and(|now| now > not_after.min(known.row.not_after_unix_ms)) {
+        let ends = not_after.min(known.row.not_after(&key)).saturating_add(GRACE_MS);
+        if now_unix_ms.is_some_and(|now| now > ends) {
             return Err(refuse(
                 "CERTIFICATE_EXPIRED",
-                "This edge's certificate has expired. Revoke it and enroll the edge again with a new token.",
+                "This edge's certificate ended more than 30 days ago. Revoke it and enroll the edge again with a new token.",
             ));
         }
         Ok(edge_id.clone())

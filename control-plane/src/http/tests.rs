@@ -32,6 +32,8 @@ fn edge_row() -> EdgeRow {
         not_after_unix_ms: i64::MAX,
         enrolled_at_unix_ms: 0,
         token_id: "no-such-token".into(),
+        issued_at_unix_ms: 0,
+        pending: None,
         revoked: None,
     }
 }

@@ -4,6 +4,7 @@
 //! a connection's end counts only if it still owns the slot.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use prost::Message;
@@ -25,7 +26,7 @@ use umbel_wire::{
 
 use super::plane::{FleetState, Link, Plane};
 use super::witness::place;
-use super::{enrollment, relay, settle};
+use super::{enrollment, relay, rotation, settle};
 use crate::core::edges::{HelloFacts, HelloRefusal};
 use crate::core::views::{Taken, clip};
 
@@ -71,6 +72,10 @@ async fn hello(plane: Arc<Plane>, newcomer: Newcomer) {
             return newcomer.reject(rejection);
         }
     };
+    if let Err(error) = rotation::shown(&plane, &newcomer, &hello).await {
+        let rejection = rejection(error, &newcomer);
+        return newcomer.reject(rejection);
+    }
     let judged = match judge(&plane, &newcomer, &hello) {
         Ok(Entered::Yes(entered)) => Ok(entered),
         Ok(Entered::Probe(edge_id, probe, old)) => {
@@ -181,6 +186,7 @@ fn welcome(plane: &Arc<Plane>, newcomer: Newcomer, accept: Accept) {
     let response = EdgeHelloResponse {
         control_plane_id: plane.settings.name.clone(),
         fleet_name: plane.settings.fleet_name.clone(),
+        renew_now: rotation::is_due(plane, &edge_id),
     };
     let welcome = WelcomeOut {
         protocol,
@@ -190,7 +196,12 @@ fn welcome(plane: &Arc<Plane>, newcomer: Newcomer, accept: Accept) {
         max_streams: limits::STREAMS_CONTROL,
         payload: response.encode_to_vec(),
     };
-    let handler = EdgeHandler { plane: Arc::clone(plane), edge_id: edge_id.clone(), generation };
+    let handler = EdgeHandler {
+        plane: Arc::clone(plane),
+        edge_id: edge_id.clone(),
+        generation,
+        asking: Arc::default(),
+    };
     tracing::info!(edge = %edge_id, %generation, address = %newcomer.address(), "edge connected");
     let connection = newcomer.accept(welcome, Arc::new(handler));
     plane.tell(&edge_id, "edge_connected", Some(generation), "The edge's connection is up.");
@@ -218,6 +229,8 @@ struct EdgeHandler {
     plane: Arc<Plane>,
     edge_id: EdgeId,
     generation: Generation,
+    /// It asks for a certificate now.
+    asking: Arc<AtomicBool>,
 }
 
 impl EdgeHandler {
@@ -245,6 +258,22 @@ impl EdgeHandler {
             reconnect_spread_ms: u32::try_from(spread.as_millis()).unwrap_or(u32::MAX),
         };
         Ok(ack.encode_to_vec())
+    }
+
+    fn credential(&self, request: IncomingRequest) {
+        // One at a time: each is a signature and a write.
+        if self.asking.swap(true, Ordering::SeqCst) {
+            let message = "This edge's last request for a certificate is not answered yet.";
+            let error = Error::new(Code::ResourceExhausted, "ASKING_ALREADY", message);
+            return request.respond(Err(error.with_retry_after(Duration::from_secs(1))));
+        }
+        let (plane, edge_id, generation) = (Arc::clone(&self.plane), self.edge_id.clone(), self.generation);
+        let asking = Arc::clone(&self.asking);
+        tokio::spawn(async move {
+            let answer = rotation::give(&plane, &edge_id, generation, &request.payload).await;
+            asking.store(false, Ordering::SeqCst);
+            request.respond(answer);
+        });
     }
 
     fn node_event(&self, payload: &[u8]) -> Result<(), Error> {
@@ -299,6 +328,9 @@ fn clip_long(text: &str) -> String {
 
 impl Handler for EdgeHandler {
     fn on_request(&self, _connection: &Connection, request: IncomingRequest) {
+        if request.method == method::EDGE_CREDENTIAL {
+            return self.credential(request);
+        }
         let answer = match request.method {
             method::EDGE_HEARTBEAT => self.heartbeat(&request.payload),
             _ => Err(Error::new(

@@ -200,6 +200,8 @@ fn edge_row(asked: &Asked, issued: &Issued, now_unix_ms: i64) -> EdgeRow {
         not_after_unix_ms: issued.not_after.unix_ms(),
         enrolled_at_unix_ms: now_unix_ms,
         token_id: asked.token_id.clone(),
+        issued_at_unix_ms: now_unix_ms,
+        pending: None,
         revoked: None,
     }
 }

@@ -11,6 +11,8 @@ fn row(edge_id: &str, key: u8) -> EdgeRow {
         not_after_unix_ms: 1_000,
         enrolled_at_unix_ms: 0,
         token_id: "t".into(),
+        issued_at_unix_ms: 0,
+        pending: None,
         revoked: None,
     }
 }
@@ -48,7 +50,10 @@ fn every_refusal_has_its_code_and_comes_in_the_contracts_order() {
     assert_eq!(judge("ber1", None, bad, Some(0)), no(Code::Unauthenticated, "CERTIFICATE_MISSING"));
     assert_eq!(judge("ber1", Some(9), bad, Some(0)), no(Code::Unauthenticated, "CERTIFICATE_UNKNOWN"));
     assert_eq!(judge("ber1", Some(2), bad, Some(0)), no(Code::Unauthenticated, "CREDENTIAL_REVOKED"));
-    assert_eq!(judge("ber1", Some(1), bad, Some(1_001)), no(Code::Unauthenticated, "CERTIFICATE_EXPIRED"));
+    assert_eq!(
+        judge("ber1", Some(1), bad, Some(GRACE_MS + 1_001)),
+        no(Code::Unauthenticated, "CERTIFICATE_EXPIRED")
+    );
     assert_eq!(judge("ham1", Some(1), bad, Some(0)), no(Code::PermissionDenied, "EDGE_ID_NOT_YOURS"));
     assert_eq!(judge("ber1", Some(1), bad, Some(0)), no(Code::Conflict, "VERSION_INCOMPATIBLE"));
     assert_eq!(judge("ber1", Some(1), GOOD, Some(0)), Ok("ber1".into()));
@@ -95,4 +100,33 @@ fn an_edge_that_a_caller_names_is_checked() {
     assert_eq!(edges.find("../x").unwrap_err().code, Code::InvalidArgument);
     assert_eq!(edges.find("nope").unwrap_err().code, Code::NotFound);
     assert_eq!(edges.find("ber1").unwrap().0.as_str(), "ber1");
+}
+
+#[test]
+fn row_30_an_expired_certificate_is_let_in_for_its_grace() {
+    assert_eq!(judge("ber1", Some(1), GOOD, Some(GRACE_MS + 1_000)), Ok("ber1".into()));
+}
+
+#[test]
+fn a_renewed_credential_is_given_then_shown_and_the_old_one_is_retired() {
+    let (first, second, other) = (KeyHash([1; 32]), KeyHash([3; 32]), KeyHash([4; 32]));
+    let mut edges = edges();
+    let ber1 = EdgeId::parse("ber1").unwrap();
+    let row = edges.get(&ber1).unwrap().row.clone();
+    assert!(row.shown(&first).is_none() && !row.is_due(600) && row.is_due(667));
+    let ham1 = EdgeId::parse("ham1").unwrap();
+    assert_eq!(row.may_have(&second, Some(&ham1)).unwrap_err().reason, "KEY_IN_USE");
+    assert_eq!(row.may_have(&first, Some(&ber1)).unwrap_err().reason, "KEY_UNCHANGED");
+    row.may_have(&second, None).unwrap();
+    let pending =
+        Pending { key_sha256: second.to_string(), not_after_unix_ms: 9_000, issued_at_unix_ms: 900 };
+    edges.apply(EdgeRow { pending: Some(pending), ..row }, Position(3));
+    assert!(edges.knows(&first) && edges.knows(&second) && !edges.knows(&other));
+    let given = edges.get(&ber1).unwrap().row.clone();
+    given.may_have(&second, Some(&ber1)).unwrap();
+    assert!(given.shown(&first).is_none());
+    let shown = given.shown(&second).unwrap();
+    assert_eq!((shown.not_after_unix_ms, shown.is_due(1_000), shown.pending.clone()), (9_000, false, None));
+    edges.apply(shown, Position(4));
+    assert!(!edges.knows(&first) && edges.knows(&second));
 }

@@ -42,6 +42,8 @@ fn enrolled(revoked: bool) -> Known {
         not_after_unix_ms: 0,
         enrolled_at_unix_ms: 0,
         token_id: "t".into(),
+        issued_at_unix_ms: 0,
+        pending: None,
         revoked,
     };
     Known { row, position: Position(1) }
