@@ -63,7 +63,11 @@ impl Door for Plane {
                 return reject(newcomer, error);
             }
             let hello = EdgeHelloRequest::decode(newcomer.hello().payload.clone()).unwrap();
-            let answer = EdgeHelloResponse { control_plane_id: "cp1".into(), fleet_name: "prod".into() };
+            let answer = EdgeHelloResponse {
+                control_plane_id: "cp1".into(),
+                fleet_name: "prod".into(),
+                ..EdgeHelloResponse::default()
+            };
             let welcome = WelcomeOut {
                 generation: Generation(1),
                 intervals: umbel_wire::Intervals {
