@@ -11,7 +11,6 @@
 )]
 
 mod admin;
-mod approval;
 mod commands;
 mod control;
 mod enrollment;

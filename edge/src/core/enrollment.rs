@@ -11,7 +11,7 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 use umbel_store::Position;
 use umbel_wire::clock::Wall;
-use umbel_wire::enroll::TokenRow;
+use umbel_wire::enroll::{REPLAY_WINDOW, TokenRow};
 use umbel_wire::limits::GUESS_WINDOW;
 use umbel_wire::{Code, Error};
 
@@ -62,7 +62,10 @@ pub(crate) struct Tokens {
 
 impl Tokens {
     /// A committed row.
-    pub(crate) fn apply(&mut self, row: EnrollmentRow, position: Position) {
+    pub(crate) fn apply(&mut self, mut row: EnrollmentRow, position: Position) {
+        if let Some(claim) = &mut row.token.claim {
+            claim.certificate_chain.iter_mut().for_each(Vec::shrink_to_fit);
+        }
         let id = row.token.token_id.clone();
         if self.rows.get(&id).is_none_or(|(_, old)| *old < position) {
             self.unwritten.remove(&id);
@@ -75,6 +78,19 @@ impl Tokens {
         if let Some((kept, _)) = self.rows.get_mut(&row.token.token_id) {
             self.unwritten.insert(row.token.token_id.clone());
             *kept = row;
+        }
+    }
+
+    /// Answers that nobody can ask for again need no memory; the store keeps them.
+    pub(crate) fn forget_answers(&mut self, now: Wall) {
+        let window = i64::try_from(REPLAY_WINDOW.as_millis()).unwrap_or(i64::MAX);
+        for (row, _) in self.rows.values_mut() {
+            let expires = row.token.expires_at_unix_ms;
+            if let Some(claim) = &mut row.token.claim
+                && now.unix_ms() > expires.max(claim.claimed_at_unix_ms.saturating_add(window))
+            {
+                claim.certificate_chain = Vec::new();
+            }
         }
     }
 

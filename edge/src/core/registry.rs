@@ -8,6 +8,7 @@
 mod clock;
 mod credentials;
 mod gpus;
+mod hardware;
 pub(crate) mod identity;
 mod inventory;
 mod judge;
@@ -35,6 +36,7 @@ use umbel_wire::{Generation, KeyHash, NodeId};
 
 use crate::core::authority::AuthorityRow;
 
+use self::hardware::Hardware;
 pub(crate) use self::kept::Moment;
 use self::node::{Declared, Lifecycle, Node, ReportRow};
 use self::problems::Problem;
@@ -70,7 +72,7 @@ pub(crate) struct Registry<H> {
     told: HashMap<NodeId, Told>,
     // Providers of each model, the first stored first.
     models: HashMap<String, BTreeSet<(i64, NodeId, String)>>,
-    hardware: HashMap<String, BTreeSet<NodeId>>,
+    hardware: Hardware,
     calls: Vec<Call>,
     notices: Vec<Notice>,
     // Nodes whose report has to be written.
@@ -104,7 +106,7 @@ impl<H: Clone> Registry<H> {
             liveness: Liveness::new(times, period, now),
             told: HashMap::new(),
             models: HashMap::new(),
-            hardware: HashMap::new(),
+            hardware: Hardware::default(),
             calls: Vec::new(),
             notices: Vec::new(),
             unsaved: BTreeSet::new(),
@@ -260,8 +262,7 @@ impl<H: Clone> Registry<H> {
             was_complete = node.session.take().is_some_and(|session| session.named);
         });
         if let Some(told) = self.told.get_mut(&id) {
-            told.ready = None;
-            told.up.clear();
+            told.lost();
         }
         self.unsaved.insert(id);
         if was_complete {

@@ -13,7 +13,6 @@ use umbel_wire::guesses::Guesses;
 use umbel_wire::liveness::Times;
 use umbel_wire::{CloseReason, Code, Connection, EdgeId, Error, Generation, NodeId};
 
-use crate::core::approval::Approvals;
 use crate::core::authority::AuthorityRow;
 use crate::core::enrollment::{EnrollmentRow, Refusals, Tokens};
 use crate::core::providers::{self, spec};
@@ -69,8 +68,6 @@ pub(crate) struct Site {
     pub(crate) tokens: Mutex<Tokens>,
     pub(crate) guesses: Mutex<Guesses>,
     pub(crate) refusals: Mutex<Refusals>,
-    /// Certificates that wait for an operator, after a restore.
-    pub(crate) approvals: Mutex<Approvals>,
     /// Claims write through it.
     pub(crate) gather: Arc<Gather>,
     /// Claims of one token, or by one key, stand in a row.
@@ -151,12 +148,12 @@ impl Site {
         }
         let floor = store.get(SELF, WALL).await.map_err(unreadable)?;
         let floor = floor.and_then(|row| row.json::<i64>().ok()).unwrap_or(0);
+        tokens.forget_answers(Wall::now().max(Wall(floor)));
         let events = Events::new(edge_id.clone(), uuid::Uuid::new_v4().simple().to_string());
         let site = Arc::new(Self {
             edge_id,
             name,
             advertise,
-            approvals: Mutex::default(),
             gather: Gather::new(store.clone()),
             turns: Turns::default(),
             observed: Observed::new(&store),
@@ -340,6 +337,8 @@ impl Site {
             self.observed.tick(now);
             if now.saturating_duration_since(seen) >= SEEN_EVERY {
                 seen = now;
+                let wall = self.wall();
+                self.tokens.lock().unwrap_or_else(PoisonError::into_inner).forget_answers(wall);
                 self.read_mut(Registry::save_connected);
             }
             let due = now.saturating_duration_since(flushed) >= WALL_EVERY;

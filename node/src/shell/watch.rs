@@ -5,12 +5,9 @@
 //! nothing but itself, and of each at most one look is out.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     path::PathBuf,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -68,8 +65,6 @@ pub(crate) struct Watch {
     accelerator: &'static str,
     fabric_labels: BTreeMap<String, String>,
     seen: Mutex<Seen>,
-    /// A look at the processes that hold memory is out.
-    attributing: AtomicBool,
     interval: watch::Sender<Duration>,
     news: watch::Sender<News>,
 }
@@ -104,7 +99,6 @@ impl Watch {
             accelerator: config.accelerator.name(),
             fabric_labels: config.fabric_labels.clone(),
             seen: Mutex::new(seen),
-            attributing: AtomicBool::new(false),
             interval: watch::Sender::new(TELEMETRY),
             news: watch::Sender::new(News::default()),
         }
@@ -131,7 +125,7 @@ impl Watch {
         tokio::join!(Arc::clone(&self).watch_disks(), self.watch_gpus());
     }
 
-    async fn watch_gpus(self: Arc<Self>) {
+    async fn watch_gpus(&self) {
         let mut interval = self.interval.subscribe();
         let mut ticks = ticks(*interval.borrow_and_update());
         loop {
@@ -145,7 +139,7 @@ impl Watch {
     }
 
     /// One pass over the GPUs and the host's load.
-    async fn pass(self: &Arc<Self>) {
+    async fn pass(&self) {
         let (memory_used_bytes, load_1m_milli) = host::load();
         let changed = if self.gpus.are_wanted() { self.sweep().await } else { gpus::Changed::default() };
         {
@@ -158,7 +152,7 @@ impl Watch {
         });
     }
 
-    async fn sweep(self: &Arc<Self>) -> gpus::Changed {
+    async fn sweep(&self) -> gpus::Changed {
         let patience = PATIENCE.min(*self.interval.borrow() / 2);
         let known = self.seen().gpus.uuids();
         let (at, swept) = self.gpus.sweep(known, patience).await;
@@ -180,28 +174,17 @@ impl Watch {
         if changed.lost {
             tracing::warn!(lost = ?self.lost(), "GPUs were lost or came back");
         }
-        self.attribute(holders).await;
+        if !holders.is_empty() {
+            let leaders = self.engines.leaders();
+            let owners = spawn_blocking(move || process::owners(&holders, &leaders)).await;
+            self.seen().gpus.attribute(&owners.unwrap_or_default());
+        }
         if changed.kept {
             let (state, kept) = (Arc::clone(&self.state), self.seen().gpus.kept());
             // A disk that hangs is not waited for; the list is written again when it changes.
             drop(spawn_blocking(move || state.set_gpus(&kept)));
         }
         changed
-    }
-
-    /// Finds the engines of these processes.
-    async fn attribute(self: &Arc<Self>, holders: BTreeSet<i32>) {
-        if self.attributing.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let (watch, leaders) = (Arc::clone(self), self.engines.leaders());
-        let attributed = spawn_blocking(move || {
-            let owners = process::owners(&holders, &leaders);
-            watch.seen().gpus.attribute(&owners);
-            watch.attributing.store(false, Ordering::Release);
-        });
-        // Looking at a process that hangs in the driver can hang as well: then the figures go without.
-        let _ = tokio::time::timeout(PATIENCE, attributed).await;
     }
 
     async fn watch_disks(self: Arc<Self>) {

@@ -113,7 +113,7 @@ impl<H: Clone> Registry<H> {
             report.inventory = Some(Kept::new(&inventory, observed, true, moment));
         });
         if !changes.is_empty() {
-            self.notice(id, "node_inventory_changed", None, &sentence(&changes), true);
+            self.notice(id, "inventory_changed", None, &sentence(&changes), true);
         }
     }
 }

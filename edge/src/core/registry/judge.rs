@@ -103,19 +103,10 @@ impl<H: Clone> Registry<H> {
     /// These GPUs are not this node's any more.
     pub(super) fn release_gpus<'a>(&mut self, id: NodeId, uuids: impl Iterator<Item = &'a String>) {
         for uuid in uuids {
-            let holders = self.hardware.get_mut(uuid).map(|holders| {
-                holders.remove(&id);
-                holders.clone()
-            });
+            let left = self.hardware.release(uuid, id);
             self.solved(id, SAME_HARDWARE, uuid);
-            match holders {
-                Some(left) if left.is_empty() => drop(self.hardware.remove(uuid)),
-                Some(left) if left.len() == 1 => {
-                    for other in left {
-                        self.solved(other, SAME_HARDWARE, uuid);
-                    }
-                }
-                _ => {}
+            if let [other] = left[..] {
+                self.solved(other, SAME_HARDWARE, uuid);
             }
         }
     }
@@ -123,14 +114,20 @@ impl<H: Clone> Registry<H> {
     /// These GPUs are this node's; what another node claims too is a problem on both.
     pub(super) fn claim_gpus(&mut self, id: NodeId, uuids: BTreeSet<String>, wall: i64) {
         for uuid in uuids {
-            let holders = self.hardware.entry(uuid.clone()).or_default();
-            holders.insert(id);
-            if holders.len() < 2 {
+            let holders = self.hardware.claim(&uuid, id);
+            if holders.is_empty() {
                 continue;
             }
-            for holder in holders.clone() {
+            let names: Vec<_> = holders
+                .iter()
+                .filter_map(|id| self.node(id))
+                .map(|node| node.row.name.clone())
+                .take(4)
+                .collect();
+            let names = names.join(", ");
+            for holder in holders {
                 let message = format!(
-                    "GPU {uuid} is reported by more than one node: a state directory was copied or is not durable; \
+                    "GPU {uuid} is reported by more than one node ({names}): a state directory was copied or is not durable; \
                      keep one of them and enroll the other host with a token of its own"
                 );
                 self.problem(holder, SAME_HARDWARE, uuid.clone(), message, wall, None);

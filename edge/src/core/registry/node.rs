@@ -118,7 +118,8 @@ pub(crate) struct Node {
     pub(crate) unwritten: u32,
     pub(crate) report: ReportRow,
     /// Newest state of each engine by its name; empty until the node says it to this process.
-    pub(crate) engines: BTreeMap<String, EngineStatus>,
+    // Boxed: a map's node has room for eleven entries, and most nodes have one engine.
+    pub(crate) engines: BTreeMap<String, Box<EngineStatus>>,
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) capabilities: Vec<String>,
     pub(crate) settings: NodeSettings,

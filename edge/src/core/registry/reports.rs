@@ -95,12 +95,12 @@ impl<H: Clone> Registry<H> {
     ) -> Result<NodeHelloResponse, StaleGeneration> {
         self.current(id, generation)?;
         let engines = self.declared_anew(&id, &hello, wall);
-        let states: BTreeMap<String, EngineStatus> = hello
+        let states: BTreeMap<String, Box<EngineStatus>> = hello
             .engines
             .iter()
-            .filter_map(|engine| engine.status.clone().map(|status| (engine.name.clone(), status)))
+            .filter_map(|engine| engine.status.clone().map(|status| (engine.name.clone(), Box::new(status))))
             .collect();
-        let not_ready = not_ready(states.values());
+        let not_ready = not_ready(states.values().map(Box::as_ref));
         self.change(id, |node| {
             node.session = Some(Session { generation, protocol, named: false, leaving: false });
             node.protocol = protocol;
@@ -204,7 +204,7 @@ impl<H: Clone> Registry<H> {
         self.started_again(id, &not_ready);
         if news {
             self.change(id, |node| {
-                node.engines.extend(fresh.into_iter().map(|status| (status.name.clone(), status)));
+                node.engines.extend(fresh.into_iter().map(|status| (status.name.clone(), Box::new(status))));
             });
         }
     }

@@ -179,7 +179,7 @@ impl<H: Clone> Registry<H> {
             node.labels = labels;
             node.engines.retain(|name, _| engines.iter().any(|engine| engine.name == *name));
             for status in states {
-                node.engines.insert(status.name.clone(), status);
+                node.engines.insert(status.name.clone(), Box::new(status));
             }
         });
         self.declare(id, engines);

@@ -4,8 +4,6 @@
 //! once and in order. Invariant: a provider is up only under the generation of a complete connection, and a node
 //! is ready only with its providers up.
 
-use std::collections::BTreeMap;
-
 use umbel_wire::{Generation, NodeId};
 
 use super::node::{Declared, Node, ProviderState};
@@ -32,20 +30,92 @@ pub(crate) enum Call {
     Lost { node: NodeId, generation: Generation },
 }
 
-// What admission was last told of a node, so that only differences are told.
+// What admission was last told of a node, so that only differences are told. A site has thousands of these, nearly all of
+// one or two engines: vectors of exact length, no maps.
 #[derive(Debug, Default)]
 pub(super) struct Told {
     eligible: Option<bool>,
     draining: Option<bool>,
-    declared: BTreeMap<String, Declared>,
-    pub(super) up: BTreeMap<String, (Generation, Declared, ProviderState, String)>,
+    engines: Vec<ToldEngine>,
     pub(super) ready: Option<(Generation, bool)>,
+}
+
+#[derive(Debug)]
+struct ToldEngine {
+    declared: Declared,
+    up: Option<Up>,
+}
+
+#[derive(Debug)]
+struct Up {
+    generation: Generation,
+    state: ProviderState,
+    cause: String,
+    /// It was told before the engine was declared otherwise.
+    outdated: bool,
+}
+
+impl Told {
+    /// The connection has ended: nothing of it is up.
+    pub(super) fn lost(&mut self) {
+        self.ready = None;
+        for engine in &mut self.engines {
+            engine.up = None;
+        }
+    }
+
+    fn declare(&mut self, node: &Node, calls: &mut Vec<Call>) {
+        let declared = &node.report.engines;
+        self.engines.retain(|told| {
+            let kept = declared.iter().any(|engine| engine.name == told.declared.name);
+            if !kept {
+                calls.push(Call::Down { node: node.id, engine: told.declared.name.clone() });
+            }
+            kept
+        });
+        for engine in declared {
+            match self.engines.iter_mut().find(|told| told.declared.name == engine.name) {
+                Some(told) if told.declared == *engine => continue,
+                Some(told) => {
+                    told.declared = engine.clone();
+                    if let Some(up) = &mut told.up {
+                        up.outdated = true;
+                    }
+                }
+                None => self.engines.push(ToldEngine { declared: engine.clone(), up: None }),
+            }
+            calls.push(Call::Declare { node: node.id, engine: engine.clone() });
+        }
+        self.engines.shrink_to_fit();
+    }
+}
+
+impl ToldEngine {
+    /// The provider's state under a complete connection; whether it is news for people.
+    fn tell(&mut self, node: &Node, generation: Generation, calls: &mut Vec<Call>) -> Option<ProviderState> {
+        let name = &self.declared.name;
+        let (state, cause) = node.engine_state(name);
+        let same = |up: &Up| up.generation == generation && !up.outdated;
+        match &self.up {
+            Some(up) if same(up) && up.state == state && up.cause == cause => return None,
+            Some(up) if same(up) => {
+                let (engine, cause) = (name.clone(), cause.clone());
+                calls.push(Call::State { node: node.id, generation, engine, state, cause });
+            }
+            _ => {
+                let (engine, cause) = (self.declared.clone(), cause.clone());
+                calls.push(Call::Up { node: node.id, generation, engine, state, cause });
+            }
+        }
+        let before = self.up.replace(Up { generation, state, cause, outdated: false });
+        (before.map(|up| up.state) != Some(state)).then_some(state)
+    }
 }
 
 impl<H: Clone> Registry<H> {
     // Compares what admission was told with what is, and tells the difference.
     pub(super) fn reconcile(&mut self, id: NodeId) {
-        let Some(node) = self.nodes.get(&id).cloned() else { return };
+        let Some(node) = self.nodes.get(&id) else { return };
         let told = self.told.entry(id).or_default();
         let calls = &mut self.calls;
         if told.eligible != Some(node.row.eligible) {
@@ -56,37 +126,12 @@ impl<H: Clone> Registry<H> {
             told.draining = Some(node.row.draining);
             calls.push(Call::Draining { node: id, draining: node.row.draining });
         }
-        let engines = &node.report.engines;
-        told.declared.retain(|name, _| {
-            let kept = engines.iter().any(|engine| engine.name == *name);
-            if !kept {
-                told.up.remove(name);
-                calls.push(Call::Down { node: id, engine: name.clone() });
-            }
-            kept
-        });
-        for engine in engines {
-            if told.declared.get(&engine.name) != Some(engine) {
-                told.declared.insert(engine.name.clone(), engine.clone());
-                calls.push(Call::Declare { node: id, engine: engine.clone() });
-            }
-        }
+        told.declare(node, calls);
         let Some(session) = node.session.as_ref().filter(|session| session.named) else { return };
         let generation = session.generation;
-        for engine in engines {
-            let (state, cause) = node.engine_state(&engine.name);
-            let now = (generation, engine.clone(), state, cause.clone());
-            let name = engine.name.clone();
-            match told.up.get(&name) {
-                Some(before) if *before == now => continue,
-                Some(before) if before.0 == generation && before.1 == *engine => {
-                    calls.push(Call::State { node: id, generation, engine: name.clone(), state, cause });
-                }
-                _ => calls.push(Call::Up { node: id, generation, engine: engine.clone(), state, cause }),
-            }
-            let before = told.up.insert(name.clone(), now).map(|before| before.2);
-            if before != Some(state) {
-                self.notices.push(provider_notice(&node, &name, state));
+        for engine in &mut told.engines {
+            if let Some(state) = engine.tell(node, generation, calls) {
+                self.notices.push(provider_notice(node, &engine.declared.name, state));
             }
         }
         let ready = node.connected();

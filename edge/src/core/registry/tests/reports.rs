@@ -231,12 +231,12 @@ fn a_gpu_is_missing_only_by_a_complete_inventory() {
     assert_eq!(one.gpus(), [("g0".into(), GpuState::Ok), ("g1".into(), GpuState::Ok)]);
     let (result, message, _) = one.check("inventory");
     assert!(result == CheckResult::Failed && message.contains("the driver hangs"), "{message}");
-    assert_eq!(one.told(), [("node_inventory_changed", true)]);
+    assert_eq!(one.told(), [("inventory_changed", true)]);
 
     one.inventory(true, &["g0"]);
     assert_eq!(
         one.told(),
-        [("gpu_missing", true), ("provider_unavailable", false), ("node_inventory_changed", true)]
+        [("gpu_missing", true), ("provider_unavailable", false), ("inventory_changed", true)]
     );
     assert_eq!(one.gpus(), [("g0".into(), GpuState::Ok), ("g1".into(), GpuState::Missing)]);
     assert_eq!(one.codes(), [problems::GPU_MISSING]);
@@ -372,4 +372,35 @@ fn a_clock_that_was_never_right_poisons_nothing() {
         NodeHeartbeat { observed_at_unix_ms: ahead.wall - 3 * 3_600 * 1_000, ..NodeHeartbeat::default() };
     ahead.site.heartbeat(ahead.id, ahead.generation, beat, ahead.now, ahead.wall).unwrap();
     assert_eq!(ahead.codes(), Vec::<String>::new());
+}
+
+/// A host that was enrolled anew after its old identity was retired has its GPUs for itself, also after a restart.
+#[test]
+fn a_tombstone_claims_no_gpu() {
+    let mut one = One::new();
+    one.inventory(true, &["g0"]);
+    let other = NodeId::random();
+    one.site.insert(other, row("b"), Position(2), ReportRow::default());
+    let generation = connect(&mut one.site, other, 1, hello(vec![]), one.now, one.wall);
+    let same = NodeInventory {
+        sequence: 1,
+        observed_at_unix_ms: one.wall,
+        complete: true,
+        gpus: vec![gpu("g0", 0)],
+        ..NodeInventory::default()
+    };
+    one.site.inventory(other, generation, same, one.now, one.wall).unwrap();
+    let problem = one.snapshot().problems.remove(0);
+    assert_eq!((problem.code.as_str(), problem.subject.as_str()), (problems::SAME_HARDWARE, "g0"));
+    assert!(problem.message.contains("a, b") || problem.message.contains("b, a"), "{}", problem.message);
+    let mut retired = row("a");
+    retired.lifecycle = super::super::node::Lifecycle::Decommissioned;
+    let report = one.site.node(&one.id).unwrap().report.clone();
+    one.site.apply(one.id, retired.clone(), Position(3));
+    assert!(one.site.node(&other).unwrap().problems.is_empty());
+    let mut restarted = site(one.now);
+    restarted.insert(one.id, retired, Position(3), report.clone());
+    restarted.insert(other, row("b"), Position(2), report);
+    assert!(restarted.node(&other).unwrap().problems.is_empty());
+    assert!(restarted.node(&one.id).unwrap().report.inventory.is_none());
 }
