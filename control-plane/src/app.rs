@@ -102,7 +102,7 @@ impl Running {
             .map_err(|error| StartError::State(format!("{}: {error}", state.display())))?;
         let keys = Keys::open(config, umbel_wire::clock::Wall::now())?;
         let listeners = Listeners::bind(config).await?;
-        let store = Store::open_existing(&state.join(STORE_FILE), STORE_OWNER)
+        let store = Store::open_rescuing(&state.join(STORE_FILE), STORE_OWNER)
             .map_err(|error| StartError::State(error.to_string()))?;
         let generations = HighWater::open(&store, "generation", GENERATIONS)
             .await

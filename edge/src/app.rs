@@ -114,7 +114,7 @@ impl Running {
         }
         files::private_dir(state)
             .map_err(|error| StartError::State(format!("{}: {error}", state.display())))?;
-        Self::build_on(config, || Store::open_existing(&state.join(STORE_FILE), STORE_OWNER)).await
+        Self::build_on(config, || Store::open_rescuing(&state.join(STORE_FILE), STORE_OWNER)).await
     }
 
     /// The same on a store that a test can make fail.

@@ -21,6 +21,7 @@ const OWNER_KEY: &[u8] = b"owner";
 const INCARNATION_KEY: &[u8] = b"incarnation";
 const POSITION_KEY: &[u8] = b"position";
 const MARK_PREFIX: &[u8] = b"mark/";
+const MARK_FLOOR_KEY: &[u8] = b"mark-floor";
 
 /// What stands in a file's first rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -178,7 +179,7 @@ pub(crate) fn changes_since(view: &dyn View, asked: Position) -> Result<Result<V
 /// Reserves the next `block` numbers of a mark on disk, none below `above`, and returns the first.
 pub(crate) fn reserve(tx: &mut dyn Transaction, name: &str, block: u64, above: u64) -> Result<u64, Failure> {
     let key = mark_key(name);
-    let first = number(tx, &key)?.max(above).max(1);
+    let first = unreserved(tx, name)?.max(above);
     let end = first.checked_add(block).ok_or_else(|| Failure(format!("mark {name} is used up")))?;
     tx.put(Space::Meta, &key, &end.to_be_bytes())?;
     Ok(first)
@@ -186,18 +187,12 @@ pub(crate) fn reserve(tx: &mut dyn Transaction, name: &str, block: u64, above: u
 
 /// The first number of a mark that was never reserved.
 pub(crate) fn unreserved(view: &dyn View, name: &str) -> Result<u64, Failure> {
-    Ok(number(view, &mark_key(name))?.max(1))
+    Ok(number(view, &mark_key(name))?.max(number(view, MARK_FLOOR_KEY)?).max(1))
 }
 
-/// Nothing below `least` is given out of any mark from now on.
+/// Nothing below `least` is given out of any mark from now on, known or not.
 pub(crate) fn raise_marks(tx: &mut dyn Transaction, least: u64) -> Result<(), Failure> {
-    let mut end = MARK_PREFIX.to_vec();
-    end.push(0xFF);
-    for (key, _) in tx.scan(Space::Meta, MARK_PREFIX, &end, usize::MAX, false)? {
-        let next = number(tx, &key)?.max(least);
-        tx.put(Space::Meta, &key, &next.to_be_bytes())?;
-    }
-    Ok(())
+    tx.put(Space::Meta, MARK_FLOOR_KEY, &least.to_be_bytes())
 }
 
 /// The newest committed position is this one.

@@ -36,6 +36,7 @@ mod overlay;
 mod owed;
 mod reader;
 mod redb_file;
+mod rescue;
 mod restore;
 #[cfg(feature = "simulation")]
 pub mod simulation;
@@ -45,6 +46,8 @@ mod writer;
 
 #[cfg(test)]
 mod conformance;
+#[cfg(test)]
+mod safety;
 #[cfg(test)]
 mod tests;
 

@@ -284,7 +284,7 @@ impl Backend for RedbFile {
         let check = !self.shared.is_sound();
         let mut slot = self.shared.slot();
         // The old handle holds the file's lock.
-        drop(slot.take());
+        let_go(slot.take());
         self.overlaid = true;
         *slot = Some(opened(&self.path, &self.switch, How::Overlaid { check })?);
         self.shared.panicked.store(false, Ordering::SeqCst);
@@ -297,7 +297,7 @@ impl Backend for RedbFile {
         let check = !self.shared.is_sound();
         {
             let mut slot = self.shared.slot();
-            drop(slot.take());
+            let_go(slot.take());
             match opened(&self.path, &self.switch, How::Real { check }) {
                 Ok(database) => {
                     *slot = Some(database);
@@ -313,7 +313,14 @@ impl Backend for RedbFile {
     }
 
     fn close(&mut self) {
-        drop(self.shared.slot().take());
+        let_go(self.shared.slot().take());
+    }
+}
+
+// Closing writes, and after a panic it may be one more.
+fn let_go(database: Option<Database>) {
+    if catch_unwind(AssertUnwindSafe(|| drop(database))).is_err() {
+        tracing::error!("the store's file could not be closed in order");
     }
 }
 
