@@ -42,7 +42,11 @@ impl Store {
         match rescue(path, owner) {
             Ok(origin) => {
                 let (kept, unusable) = (origin.rescued.unwrap_or(0), origin.unusable);
-                tracing::error!(kept, unusable, "the damaged file was moved aside; the store goes on without the rest");
+                tracing::error!(
+                    kept,
+                    unusable,
+                    "the damaged file was moved aside; the store goes on without the rest"
+                );
                 Self::open_existing_switched(path, owner, switch)
             }
             Err(Failure(cause)) => {
@@ -74,9 +78,8 @@ fn rescue(path: &Path, owner: &str) -> Result<Origin, Failure> {
 
 fn read_out(path: &Path, owner: &str, part: &Path) -> Result<Origin, Failure> {
     let mut damaged = Damaged { path, owner, file: None };
-    let identity = damaged.read(&mut |view| {
-        core::identity(view)?.ok_or_else(|| Failure("it has no identity".to_owned()))
-    })?;
+    let identity = damaged
+        .read(&mut |view| core::identity(view)?.ok_or_else(|| Failure("it has no identity".to_owned())))?;
     if identity.owner != owner || identity.schema != SCHEMA {
         return Err(Failure("its identity is not this program's".to_owned()));
     }
@@ -195,7 +198,9 @@ impl Damaged<'_> {
     fn read<T>(&mut self, look: &mut dyn FnMut(&dyn View) -> Result<T, Failure>) -> Result<T, Failure> {
         let file = match self.file.take() {
             Some(file) => file,
-            None => RedbFile::look(self.path, self.owner, false).map_err(|error| Failure(error.to_string()))?,
+            None => {
+                RedbFile::look(self.path, self.owner, false).map_err(|error| Failure(error.to_string()))?
+            }
         };
         let mut found = Err(Failure("nothing was read".to_owned()));
         let read = file.reader().read(&mut |view| {
