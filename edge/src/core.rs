@@ -1,6 +1,7 @@
 //! What an edge decides, without a socket, a file, a clock or a random source.
 
 pub(crate) mod admission;
+pub(crate) mod approval;
 pub(crate) mod authority;
 pub(crate) mod commands;
 pub(crate) mod credentials;

@@ -11,6 +11,7 @@
 )]
 
 mod admin;
+mod approval;
 mod commands;
 mod control;
 mod enrollment;

@@ -1,5 +1,7 @@
 //! GPUs, load and disks of a running agent, over the stub NVML library. Rows are those of the fault catalogue.
 
+use std::path::Path;
+
 use rustix::process::Signal;
 use umbel_contracts::proto::node::{EngineState, GpuTelemetry, NodeInventory, NodeTelemetry};
 
@@ -301,6 +303,10 @@ async fn the_preflight_comes_before_everything() {
     let found = tokio::task::spawn_blocking(move || umbel_node::preflight(&config)).await.unwrap().unwrap();
     assert_eq!((found.gpus[0].uuid.as_str(), found.gpus[0].memory_bytes), ("GPU-a", Some(1000)));
     assert_eq!(found.gpus[0].figures, ["memory", "temperature", "power", "utilization"]);
+    // A container that was given none.
+    let mut agent = rig.folder.start_in(&[("NVIDIA_VISIBLE_DEVICES", Path::new("void"))]);
+    assert_eq!(agent.ended().await, Some(3));
+    assert!(rig.folder.log().contains("NVIDIA_DEVICE_NOT_FOUND"), "{}", rig.folder.log());
     // An agent that has joined ends with the same code; a hang is no different, and is not waited for long.
     std::fs::remove_file(rig.stub.library()).unwrap();
     let mut agent = rig.folder.start();

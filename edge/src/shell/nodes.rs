@@ -10,7 +10,7 @@ mod rotation;
 mod session;
 mod turns;
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use prost::Message;
@@ -23,6 +23,7 @@ use umbel_wire::{
     KeyHash, Newcomer, NodeId, Purpose, Rejection, WelcomeOut, clock, limits,
 };
 
+use crate::core::approval;
 use crate::core::door::{self, Shown};
 use crate::core::registry::reports;
 use crate::core::rotation::wanted as rotates;
@@ -49,6 +50,10 @@ pub(crate) struct NodeDoor {
 impl Door for NodeDoor {
     fn knows(&self, key: &KeyHash) -> bool {
         self.site.read(|registry| registry.by_key(key).is_some())
+    }
+
+    fn may_be_ours(&self, leaf: &[u8]) -> bool {
+        self.site.store.restored_at().is_some() && self.site.authorities.held().has_signed(leaf)
     }
 
     fn knock(&self, newcomer: Newcomer) -> BoxFuture<'static, ()> {
@@ -90,7 +95,8 @@ struct Judged {
 async fn judge(site: &Arc<Site>, newcomer: &Newcomer) -> Result<Judged, Box<Rejection>> {
     let refuse = |error: Error| Box::new(rejection(newcomer, error));
     // Who it is comes first: a stranger learns nothing else.
-    site.read(|registry| door::credential(registry, shown(site, newcomer))).map_err(refuse)?;
+    site.read(|registry| door::credential(registry, shown(site, newcomer)))
+        .map_err(|error| refuse(withheld(site, newcomer).unwrap_or(error)))?;
     let protocol = door::protocol(newcomer.hello().versions)?;
     let hello = bounds::decode::<NodeHelloRequest>(&newcomer.hello().payload).map_err(refuse)?;
     reports::check_hello(&hello).map_err(refuse)?;
@@ -118,6 +124,27 @@ async fn judge(site: &Arc<Site>, newcomer: &Newcomer) -> Result<Judged, Box<Reje
     let accepted = accepted.map_err(|refusal| refuse(refusal.error()))?;
     let (generation, superseded) = (accepted.generation, accepted.superseded);
     Ok(Judged { id, protocol, generation, superseded, hello })
+}
+
+/// A certificate that this edge gave after the backup that it was restored from: it waits for an operator.
+fn withheld(site: &Site, newcomer: &Newcomer) -> Option<Error> {
+    let certificate = newcomer.certificate()?;
+    if site.read(|registry| registry.by_key(&certificate.key_hash).is_some()) {
+        return None;
+    }
+    let restored = site.store.restored_at().map(umbel_wire::clock::Wall);
+    let ours = || site.authorities.held().has_signed(newcomer.leaf());
+    let node = approval::is_newer(restored, certificate, &site.edge_id, ours)?;
+    if site.read(|registry| registry.node(&node).is_some_and(|node| node.is_tombstone())) {
+        return None;
+    }
+    let mut approvals = site.approvals.lock().unwrap_or_else(PoisonError::into_inner);
+    let (error, news) = approvals.hold(certificate, node, site.wall());
+    if news {
+        let record = AuditRecord::new("node.credential.held", node.to_string(), "refused").by("edge");
+        site.audit_soon(vec![record.because("its certificate is newer than the backup of this edge")]);
+    }
+    Some(error)
 }
 
 fn shown<'a>(site: &'a Site, newcomer: &'a Newcomer) -> Shown<'a> {

@@ -4,6 +4,7 @@
 //! storing outcomes to [`crate::shell::commands`]. Invariant: a mutation is one commit that holds its effect, its
 //! audit entry and its command; what is refused has changed nothing.
 
+mod approve;
 pub(crate) mod audit;
 mod backup;
 mod ca;

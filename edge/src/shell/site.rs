@@ -13,6 +13,7 @@ use umbel_wire::guesses::Guesses;
 use umbel_wire::liveness::Times;
 use umbel_wire::{CloseReason, Code, Connection, EdgeId, Error, Generation, NodeId};
 
+use crate::core::approval::Approvals;
 use crate::core::authority::AuthorityRow;
 use crate::core::enrollment::{EnrollmentRow, Refusals, Tokens};
 use crate::core::providers::{self, spec};
@@ -68,6 +69,8 @@ pub(crate) struct Site {
     pub(crate) tokens: Mutex<Tokens>,
     pub(crate) guesses: Mutex<Guesses>,
     pub(crate) refusals: Mutex<Refusals>,
+    /// Certificates that wait for an operator, after a restore.
+    pub(crate) approvals: Mutex<Approvals>,
     /// Claims write through it.
     pub(crate) gather: Arc<Gather>,
     /// Claims of one token, or by one key, stand in a row.
@@ -154,6 +157,7 @@ impl Site {
             edge_id,
             name,
             advertise,
+            approvals: Mutex::default(),
             gather: Gather::new(store.clone()),
             turns: Turns::default(),
             observed: Observed::new(&store),

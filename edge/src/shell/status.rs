@@ -3,7 +3,7 @@
 //! Owns the reading: nodes are shared under the registry's lock at one revision, each model's figures are read
 //! together under admission's. Invariant: nothing here leaves out a node because it is not connected.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use prost::Message;
 use umbel_contracts::proto::control::{
@@ -74,6 +74,7 @@ async fn summary_of(site: &Site, revision: u64, nodes: &[Arc<Node>]) -> EdgeSumm
     let totals = site.dispatch.totals();
     let mut problems: Vec<Problem> = store_problems(&site.store, site.wall());
     problems.extend(site.settings.problem());
+    problems.extend(site.approvals.lock().unwrap_or_else(PoisonError::into_inner).problems(site.wall()));
     let serving = nodes.iter().filter(|node| node.row.lifecycle != Lifecycle::Decommissioned);
     problems.extend(serving.flat_map(|node| snapshot::problems(node)));
     let problems_total = u32::try_from(problems.len()).unwrap_or(u32::MAX);

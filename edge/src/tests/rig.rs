@@ -95,6 +95,25 @@ impl Edge {
         Self { directory, config, running, disk }
     }
 
+    /// A copy of the store as it stands.
+    pub(super) async fn backup(&self, name: &str) -> std::path::PathBuf {
+        let to = self.directory.path().join(name);
+        self.running.site.store.backup(to.clone(), self.config.site.to_string()).await.unwrap();
+        to
+    }
+
+    /// Ends the edge and starts it again from a backup.
+    pub(super) async fn restore(self, from: &std::path::Path) -> Self {
+        let Self { directory, config, running, .. } = self;
+        running.drain(Duration::from_secs(5)).await;
+        let path = config.state_dir.join(STORE_FILE);
+        let restoring =
+            umbel_store::Restoring::begin(from, &path, STORE_OWNER, config.site.as_str()).unwrap();
+        restoring.finish().unwrap();
+        let (running, disk) = Self::open(&config).await;
+        Self { directory, config, running, disk }
+    }
+
     /// Asks an operation as the local socket would.
     pub(super) async fn ask(&self, operation: &str, selector: &str, args: Value) -> Result<Standing, Error> {
         self.ask_as(&uuid::Uuid::new_v4().to_string(), operation, selector, args).await

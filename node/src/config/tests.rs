@@ -57,6 +57,29 @@ fn engines_of_each_kind() {
     assert_eq!(start_timeout, Duration::from_secs(600));
 }
 
+#[test]
+fn hardware_and_places() {
+    let config = parse(
+        "[node]\nnvml_library = \"lib/nvml.so\"\n[node.fabric_labels]\nzone = \"a\"\n\
+         [artifacts]\nquarantine = \"q\"\n[artifacts.roots]\nmodels = \"/srv/models\"\n",
+    )
+    .unwrap();
+    assert_eq!(config.nvml_library.as_deref(), Some(Path::new("/etc/umbel/lib/nvml.so")));
+    assert_eq!(config.fabric_labels["zone"], "a");
+    assert_eq!(config.artifacts.quarantine.as_deref(), Some(Path::new("/etc/umbel/q")));
+    assert_eq!(config.artifacts.roots["models"], Path::new("/srv/models"));
+    assert!(!config.allow_volatile_state);
+    for (lines, wanted) in [
+        ("[artifacts.roots]\nmodels = \"m\"", "artifacts.quarantine"),
+        ("[artifacts]\nquarantine = \"q\"\n[artifacts.roots]\nstate = \"m\"", "artifacts.roots.state"),
+        ("[artifacts]\nquarantine = \"q\"\n[artifacts.roots]\n\"a b\" = \"m\"", "artifacts.roots.a b"),
+        ("[node.fabric_labels]\n\"a b\" = \"c\"", "node.fabric_labels"),
+    ] {
+        let said = parse(&format!("{NODE}{lines}\n")).unwrap_err();
+        assert!(said.contains(wanted), "{lines}: {said}");
+    }
+}
+
 /// Each error names the field by its path.
 #[test]
 fn errors_name_the_field() {

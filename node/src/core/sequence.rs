@@ -43,7 +43,9 @@ impl Sequence {
     /// What to write to the disk now, if the reserve is low; say [`Sequence::reserved`] when it is there.
     pub(crate) fn wanted(&self) -> Option<u64> {
         let left = self.reserved.saturating_sub(self.last);
-        (left < BLOCK / 4).then(|| self.last.saturating_add(BLOCK))
+        let up_to = self.last.saturating_add(BLOCK);
+        // At the end of all numbers there is nothing to write.
+        (left < BLOCK / 4 && up_to > self.reserved).then_some(up_to)
     }
 
     /// `up_to` stands on the disk.
@@ -74,6 +76,15 @@ mod tests {
                 _ => Self::Raise(u16::arbitrary(g)),
             }
         }
+    }
+
+    #[test]
+    fn there_is_an_end_to_numbers() {
+        let mut sequence = Sequence::after_start(0);
+        sequence.raise(u64::MAX);
+        assert_eq!(sequence.wanted(), Some(u64::MAX));
+        sequence.reserved(u64::MAX);
+        assert_eq!((sequence.next(), sequence.wanted()), (None, None));
     }
 
     quickcheck::quickcheck! {

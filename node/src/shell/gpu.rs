@@ -135,18 +135,17 @@ impl Gpus {
 
 /// Whether the mode asks for GPUs on this host.
 fn is_wanted(mode: Accelerator) -> bool {
+    let visible = std::env::var("NVIDIA_VISIBLE_DEVICES").unwrap_or_default();
+    let devices = Path::new("/dev/nvidiactl").exists() || Path::new("/proc/driver/nvidia/gpus").exists();
+    calls_for_gpus(mode, &visible, devices)
+}
+
+/// `visible`: what the container's environment says; `devices`: the driver's files are there.
+fn calls_for_gpus(mode: Accelerator, visible: &str, devices: bool) -> bool {
     match mode {
         Accelerator::Cpu => false,
         Accelerator::Nvidia => true,
-        Accelerator::Auto => {
-            let visible = std::env::var("NVIDIA_VISIBLE_DEVICES").unwrap_or_default();
-            if is_none(&visible) {
-                return false;
-            }
-            !visible.is_empty()
-                || Path::new("/dev/nvidiactl").exists()
-                || Path::new("/proc/driver/nvidia/gpus").exists()
-        }
+        Accelerator::Auto => !is_none(visible) && (!visible.is_empty() || devices),
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -72,6 +72,8 @@ pub(crate) struct Reports {
     settings: Arc<Settings>,
     inventories: Mutex<Stream>,
     telemetries: Mutex<Stream>,
+    /// Numbers are being reserved.
+    reserving: AtomicBool,
     told: Mutex<Told>,
     declared: Mutex<Declaration>,
     heartbeats: AtomicU64,
@@ -99,6 +101,7 @@ impl Reports {
             declared: Mutex::default(),
             inventories: stream(on_disk.inventory),
             telemetries: stream(on_disk.telemetry),
+            reserving: AtomicBool::new(false),
             told: Mutex::default(),
             heartbeats: AtomicU64::new(0),
             problems: Mutex::default(),
@@ -146,8 +149,15 @@ impl Reports {
     }
 
     fn reserve_later(self: &Arc<Self>) {
+        // One at a time: a disk that hangs must not take all threads for blocking work.
+        if self.reserving.swap(true, Ordering::AcqRel) {
+            return;
+        }
         let reports = Arc::clone(self);
-        drop(spawn_blocking(move || reports.reserve()));
+        drop(spawn_blocking(move || {
+            reports.reserve();
+            reports.reserving.store(false, Ordering::Release);
+        }));
     }
 
     /// The edge has seen these numbers: what comes is above them.

@@ -5,9 +5,12 @@
 //! nothing but itself, and of each at most one look is out.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -65,6 +68,8 @@ pub(crate) struct Watch {
     accelerator: &'static str,
     fabric_labels: BTreeMap<String, String>,
     seen: Mutex<Seen>,
+    /// A look at the processes that hold memory is out.
+    attributing: AtomicBool,
     interval: watch::Sender<Duration>,
     news: watch::Sender<News>,
 }
@@ -99,6 +104,7 @@ impl Watch {
             accelerator: config.accelerator.name(),
             fabric_labels: config.fabric_labels.clone(),
             seen: Mutex::new(seen),
+            attributing: AtomicBool::new(false),
             interval: watch::Sender::new(TELEMETRY),
             news: watch::Sender::new(News::default()),
         }
@@ -125,7 +131,7 @@ impl Watch {
         tokio::join!(Arc::clone(&self).watch_disks(), self.watch_gpus());
     }
 
-    async fn watch_gpus(&self) {
+    async fn watch_gpus(self: Arc<Self>) {
         let mut interval = self.interval.subscribe();
         let mut ticks = ticks(*interval.borrow_and_update());
         loop {
@@ -139,7 +145,7 @@ impl Watch {
     }
 
     /// One pass over the GPUs and the host's load.
-    async fn pass(&self) {
+    async fn pass(self: &Arc<Self>) {
         let (memory_used_bytes, load_1m_milli) = host::load();
         let changed = if self.gpus.are_wanted() { self.sweep().await } else { gpus::Changed::default() };
         {
@@ -152,7 +158,7 @@ impl Watch {
         });
     }
 
-    async fn sweep(&self) -> gpus::Changed {
+    async fn sweep(self: &Arc<Self>) -> gpus::Changed {
         let patience = PATIENCE.min(*self.interval.borrow() / 2);
         let known = self.seen().gpus.uuids();
         let (at, swept) = self.gpus.sweep(known, patience).await;
@@ -174,17 +180,28 @@ impl Watch {
         if changed.lost {
             tracing::warn!(lost = ?self.lost(), "GPUs were lost or came back");
         }
-        if !holders.is_empty() {
-            let leaders = self.engines.leaders();
-            let owners = spawn_blocking(move || process::owners(&holders, &leaders)).await;
-            self.seen().gpus.attribute(&owners.unwrap_or_default());
-        }
+        self.attribute(holders).await;
         if changed.kept {
             let (state, kept) = (Arc::clone(&self.state), self.seen().gpus.kept());
             // A disk that hangs is not waited for; the list is written again when it changes.
             drop(spawn_blocking(move || state.set_gpus(&kept)));
         }
         changed
+    }
+
+    /// Finds the engines of these processes.
+    async fn attribute(self: &Arc<Self>, holders: BTreeSet<i32>) {
+        if self.attributing.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let (watch, leaders) = (Arc::clone(self), self.engines.leaders());
+        let attributed = spawn_blocking(move || {
+            let owners = process::owners(&holders, &leaders);
+            watch.seen().gpus.attribute(&owners);
+            watch.attributing.store(false, Ordering::Release);
+        });
+        // Looking at a process that hangs in the driver can hang as well: then the figures go without.
+        let _ = tokio::time::timeout(PATIENCE, attributed).await;
     }
 
     async fn watch_disks(self: Arc<Self>) {

@@ -35,6 +35,11 @@ use crate::tls::{self, TlsServer};
 pub trait Door: Send + Sync + 'static {
     /// Whether the registry holds this key in any state: decides how large the first frame may be.
     fn knows(&self, key: &KeyHash) -> bool;
+    /// Whether a certificate whose key the registry does not hold may be one of its own all the same, because it lost
+    /// some: then its first frame may be as large.
+    fn may_be_ours(&self, _leaf: &[u8]) -> bool {
+        false
+    }
     /// Must accept, answer or reject; a dropped newcomer is rejected with INTERNAL.
     fn knock(&self, newcomer: Newcomer) -> BoxFuture<'static, ()>;
 }
@@ -61,6 +66,13 @@ impl Newcomer {
     /// Its certificate: proof that it holds the key, nothing more.
     pub fn certificate(&self) -> Option<&PeerCertificate> {
         self.certificate.as_ref()
+    }
+
+    /// The same as it was shown, DER. Empty without one.
+    pub fn leaf(&self) -> &[u8] {
+        let session = self.stream.as_ref().map(|(stream, _)| stream.get_ref().1);
+        let leaf = session.and_then(|session| session.peer_certificates()).and_then(<[_]>::first);
+        leaf.map(|leaf| leaf.as_ref()).unwrap_or_default()
     }
 
     /// What it said.
@@ -208,11 +220,10 @@ async fn greet(socket: Socket<TcpStream>, acceptor: TlsAcceptor, door: &dyn Door
     };
     let session = stream.get_ref().1;
     tls::check_alpn(session.alpn_protocol()).ok()?;
-    let certificate = session
-        .peer_certificates()
-        .and_then(<[_]>::first)
-        .and_then(|certificate| PeerCertificate::parse(certificate).ok());
-    let known = certificate.as_ref().is_some_and(|certificate| door.knows(&certificate.key_hash));
+    let leaf = session.peer_certificates().and_then(<[_]>::first);
+    let certificate = leaf.and_then(|leaf| PeerCertificate::parse(leaf).ok());
+    let known = certificate.as_ref().is_some_and(|certificate| door.knows(&certificate.key_hash))
+        || leaf.is_some_and(|leaf| door.may_be_ours(leaf));
     let max = if known { limits::FRAME_MAX } else { limits::FRAME_UNKNOWN_PEER };
     let last = match timeout(limits::STEP_TIMEOUT, read_frame(&mut stream, max)).await {
         Ok(Ok((body, early))) => match read_hello(&body) {

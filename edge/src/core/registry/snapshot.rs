@@ -65,6 +65,7 @@ pub(crate) fn node(
         ready,
         credential: Some(credential(node)),
         enrolled_at_unix_ms: node.row.enrolled_at_unix_ms,
+        decommissioned_at_unix_ms: node.row.decommissioned.as_ref().map_or(0, |one| one.at_unix_ms),
         heartbeat_sequence: node.report.heartbeat_sequence,
         clock_skew_ms: node.clock_skew_ms,
         reports_refused: streams.map(|stream| stream.refused).iter().sum(),

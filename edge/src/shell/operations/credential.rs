@@ -4,9 +4,10 @@
 use std::sync::Arc;
 
 use serde_json::Value;
-use umbel_contracts::operations::{CredentialRotate, NoArgs, Operation};
+use umbel_contracts::operations::{CredentialApprove, CredentialRotate, NoArgs, Operation};
 use umbel_wire::{Code, Error};
 
+use super::approve;
 use super::lifecycle::credentials;
 use super::nodes::{self, Deed, Full};
 use super::{args, select, unknown};
@@ -28,6 +29,7 @@ pub(super) async fn dry_run(commands: &Arc<Commands>, request: &Request) -> Resu
             possible(commands, request)?;
             nodes::preview(commands, request, wanting(commands, request), credentials)
         }
+        CredentialApprove::NAME => approve::preview(commands, &args::<CredentialApprove>(request)?),
         other => Err(unknown(other)),
     }
 }
@@ -42,6 +44,7 @@ pub(super) async fn start(context: &Context<'_>) -> Result<(), Error> {
             commands.site.rotations.now();
             Ok(())
         }
+        CredentialApprove::NAME => approve::start(context, &args::<CredentialApprove>(request)?).await,
         other => Err(unknown(other)),
     }
 }

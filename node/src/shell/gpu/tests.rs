@@ -29,6 +29,16 @@ impl Rig {
     }
 }
 
+#[test]
+fn auto_wants_gpus_where_there_are_signs_of_them() {
+    let auto = |visible, devices| calls_for_gpus(Accelerator::Auto, visible, devices);
+    assert!(auto("", true) && auto("all", false) && auto("GPU-a", true));
+    assert!(!auto("", false) && !auto("void", true) && !auto("none", true));
+    assert!(
+        calls_for_gpus(Accelerator::Nvidia, "void", false) && !calls_for_gpus(Accelerator::Cpu, "all", true)
+    );
+}
+
 #[tokio::test]
 async fn everything_that_a_gpu_says() {
     let rig = Rig::new(&[
