@@ -6,6 +6,7 @@
 
 mod link;
 pub(crate) mod membership;
+mod renewal;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -24,15 +25,15 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// Keeps a connection to every joined control plane, and takes up new ones, until it is cancelled.
 pub(crate) async fn keep(commands: Arc<Commands>, directory: PathBuf, shutdown: CancellationToken) {
-    // Each with the certificate that it is dialed with: an edge that enrolled anew does not wait with the old one.
-    let mut links: HashMap<String, ([u8; 32], CancellationToken)> = HashMap::new();
+    // Each with the token that its identity came of: an edge that enrolled anew does not wait with the old one.
+    let mut links: HashMap<String, (String, CancellationToken)> = HashMap::new();
     // A directory that is not usable is told once, not at each look.
     let mut told: HashMap<String, String> = HashMap::new();
     loop {
         let found = membership::all(&directory);
-        links.retain(|name, (certificate, cancel)| {
+        links.retain(|name, (token, cancel)| {
             // What cannot be read says nothing of what is in use.
-            let same = |found: &Membership| found.certificate == *certificate;
+            let same = |found: &Membership| found.token_id == *token;
             let there = found.iter().any(|(found, now)| found == name && now.as_ref().map_or(true, same));
             if !there {
                 cancel.cancel();
@@ -47,7 +48,7 @@ pub(crate) async fn keep(commands: Arc<Commands>, directory: PathBuf, shutdown: 
                 Ok(membership) => {
                     told.remove(&name);
                     let cancel = shutdown.child_token();
-                    links.insert(name, (membership.certificate, cancel.clone()));
+                    links.insert(name, (membership.token_id.clone(), cancel.clone()));
                     let role = link::Role::new(Arc::clone(&commands), membership);
                     tokio::spawn(umbel_wire::keep_connected(Arc::new(role), cancel));
                 }

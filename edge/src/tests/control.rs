@@ -6,9 +6,9 @@ use prost::Message;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use umbel_contracts::proto::control::{
-    EdgeCommandEvent, EdgeCommandRequest, EdgeCommandResponse, EdgeEnrollRequest, EdgeEnrollResponse,
-    EdgeHeartbeat, EdgeHeartbeatAck, EdgeHelloRequest, EdgeHelloResponse, EdgeNodeEvent, EdgeStatusRequest,
-    EdgeStatusResponse, Phase,
+    EdgeCommandEvent, EdgeCommandRequest, EdgeCommandResponse, EdgeCredentialRequest, EdgeCredentialResponse,
+    EdgeEnrollRequest, EdgeEnrollResponse, EdgeHeartbeat, EdgeHeartbeatAck, EdgeHelloRequest,
+    EdgeHelloResponse, EdgeNodeEvent, EdgeStatusRequest, EdgeStatusResponse, Phase,
 };
 use umbel_contracts::{event, method};
 use umbel_wire::ca::Authority;
@@ -34,6 +34,11 @@ struct Seen {
     // Keys that it turned away for good, and enrollments that it signed.
     revoked: Vec<KeyHash>,
     enrolled: usize,
+    // Whether a new certificate is wanted, and how many it gave.
+    renew: bool,
+    renewed: usize,
+    // The key of each accepted hello.
+    keys: Vec<KeyHash>,
 }
 
 #[derive(Clone, Default)]
@@ -66,7 +71,7 @@ impl Door for Plane {
             let answer = EdgeHelloResponse {
                 control_plane_id: "cp1".into(),
                 fleet_name: "prod".into(),
-                ..EdgeHelloResponse::default()
+                renew_now: std::mem::take(&mut plane.0.lock().unwrap().renew),
             };
             let welcome = WelcomeOut {
                 generation: Generation(1),
@@ -79,6 +84,7 @@ impl Door for Plane {
             };
             let link = newcomer.accept(welcome, Arc::new(plane.clone()));
             let mut seen = plane.0.lock().unwrap();
+            seen.keys.push(key);
             seen.hello = Some(hello);
             seen.link = Some(link);
         })
@@ -87,6 +93,19 @@ impl Door for Plane {
 
 impl Handler for Plane {
     fn on_request(&self, _: &Connection, request: IncomingRequest) {
+        if request.method == method::EDGE_CREDENTIAL {
+            let mut seen = self.0.lock().unwrap();
+            seen.renewed += 1;
+            let asked = EdgeCredentialRequest::decode(request.payload.clone()).unwrap().signing_request;
+            let (site, now) = (EdgeId::parse("ber1").unwrap(), umbel_wire::clock::Wall::now());
+            let time = std::time::Duration::from_secs(1_000);
+            let issued = seen.authority.as_ref().unwrap().sign_edge(&asked, &site, now, time).unwrap();
+            let answer = EdgeCredentialResponse {
+                certificate_chain: issued.chain,
+                not_after_unix_ms: issued.not_after.unix_ms(),
+            };
+            return request.respond(Ok(answer.encode_to_vec()));
+        }
         let heartbeat = EdgeHeartbeat::decode(request.payload.clone()).unwrap();
         self.0.lock().unwrap().heartbeats.push(heartbeat);
         request.respond(Ok(EdgeHeartbeatAck::default().encode_to_vec()));
@@ -320,5 +339,80 @@ fn a_new_token_lets_a_revoked_edge_back() {
         until("the refusal is forgotten", || !place.join("last-rejection.txt").exists()).await;
         assert!(enroll(&spare).await.unwrap().already, "a spent token is not sent again");
         assert_eq!(plane.0.lock().unwrap().enrolled, 1);
+    });
+}
+
+/// Row 30, towards a control plane: the credential is replaced in two phases while the site is connected.
+#[test]
+fn row_30_the_edges_own_credential_is_renewed() {
+    run(async {
+        let edge = Edge::start().await;
+        let (plane, _shutdown) = joined(&edge).await;
+        let seen = |look: &dyn Fn(&Seen) -> bool| look(&plane.0.lock().unwrap());
+        let place = edge.config.state_dir.join("control-planes/cp1");
+        plane.0.lock().unwrap().renew = true;
+        plane.link().close(umbel_wire::CloseReason::Shutdown);
+        until("the new key is shown", || seen(&|seen| seen.keys.last() != seen.keys.first())).await;
+        let (first, second) = {
+            let seen = plane.0.lock().unwrap();
+            (*seen.keys.first().unwrap(), *seen.keys.last().unwrap())
+        };
+        until("the old pair is gone", || {
+            !place.join("key.pem").exists() && !place.join("certificate.pem").exists()
+        })
+        .await;
+        assert!(place.join("key.2.pem").exists());
+
+        // Once more: the two pairs of names take turns.
+        plane.0.lock().unwrap().renew = true;
+        let before = plane.0.lock().unwrap().renewed;
+        plane.link().close(umbel_wire::CloseReason::Shutdown);
+        until("it is given", || seen(&|seen| seen.renewed > before)).await;
+        until("the third is shown", || {
+            seen(&|seen| seen.keys.last().is_some_and(|key| ![first, second].contains(key)))
+        })
+        .await;
+        until("the second pair is gone", || !place.join("key.2.pem").exists()).await;
+
+        // Ended and started again, it comes with what it has.
+        let third = *plane.0.lock().unwrap().keys.last().unwrap();
+        let hellos = plane.0.lock().unwrap().keys.len();
+        let _edge = edge.restart().await;
+        until("it dials", || seen(&|seen| seen.keys.len() > hellos)).await;
+        assert_eq!(plane.0.lock().unwrap().keys.last(), Some(&third));
+    });
+}
+
+#[test]
+fn a_renewed_credential_that_is_refused_does_not_keep_the_edge_out() {
+    run(async {
+        let edge = Edge::start().await;
+        let (plane, _shutdown) = joined(&edge).await;
+        let place = edge.config.state_dir.join("control-planes/cp1");
+        let edge = {
+            // Left by a renewal that the control plane does not know of: it was restored from a backup.
+            let config = edge.config.clone();
+            let directory = edge.directory;
+            edge.running.drain(std::time::Duration::from_secs(5)).await;
+            let key = KeyPair::generate().unwrap();
+            umbel_wire::files::write_private(&place.join("key.2.pem"), key.to_pem().as_bytes()).unwrap();
+            let chain = {
+                let mut seen = plane.0.lock().unwrap();
+                seen.revoked.push(key.key_hash());
+                let (site, now) = (EdgeId::parse("ber1").unwrap(), umbel_wire::clock::Wall::now());
+                let time = std::time::Duration::from_secs(1_000);
+                let request = key.signing_request().unwrap();
+                let issued = seen.authority.as_ref().unwrap().sign_edge(&request, &site, now, time).unwrap();
+                issued.chain.into_iter().map(Into::into).collect::<Vec<_>>()
+            };
+            let chain = tls::to_pem(&chain);
+            umbel_wire::files::write_private(&place.join("certificate.2.pem"), chain.as_bytes()).unwrap();
+            let hellos = plane.0.lock().unwrap().keys.len();
+            let edge = Edge::resume(directory, config).await;
+            until("the one in use opens", || plane.0.lock().unwrap().keys.len() > hellos).await;
+            edge
+        };
+        until("the same key is asked for again", || plane.0.lock().unwrap().renewed == 1).await;
+        drop(edge);
     });
 }

@@ -87,6 +87,12 @@ impl Edge {
         Self { directory, config, running, disk }
     }
 
+    /// Starts an edge on what another one has left.
+    pub(super) async fn resume(directory: tempfile::TempDir, config: Config) -> Self {
+        let (running, disk) = Self::open(&config).await;
+        Self { directory, config, running, disk }
+    }
+
     /// Ends the edge as a crash does: nothing is flushed.
     pub(super) async fn crash(self) -> Self {
         let Self { directory, config, running, .. } = self;

@@ -16,11 +16,12 @@ use umbel_contracts::proto::control::{
 };
 use umbel_contracts::{CONTROL_PROTOCOL, method};
 use umbel_wire::{
-    Attempt, CloseReason, Code, Connection, DialError, DialRole, DialTarget, Error, Handler, HelloOut,
-    IncomingStream, InstanceId, Purpose, Welcome, clock, files,
+    Attempt, BoxFuture, CloseReason, Code, Connection, DialError, DialRole, DialTarget, Error, Handler,
+    HelloOut, IncomingStream, InstanceId, Purpose, Welcome, clock, files,
 };
 
 use super::membership::{Membership, REJECTION};
+use super::renewal::Renewal;
 use crate::core::commands::Request;
 use crate::shell::commands::{AT_ONCE, Commands, Standing};
 use crate::shell::status::{self, Question, Reading};
@@ -34,6 +35,7 @@ const HEARTBEAT: Duration = Duration::from_secs(10);
 pub(super) struct Role {
     commands: Arc<Commands>,
     membership: Membership,
+    renewal: Arc<Renewal>,
     instance: InstanceId,
     // The last failure, so that each new one is logged once and not at every attempt.
     failure: Mutex<String>,
@@ -41,7 +43,8 @@ pub(super) struct Role {
 
 impl Role {
     pub(super) fn new(commands: Arc<Commands>, membership: Membership) -> Self {
-        Self { commands, membership, instance: InstanceId::random(), failure: Mutex::default() }
+        let renewal = Arc::new(Renewal::open(&membership));
+        Self { commands, membership, renewal, instance: InstanceId::random(), failure: Mutex::default() }
     }
 
     fn failed(&self, text: String) {
@@ -58,8 +61,16 @@ impl DialRole for Role {
         DialTarget {
             addresses: self.membership.addresses.clone(),
             server_name: SERVER_NAME.to_owned(),
-            tls: Arc::clone(&self.membership.tls),
+            tls: self.renewal.dial(),
         }
+    }
+
+    fn wants_anew(&self) -> BoxFuture<'_, ()> {
+        Box::pin(self.renewal.wants_anew())
+    }
+
+    fn again_at_once(&self, error: &DialError) -> bool {
+        self.renewal.failed(error.rejection.is_some())
     }
 
     fn hello(&self, _attempt: Attempt) -> HelloOut {
@@ -92,6 +103,8 @@ impl DialRole for Role {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).clear();
         let _ = files::remove(&self.membership.directory.join(REJECTION));
         self.commands.site.events.link(&name, connection.clone());
+        self.renewal.accepted();
+        tokio::spawn(Arc::clone(&self.renewal).talk(connection.clone(), answer.renew_now));
         let interval = welcome.intervals.heartbeat;
         let interval = if interval.is_zero() { HEARTBEAT } else { interval };
         tokio::spawn(heartbeats(Arc::clone(&self.commands), connection.clone(), interval));
