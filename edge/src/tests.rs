@@ -14,6 +14,7 @@ mod admin;
 mod approval;
 mod commands;
 mod control;
+mod doors;
 mod enrollment;
 mod full_disk;
 mod life;

@@ -17,6 +17,7 @@ use prost::Message;
 use umbel_contracts::proto::node::NodeHelloRequest;
 use umbel_contracts::{NODE_PROTOCOL, bounds};
 use umbel_store::AuditRecord;
+use umbel_wire::clock::Wall;
 use umbel_wire::slots::{Knock, Owner, Probe, Refusal};
 use umbel_wire::{
     BoxFuture, CloseReason, Connection, Door, Error, Generation, GoawayReason, InstanceId, Intervals,
@@ -132,7 +133,7 @@ fn withheld(site: &Site, newcomer: &Newcomer) -> Option<Error> {
     if site.read(|registry| registry.by_key(&certificate.key_hash).is_some()) {
         return None;
     }
-    let restored = site.store.restored_at().map(umbel_wire::clock::Wall);
+    let restored = site.store.restored_at().map(Wall);
     let ours = || site.authorities.held().has_signed(newcomer.leaf());
     let node = approval::is_newer(restored, certificate, &site.edge_id, ours)?;
     if site.read(|registry| registry.node(&node).is_some_and(|node| node.is_tombstone())) {

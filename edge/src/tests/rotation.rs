@@ -53,14 +53,17 @@ impl Handler for Asked {
     }
 }
 
-async fn ask_credential(connection: &Connection, key: &KeyPair) -> Result<NodeCredentialResponse, Error> {
+pub(super) async fn ask_credential(
+    connection: &Connection,
+    key: &KeyPair,
+) -> Result<NodeCredentialResponse, Error> {
     let request = NodeCredentialRequest { signing_request: key.signing_request().unwrap() };
     let answer = connection.request(method::NODE_CREDENTIAL, request.encode_to_vec(), TIME).await?;
     Ok(NodeCredentialResponse::decode(answer).unwrap())
 }
 
 /// The same process with what it was given.
-fn with(node: &FakeNode, key: KeyPair, given: &NodeCredentialResponse) -> FakeNode {
+pub(super) fn with(node: &FakeNode, key: KeyPair, given: &NodeCredentialResponse) -> FakeNode {
     let chain = given.certificate_chain.iter().map(|der| der.clone().into()).collect();
     FakeNode { identity: ClientIdentity::new(chain, key.private_key()), key: Arc::new(key), ..node.clone() }
 }
