@@ -10,8 +10,8 @@ use crate::{
     edge::{Ask, Edge},
     engine::program,
     joining,
-    nvml_stub::{self, NvmlStub},
-    until,
+    nvml_stub::NvmlStub,
+    stub_library, until,
 };
 
 /// What a GPU of these tests says of itself.
@@ -396,11 +396,12 @@ async fn row_17_the_clock_jumps() {
     folder.enroll(edge.token()).await.unwrap();
     let clock = folder.path("clock");
     std::fs::write(&clock, "0").unwrap();
-    let _agent = folder.start_in(&[("LD_PRELOAD", nvml_stub::clock_stub()), ("UMBEL_TEST_CLOCK", &clock)]);
+    let library = stub_library::build("tests/shifted-clock/clock.rs", "shifted-clock");
+    let _agent = folder.start_in(&[("LD_PRELOAD", &library), ("UMBEL_TEST_CLOCK", &clock)]);
     edge.engine("slow", EngineState::Ready).await;
     let stream = edge.open(Ask::new("slow", r#"{"stream":true,"messages":[]}"#)).await;
     for hours in [-3, 24] {
-        std::fs::write(&clock, (hours * 3_600_000_i64).to_string()).unwrap();
+        std::fs::write(&clock, (hours * 3600_i64).to_string()).unwrap();
         let wanted = umbel_wire::clock::Wall::now().unix_ms() + hours * 3_600_000;
         let near = |at: i64| (at - wanted).abs() < 1_800_000;
         // Five heartbeats and two reports of the new time: no timer waits for the old one.

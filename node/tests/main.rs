@@ -21,6 +21,9 @@ mod nvml_stub;
 mod relay;
 mod settings;
 mod stopping;
+#[allow(unreachable_pub, reason = "the end-to-end tests have it as a public module")]
+#[path = "../../tests/src/stub_library.rs"]
+mod stub_library;
 mod supervised;
 
 use std::time::Duration;

@@ -10,4 +10,5 @@ pub mod http;
 pub mod nvml_stub;
 pub mod peer;
 pub mod shifted_clock;
+pub mod stub_library;
 pub mod wait;

@@ -2,9 +2,12 @@
 
 use super::*;
 
-#[allow(unreachable_pub, dead_code, reason = "the end-to-end tests have it as a public module")]
+#[allow(unreachable_pub, reason = "the end-to-end tests have it as a public module")]
 #[path = "../../../../tests/src/nvml_stub.rs"]
 mod nvml_stub;
+#[allow(unreachable_pub, reason = "the end-to-end tests have it as a public module")]
+#[path = "../../../../tests/src/stub_library.rs"]
+mod stub_library;
 
 use nvml_stub::NvmlStub;
 
