@@ -310,6 +310,31 @@ async fn a_file_that_was_edited_while_off_does_not_keep_the_agent_from_starting(
         .await;
 }
 
+/// Row 80: settings that cannot be written are not taken: the last ones stay, the node says so, and they may come again.
+#[tokio::test]
+async fn row_80_settings_that_cannot_be_kept_are_not_taken() {
+    let node = Node::start("plain", false).await;
+    node.edge.set(1, json!({ "labels": { "a": "b" } })).await.unwrap();
+    let file = node.folder.path("state/settings.json");
+    // No file can take the place of a directory.
+    std::fs::remove_file(&file).unwrap();
+    std::fs::create_dir(&file).unwrap();
+    let next = json!({ "labels": { "a": "c" } });
+    let error = node.edge.set(2, next.clone()).await.unwrap_err();
+    assert_eq!((error.code, error.reason.as_ref()), (Code::InsufficientStorage, "SETTINGS_NOT_KEPT"));
+    until("the problem", async || {
+        let told = |heard: &crate::edge::Heard| {
+            heard.heartbeat.problems.iter().any(|problem| problem.code == "SETTINGS_NOT_KEPT")
+        };
+        node.edge.heard(told).then_some(())
+    })
+    .await;
+    assert_eq!(node.edge.heard(|heard| heard.settings.applied_version), 1);
+    std::fs::remove_dir(&file).unwrap();
+    assert_eq!(node.edge.set(2, next).await.unwrap().applied_version, 2);
+    drop(node.agent);
+}
+
 /// Row 80: killed at any moment of writing settings, the next agent starts and has one of them, whole.
 #[tokio::test]
 async fn row_80_killed_while_settings_are_written() {

@@ -38,7 +38,7 @@ enum Kind {
     Model,
     /// Other names of a model.
     Models,
-    /// A file below a root that the node's own file names.
+    /// A file below a root that the node's own file names: `ROOT/PATH`.
     Below,
     Labels,
     Table(&'static [Key]),
@@ -63,6 +63,7 @@ const IDENTITY: &str = "it is part of the host's identity and stays in its own f
 const PLACE: &str = "directories and sockets stay in the host's own file";
 const ADDRESS: &str = "addresses and ports never leave their host: it stays in the node's own file";
 const PERMISSION: &str = "what a host permits stands in its own file only";
+const FABRIC: &str = "what fabric a host hangs on stands in its own file";
 const PROGRAM: &str = "programs are named by the host's own file only";
 const FORMAT: &str = "the log's form is fixed when the process starts: it stays in the host's own file";
 
@@ -72,7 +73,7 @@ static DOCUMENT: [Key; 2] = [key("edge", Kind::Table(&EDGE)), key("agents", Kind
 
 static AGENTS: [Key; 2] = [key("default", Kind::Table(&AGENT)), key("nodes", Kind::Nodes(&AGENT))];
 
-static AGENT: [Key; 19] = [
+static AGENT: [Key; 20] = [
     key("log", Kind::Table(&LOG)),
     key("shutdown", Kind::Table(&NODE_SHUTDOWN)),
     key("labels", Kind::Labels),
@@ -87,9 +88,10 @@ static AGENT: [Key; 19] = [
     key("listen", Kind::Stays(PLACE)),
     key("programs", Kind::Stays(PROGRAM)),
     key("sources", Kind::Stays("the list of sources stays in the node's own file")),
-    key("artifact_root", Kind::Stays(PLACE)),
-    key("storage", Kind::Stays(PLACE)),
-    key("fabric", Kind::Stays("the fabric's interface stays in the node's own file")),
+    key("artifacts", Kind::Stays(PLACE)),
+    key("allow_volatile_state", Kind::Stays(PERMISSION)),
+    key("fabric_labels", Kind::Stays(FABRIC)),
+    key("fabric", Kind::Stays(FABRIC)),
     key("edge", Kind::Stays("where its edge is, a node keeps from its enrollment")),
     key("engine", Kind::Stays("engines are set by name, as engines.NAME.capacity")),
 ];
@@ -286,7 +288,7 @@ fn scalar(value: &Value, kind: Kind) -> Result<(), String> {
         Kind::Model => Err(format!("a model's name has 1 to {MODEL_MAX} bytes, without spaces")),
         Kind::Below if is_below(text(value)?) => Ok(()),
         Kind::Below => {
-            Err("must be a path below the node's artifact root: relative, at most 512 bytes, without `..`"
+            Err("must be ROOT/PATH, ROOT being one of [artifacts.roots] in the node's file, without `..`"
                 .to_owned())
         }
         Kind::Labels | Kind::Models | Kind::Table(_) | Kind::Engines(_) | Kind::Nodes(_) | Kind::Stays(_) => {
@@ -312,7 +314,7 @@ fn is_filter(filter: &str) -> bool {
 }
 
 fn is_below(path: &str) -> bool {
-    !path.is_empty()
+    path.contains('/')
         && path.len() <= 512
         && !path.contains(['\0', '\\', ':'])
         && path.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
@@ -427,7 +429,9 @@ fn list(keys: &'static [Key], at: &str, rows: &mut Vec<Row>) {
             Kind::Filter => ("a filter".to_owned(), true),
             Kind::Model => ("a model's name".to_owned(), true),
             Kind::Models => (format!("at most {ALIASES_MAX} names"), true),
-            Kind::Below => ("a path below the node's artifact root".to_owned(), true),
+            Kind::Below => {
+                ("ROOT/PATH, ROOT being one of `artifacts.roots` in the node's file".to_owned(), true)
+            }
             Kind::Labels => (format!("at most {LABELS_MAX} labels"), true),
             Kind::Stays(why) => (why.to_owned(), false),
         };

@@ -131,11 +131,52 @@ fn what_stays_in_a_hosts_file_is_refused_by_name() {
         assert_eq!(fault.path, path);
         assert!(fault.message.starts_with("cannot be set: "), "{fault}");
     }
-    for path in ["/etc/passwd", "../x", "a/../b", "a//b", "", ".", "C:\\x"] {
+    for path in ["/etc/passwd", "x", "../x", "a/../b", "a//b", "", ".", "C:\\x"] {
         let document = agents(json!({ "engines": { "a": { "model_file": path } } }));
-        assert!(check(&document).unwrap_err().message.contains("artifact root"), "{path}");
+        assert!(check(&document).unwrap_err().message.contains("ROOT/PATH"), "{path}");
     }
-    check(&agents(json!({ "engines": { "a": { "model_file": "qwen/q8.gguf" } } }))).unwrap();
+    check(&agents(json!({ "engines": { "a": { "model_file": "models/qwen/q8.gguf" } } }))).unwrap();
+}
+
+/// The types have exactly the keys of the tables, and the document lists them all, with those that are refused by name.
+#[test]
+fn types_and_document_have_the_keys_of_the_tables() {
+    let document = include_str!("../../config.md");
+    let mut settable: Vec<String> = Vec::new();
+    for row in rows() {
+        let line = format!("| `{}` | {} |", row.path, row.holds);
+        if row.settable {
+            assert!(document.contains(&line), "config.md needs this line:\n{line}");
+            settable.push(row.path);
+        }
+    }
+    let listed =
+        document.lines().filter(|line| line.starts_with("| `edge.") || line.starts_with("| `agents."));
+    // Those of edge.toml's own table are beside them.
+    let listed = listed.filter(|line| line.matches('|').count() == 3).count();
+    assert_eq!(listed, settable.len(), "config.md lists a setting that is none");
+    let mut typed = Vec::new();
+    fields(&schema::<EdgeSettings>(), "edge", &mut typed);
+    fields(&schema::<AgentSettings>(), "agents", &mut typed);
+    typed.sort();
+    settable.sort();
+    assert_eq!(typed, settable);
+}
+
+fn schema<T: schemars::JsonSchema>() -> Value {
+    let inline =
+        schemars::generate::SchemaSettings::draft2020_12().with(|settings| settings.inline_subschemas = true);
+    serde_json::to_value(inline.into_generator().into_root_schema_for::<T>()).unwrap()
+}
+
+fn fields(schema: &Value, at: &str, found: &mut Vec<String>) {
+    if let Some(properties) = schema["properties"].as_object() {
+        properties.iter().for_each(|(key, inner)| fields(inner, &format!("{at}.{key}"), found));
+    } else if schema["additionalProperties"]["properties"].is_object() {
+        fields(&schema["additionalProperties"], &format!("{at}.NAME"), found);
+    } else {
+        found.push(at.to_owned());
+    }
 }
 
 /// Row 78: what a newer edge says is left out and told; what is known stays.

@@ -68,7 +68,7 @@ pub struct EngineSettings {
     pub token_delay: Option<HumanDuration>,
     /// `sim`: tokens of an answer when the request names no limit.
     pub tokens: Option<u32>,
-    /// `llama-server`: below the artifact root that the node's file names.
+    /// `llama-server`: `ROOT/PATH`, `ROOT` being one of the roots that the node's file names.
     pub model_file: Option<String>,
     /// `llama-server`: the engine's context in tokens; 0: the model's own.
     pub context_tokens: Option<u32>,

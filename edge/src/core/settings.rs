@@ -149,6 +149,9 @@ pub(crate) fn wanted(row: &DocumentRow, args: &SettingsSetArgs, find: Find<'_>) 
     if args.changes.len() > CHANGES {
         return Err(too_large("at most 256 fields can be changed at once"));
     }
+    // One that is there already may stay, also where its node was decommissioned meanwhile.
+    let find = |name: &str| find(name).or_else(|| known(&row.document, name));
+    let find: Find<'_> = &find;
     let mut document = match &args.document {
         Some(document) => by_id(document.clone(), find)?,
         None => row.document.clone(),
@@ -167,6 +170,10 @@ pub(crate) fn wanted(row: &DocumentRow, args: &SettingsSetArgs, find: Find<'_>) 
         }
     }
     Ok(settings::tidy(document))
+}
+
+fn known(document: &Value, id: &str) -> Option<String> {
+    settings::nodes_of(document).map(|(known, _)| known).find(|known| *known == id).cloned()
 }
 
 fn id_of(name: &str, path: &str, find: Find<'_>) -> Result<String, Error> {

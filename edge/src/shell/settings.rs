@@ -78,12 +78,23 @@ impl Settings {
     /// # Errors
     /// If the store cannot be read.
     pub(crate) async fn load(store: Store, file: Config) -> Result<Self, ReadError> {
-        let stored = match store.get(SETTINGS, CURRENT).await? {
-            Some(row) => Stored { row: row.json()?, position: Some(row.position) },
-            None => Stored::default(),
+        let (stored, damaged) = match store.get(SETTINGS, CURRENT).await? {
+            None => (Stored::default(), None),
+            Some(row) => match row.json() {
+                Ok(document) => (Stored { row: document, position: Some(row.position) }, None),
+                Err(error) => {
+                    // Numbers go on above every version that was ever made; nodes keep what they have.
+                    let made = store.load(HISTORY).await?.iter().filter_map(|row| row.key.parse().ok()).max();
+                    let row = Stored {
+                        row: DocumentRow { version: made.unwrap_or(0), ..DocumentRow::default() },
+                        position: Some(row.position),
+                    };
+                    (row, Some(Fault::new("", format!("the stored settings cannot be read: {error}"))))
+                }
+            },
         };
         let (in_force, trouble) = match over(&file, &stored.row.document) {
-            Ok(config) => (config, None),
+            Ok(config) => (config, damaged.map(|fault| (fault, Wall::now().unix_ms()))),
             Err(fault) => {
                 tracing::error!(%fault, "the settings do not fit on the edge's file: it runs on the file alone");
                 (file.clone(), Some((fault, Wall::now().unix_ms())))

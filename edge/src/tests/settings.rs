@@ -227,6 +227,25 @@ fn row_81_an_edited_file_that_does_not_fit_is_a_problem_and_no_end() {
     });
 }
 
+/// A row that cannot be read is a problem and no end: versions go on above every one that was made.
+#[test]
+fn row_103_settings_that_cannot_be_read_are_a_problem_and_no_end() {
+    run(async {
+        let edge = Edge::start().await;
+        set(&edge, "edge.queue.max_wait", json!("5s")).await;
+        set(&edge, "edge.queue.max_wait", json!("6s")).await;
+        let store = edge.running.site.store.clone();
+        store.commit(umbel_store::Commit::new().put("settings", "current", b"[1".to_vec())).await.unwrap();
+        drop(store);
+        let edge = edge.restart().await;
+        let site = Arc::clone(&edge.running.site);
+        assert!(site.settings.problem().unwrap().message.contains("cannot be read"));
+        assert_eq!(set(&edge, "edge.queue.max_wait", json!("7s")).await["version"], 3);
+        assert_eq!(site.settings.in_force().queue.max_wait, Duration::from_secs(7));
+        assert!(site.settings.problem().is_none());
+    });
+}
+
 /// An edge that was restored from a backup goes on above what its nodes have.
 #[test]
 fn a_node_ahead_of_a_restored_edge_gets_its_settings_anew() {

@@ -244,3 +244,33 @@ fn an_external_engine_comes_and_goes() {
     bench.give(Input::Stop { drain: GRACE, grace: GRACE });
     assert_eq!(bench.supervisor.state(), State::Stopped);
 }
+
+/// Row 81: what failed gets a new chance with what it shall be now, with all its crashes forgotten; what runs goes on.
+#[test]
+fn row_81_a_change_is_a_new_chance() {
+    let mut bench = Bench::new(true);
+    let traits = Traits { supervised: true, start_timeout: Duration::from_secs(5) };
+    bench.until_ready();
+    assert_eq!(bench.give(Input::Changed(traits)), []);
+    assert_eq!(bench.supervisor.state(), State::Ready);
+    for crash in 1..=CRASHES {
+        bench.die(Exit::Code(1));
+        if crash < CRASHES {
+            bench.again();
+            bench.until_loading();
+        }
+    }
+    assert_eq!(bench.supervisor.state(), State::Failed);
+    assert_eq!(bench.give(Input::Changed(traits)), [Output::Report, Output::Validate]);
+    bench.until_loading();
+    bench.die(Exit::Code(1));
+    // One crash of the new one is not a loop, and a change shortens the wait.
+    assert_eq!(bench.supervisor.state(), State::Starting);
+    bench.give(Input::Changed(traits));
+    assert_eq!(bench.again(), Duration::ZERO);
+    bench.give(Input::Validated(Err("no such file".into())));
+    assert_eq!(bench.supervisor.state(), State::Failed);
+    bench.give(Input::Stop { drain: GRACE, grace: GRACE });
+    assert_eq!(bench.give(Input::Changed(traits)), []);
+    assert_eq!(bench.supervisor.state(), State::Stopped);
+}
