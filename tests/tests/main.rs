@@ -11,6 +11,7 @@
 mod cancel;
 mod disk;
 mod engines;
+mod identity;
 mod journey;
 mod links;
 mod netns;
@@ -18,6 +19,7 @@ mod peers;
 mod relay;
 mod restarts;
 mod rigs;
+mod settings;
 mod simulation;
 mod sites;
 mod starts;

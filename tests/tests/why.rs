@@ -20,7 +20,7 @@ fn sim() -> NodeOptions {
 
 /// What `why` says of a node to programs, once a check of this name did not pass; its exit code is that of `code`.
 #[track_caller]
-fn why(edge: &Edge, node: &str, check: &str, code: i32) -> Value {
+pub(crate) fn why(edge: &Edge, node: &str, check: &str, code: i32) -> Value {
     let found = wait::until_some(&format!("why {node} tells of {check}"), SOON, || {
         let ran = edge.ctl(&["node", "why", node, "-o", "json"]);
         let why: Value = serde_json::from_str(&ran.out).map_err(|error| format!("{error}: {}", ran.err))?;

@@ -17,6 +17,8 @@ pub(crate) const GRACE: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Before this the clock is wrong: this program did not exist (2026-01-01).
 pub(crate) const CLOCK_FLOOR: Wall = Wall(1_767_225_600_000);
 
+/// Who enables a node looks for it to come back: it asks this often while it is disabled.
+const ENABLED_SOON: Duration = Duration::from_secs(20);
 /// A refusal that waits for people asks to be tried again after this.
 const MINUTES: Duration = Duration::from_secs(300);
 
@@ -97,7 +99,8 @@ fn allowed(row: &NodeRow, key: KeyState) -> Result<(), Error> {
             Code::PermissionDenied,
             "NODE_DISABLED",
             "this node is disabled at its edge; an operator can enable it again",
-        )),
+        )
+        .with_retry_after(ENABLED_SOON)),
         _ if row.credential.revoked_at_unix_ms.is_some() => Err(refuse(
             Code::Unauthenticated,
             "CREDENTIAL_REVOKED",
