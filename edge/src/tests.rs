@@ -23,4 +23,5 @@ mod rig;
 mod rotation;
 mod settings;
 mod slots;
+mod store;
 mod views;

@@ -120,6 +120,19 @@ impl Edge {
         Self { directory, config, running, disk }
     }
 
+    /// Ends the edge in order, lets something happen to its files, and starts it again, perhaps on a full disk.
+    pub(super) async fn meanwhile(self, full: bool, happens: impl FnOnce(&Config)) -> Self {
+        let Self { directory, config, running, .. } = self;
+        running.drain(Duration::from_secs(5)).await;
+        happens(&config);
+        let disk = WriteSwitch::default();
+        disk.full(full);
+        let path = config.state_dir.join(STORE_FILE);
+        let opened = || Store::open_rescuing_switched(&path, STORE_OWNER, disk.clone());
+        let running = Running::build_on(&config, opened).await.unwrap();
+        Self { directory, config, running, disk }
+    }
+
     /// Asks an operation as the local socket would.
     pub(super) async fn ask(&self, operation: &str, selector: &str, args: Value) -> Result<Standing, Error> {
         self.ask_as(&uuid::Uuid::new_v4().to_string(), operation, selector, args).await
