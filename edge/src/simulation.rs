@@ -10,6 +10,7 @@ mod connections;
 mod disk;
 mod enrollment;
 mod operators;
+mod rotation;
 mod views;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -25,6 +26,7 @@ use umbel_wire::simulation::End;
 use umbel_wire::{CloseReason, EdgeId, Generation, NodeId};
 
 use crate::core::admission::{Admission, Limits, Output};
+use crate::core::authority::AuthorityRow;
 use crate::core::commands::Commands;
 use crate::core::enrollment::{EnrollmentRow, Refusals, Tokens};
 use crate::core::providers::{self, spec};
@@ -122,6 +124,7 @@ impl Edge {
         let floor = disk.get(SELF, WALL).map_err(|error| text(&error))?;
         let floor = Wall(floor.and_then(|row| row.json::<i64>().ok()).unwrap_or(0));
         let first_lease = (generations.last() + 1) << 20;
+        registry.set_authority(AuthorityRow::first(String::new()));
         let mut edge = Self {
             registry,
             admission: Admission::new(Limits::default(), first_lease),
@@ -261,6 +264,8 @@ impl Edge {
         self.open_granted(now);
         if self.registry.next_deadline() <= now {
             self.change(now, |registry| registry.sweep(now));
+            self.change(now, |registry| registry.judge_credentials(wall));
+            self.ask_rotations(now, wall);
             let due = now.saturating_duration_since(self.flushed) >= WALL_EVERY;
             if due || self.registry.has_unsaved() || self.disk.owes() {
                 self.flushed = now;

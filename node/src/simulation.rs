@@ -5,6 +5,7 @@
 //! file or chance; what must outlive the process stands in [`NodeDisk`] before it is used.
 
 mod reports;
+mod rotation;
 mod streams;
 
 use std::collections::BTreeMap;
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use prost::Message;
 use umbel_contracts::proto::node::{NodeEnrollRequest, NodeEnrollResponse, NodeHelloResponse};
-use umbel_contracts::{NODE_PROTOCOL, bounds};
+use umbel_contracts::{NODE_PROTOCOL, bounds, method};
 use umbel_wire::backoff::Backoff;
 use umbel_wire::clock::Wall;
 use umbel_wire::peer::{PeerCertificate, PeerName};
@@ -53,6 +54,8 @@ pub struct NodeDisk {
     identity: Option<Identity>,
     key: Option<[u8; 32]>,
     not_after: i64,
+    spare: Option<[u8; 32]>,
+    pending: Option<rotation::Kept>,
     sequences: [u64; 2],
     full: bool,
 }
@@ -67,12 +70,6 @@ impl NodeDisk {
     #[must_use]
     pub fn node_id(&self) -> Option<String> {
         self.identity.as_ref().map(|identity| identity.node_id.to_string())
-    }
-
-    /// The key's hash, in lower-case hexadecimal.
-    #[must_use]
-    pub fn key(&self) -> Option<String> {
-        self.key.map(|key| KeyHash(key).to_string())
     }
 }
 
@@ -108,6 +105,7 @@ pub struct Node {
     events: Arc<AtomicU64>,
     sequences: [Sequence; 2],
     reports: reports::Reports,
+    rotation: rotation::Rotation,
     streams: streams::Streams,
     last_rejection: Option<Error>,
     luck: u64,
@@ -135,6 +133,7 @@ impl Node {
             events: Arc::default(),
             sequences,
             reports: reports::Reports::default(),
+            rotation: rotation::Rotation::default(),
             streams: streams::Streams::default(),
             last_rejection: None,
             luck,
@@ -174,10 +173,10 @@ impl Node {
         self.disk.node_id()
     }
 
-    /// The key it shows, in lower-case hexadecimal.
+    /// Keys that it could show, in lower-case hexadecimal.
     #[must_use]
-    pub fn key(&self) -> Option<String> {
-        self.disk.key()
+    pub fn keys(&self) -> Vec<String> {
+        self.disk.keys()
     }
 
     /// Somebody removes the key of a node that is nobody.
@@ -230,15 +229,16 @@ impl Node {
         Some(Dial { certificate: self.certificate() })
     }
 
-    fn certificate(&self) -> Option<PeerCertificate> {
+    fn certificate(&mut self) -> Option<PeerCertificate> {
+        let (key, not_after) = self.shows()?;
         let identity = self.disk.identity.as_ref()?;
         let edge = EdgeId::parse(&identity.edge_id).ok()?;
         Some(PeerCertificate {
-            key_hash: KeyHash(self.disk.key?),
+            key_hash: KeyHash(key),
             serial: "01".to_owned(),
             name: Some(PeerName::Node(edge, NodeId(identity.node_id))),
             not_before: Wall(0),
-            not_after: Wall(self.disk.not_after),
+            not_after: Wall(not_after),
         })
     }
 
@@ -275,6 +275,7 @@ impl Node {
     }
 
     fn again(&mut self, now: Instant) {
+        self.credential_failed(false);
         let luck = self.random();
         self.dial_at = Some(now + self.backoff.failed(luck));
     }
@@ -313,7 +314,8 @@ impl Node {
         let ends = self.links.values().filter_map(|link| link.end.next_deadline());
         let dial = self.dial_at.filter(|_| self.dialing.is_none() && !self.reaching);
         let reports = self.current.and_then(|_| self.reports.next_deadline());
-        ends.chain(dial).chain(reports).chain(self.streams.next_deadline()).min()
+        let own = self.rotation.next_deadline().into_iter().chain(self.streams.next_deadline());
+        ends.chain(dial).chain(reports).chain(own).min()
     }
 
     /// Does what is due; dials are asked for by [`Node::dial`].
@@ -325,6 +327,7 @@ impl Node {
         }
         self.end_streams(now);
         self.leave_old(now, wall);
+        self.go_on(now);
         self.report(now, wall);
     }
 
@@ -351,8 +354,16 @@ impl Node {
                 Heard::Answer(call, answer) => self.answered(link, call, answer, now),
                 Heard::Goaway(goaway) => {
                     let reconnect = !goaway.closing && goaway.reason == GoawayReason::Reconnect.name();
-                    if reconnect && self.current == Some(link) && self.dial_at.is_none() {
+                    // A dial that is under way is the answer to it.
+                    let dials = self.dial_at.is_some() || self.dialing.is_some() || self.reaching;
+                    if reconnect && self.current == Some(link) && !dials {
                         self.dial_at = Some(now);
+                    }
+                }
+                Heard::Request(asked, method::NODE_ROTATE, _) => {
+                    self.rotate(now);
+                    if let Some(entry) = self.links.get_mut(&link) {
+                        entry.end.respond(asked, Ok(Vec::new()));
                     }
                 }
                 Heard::Request(asked, ..) => {
@@ -383,6 +394,10 @@ impl Node {
             entry.welcomed = true;
         }
         self.current = Some(link);
+        self.credential_accepted(now);
+        if hello.rotate_credential {
+            self.rotate(now);
+        }
         self.reports.begin(now, welcome.intervals);
         self.report(now, wall);
     }
@@ -416,13 +431,18 @@ impl Node {
             self.links.remove(&link);
         }
         let error = &rejection.error;
+        if self.credential_failed(true) {
+            self.dial_at = Some(now);
+            return;
+        }
         let luck = self.random();
         self.dial_at = Some(now + self.backoff.rejected(error.code, error.retry_after, luck));
         self.last_rejection = Some(error.clone());
     }
 
     fn closed(&mut self, link: LinkId, reason: &CloseReason, now: Instant) {
-        self.streams.lost(link, now);
+        let replaced = self.current.is_some_and(|current| current != link);
+        self.streams.lost(link, replaced, now);
         if self.dialing == Some(link) {
             self.dialing = None;
             return self.again(now);

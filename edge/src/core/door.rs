@@ -11,11 +11,12 @@ use umbel_wire::clock::Wall;
 use umbel_wire::peer::PeerCertificate;
 use umbel_wire::slots::{Accepted, Knock, Probe, Refusal};
 use umbel_wire::{
-    Attempt, Code, EdgeId, Error, InstanceId, NodeId, Rejection, Verdict, VersionRange, negotiate,
+    Attempt, CloseReason, Code, EdgeId, Error, Generation, InstanceId, NodeId, Rejection, Verdict,
+    VersionRange, negotiate,
 };
 
 use super::credentials::{self, Good};
-use super::registry::Registry;
+use super::registry::{Registry, StaleGeneration};
 
 /// What a newcomer shows, and when and where.
 #[derive(Clone, Copy, Debug)]
@@ -100,4 +101,23 @@ pub(crate) fn probed<H: Clone>(
         registry.registered(id, accepted.generation);
     }
     Ok(answer)
+}
+
+/// What becomes of an accepted connection when its time to name its leases is over; `None`: it stays.
+pub(crate) fn naming_is_over<H: Clone>(
+    registry: &mut Registry<H>,
+    id: NodeId,
+    generation: Generation,
+    named: bool,
+) -> Option<CloseReason> {
+    if !named {
+        return Some(CloseReason::Protocol("the leases were not named within 10 s of WELCOME".to_owned()));
+    }
+    // It named leases that it has to end and did not come back: they have been reset long ago.
+    match registry.complete(id, generation) {
+        Ok(()) => None,
+        // Replaced by a newer connection of its process: it finishes its streams, and who replaced it closes it.
+        Err(StaleGeneration) if registry.slots.owner(&id).is_some() => None,
+        Err(StaleGeneration) => Some(CloseReason::Superseded),
+    }
 }

@@ -63,6 +63,8 @@ pub(super) struct Serving {
     naming_until: Option<Instant>,
     /// Replaced by a newer one of the same process: it ends when it is idle, or then.
     retiring: Option<Instant>,
+    /// When it was last asked for a new certificate.
+    pub(super) asked_at: Option<Instant>,
 }
 
 impl Link {
@@ -144,13 +146,9 @@ impl Edge {
 
     fn naming_is_over(&mut self, link: LinkId, serving: Serving, now: Instant, wall: Wall) {
         let (id, generation) = (serving.id, serving.generation);
-        let reason = if !serving.named {
-            CloseReason::Protocol("the leases were not named within 10 s of WELCOME".to_owned())
-        } else if self.change(now, |registry| registry.complete(id, generation)).is_err() {
-            CloseReason::Superseded
-        } else {
-            return;
-        };
+        let named = serving.named;
+        let over = self.change(now, |registry| door::naming_is_over(registry, id, generation, named));
+        let Some(reason) = over else { return };
         self.close_link(link, reason, now, wall);
     }
 
@@ -164,6 +162,9 @@ impl Edge {
         for one in heard {
             match one {
                 Heard::Hello(said) => self.hello(link, said, now, wall),
+                Heard::Request(asked, method::NODE_CREDENTIAL, payload) => {
+                    self.credential_wanted(link, asked, &payload, wall);
+                }
                 Heard::Request(asked, number, payload) => {
                     let answer = self.request(link, number, &payload, now, wall);
                     if let Some(entry) = self.links.get_mut(&link) {
@@ -221,6 +222,12 @@ impl Edge {
         }
     }
 
+    pub(super) fn asked(&mut self, link: LinkId, now: Instant) {
+        if let Some(Link { state: State::Serving(serving), .. }) = self.links.get_mut(&link) {
+            serving.asked_at = Some(now);
+        }
+    }
+
     pub(super) fn refuse(&mut self, link: LinkId, error: Error) {
         self.reject(link, Rejection { error, verdict: None, yours: NODE_PROTOCOL, mine: NODE_PROTOCOL });
     }
@@ -236,12 +243,23 @@ impl Edge {
         if said.purpose == Purpose::Enroll {
             return self.enroll(link, said, now, wall);
         }
-        if let Err(rejection) = self.judge(link, said, now, wall) {
+        self.meet(link, said, 0, now, wall);
+    }
+
+    pub(super) fn meet(&mut self, link: LinkId, said: HelloIn, tries: u32, now: Instant, wall: Wall) {
+        if let Err(rejection) = self.judge(link, said, tries, now, wall) {
             self.reject(link, *rejection);
         }
     }
 
-    fn judge(&mut self, link: LinkId, said: HelloIn, now: Instant, wall: Wall) -> Result<(), Box<Rejection>> {
+    fn judge(
+        &mut self,
+        link: LinkId,
+        said: HelloIn,
+        tries: u32,
+        now: Instant,
+        wall: Wall,
+    ) -> Result<(), Box<Rejection>> {
         let refuse = |error: Error| {
             Box::new(Rejection { error, verdict: None, yours: said.versions, mine: NODE_PROTOCOL })
         };
@@ -259,6 +277,12 @@ impl Edge {
         let protocol = door::protocol(said.versions)?;
         let hello = bounds::decode::<NodeHelloRequest>(&said.payload).map_err(refuse)?;
         reports::check_hello(&hello).map_err(refuse)?;
+        if let Some(certificate) = &certificate
+            && let Ok(named) = NodeId::parse(&hello.node_id)
+            && let Some(error) = self.shows(link, &said, named, certificate.key_hash, tries, wall)
+        {
+            return error.map_or(Ok(()), |error| Err(refuse(error)));
+        }
         let (id, knock) = self
             .change(now, |registry| door::knock(registry, shown, &hello.node_id, link))
             .map_err(refuse)?;
@@ -279,6 +303,12 @@ impl Edge {
             }
         }
         Ok(())
+    }
+
+    fn credential_error(&self, link: LinkId, said: &HelloIn, now: Instant, wall: Wall) -> Option<Error> {
+        let certificate = self.links.get(&link).and_then(|entry| entry.certificate.as_ref());
+        let (instance, attempt, edge) = (said.instance, said.attempt, &self.setup.edge_id);
+        door::credential(&self.registry, Shown { certificate, instance, attempt, edge, now, wall }).err()
     }
 
     // The old connection said something, or the probe's time is over.
@@ -329,8 +359,13 @@ impl Edge {
         let generation = accepted.generation;
         let greeted =
             self.change(now, |registry| registry.greet(id, generation, protocol, hello, now, wall.unix_ms()));
-        let Ok(mut answer) = greeted else { return self.refuse(link, reports::stale_error()) };
+        let Ok(mut answer) = greeted else {
+            // Superseded or ended by people between its registration and here.
+            let ended = self.credential_error(link, said, now, wall);
+            return self.refuse(link, ended.unwrap_or_else(reports::stale_error));
+        };
         answer.edge_id = self.setup.edge_id.to_string();
+        answer.rotate_credential = self.rotates(id, wall);
         let welcome = WelcomeOut {
             protocol,
             generation,
@@ -344,7 +379,8 @@ impl Edge {
             payload: answer.encode_to_vec(),
         };
         let naming_until = Some(now + NAMING);
-        let serving = Serving { id, generation, named: false, naming_until, retiring: None };
+        let serving =
+            Serving { id, generation, named: false, naming_until, retiring: None, asked_at: Some(now) };
         let Some(entry) = self.links.get_mut(&link) else { return };
         entry.state = State::Serving(serving);
         let heard = entry.end.welcome(now, &welcome);

@@ -9,12 +9,13 @@ use std::time::Instant;
 use umbel_store::simulation::Disk;
 use umbel_store::{AuditRecord, Change, Commit, CommitError, Owed, Position};
 use umbel_wire::clock::Wall;
+use umbel_wire::io::accept::HelloIn;
+use umbel_wire::simulation::Asked;
+use umbel_wire::{KeyHash, NodeId};
 
 use super::{Edge, LinkId, NODES, REPORTS, SELF, WALL};
 use crate::core::enrollment::EnrollmentRow;
 use crate::core::registry::node::NodeRow;
-
-use umbel_wire::NodeId;
 
 /// What follows from a commit.
 pub(super) enum Then {
@@ -26,6 +27,10 @@ pub(super) enum Then {
     Flushed(Vec<NodeId>, Wall),
     /// A host has become a node.
     Enrolled(Box<Enrolling>),
+    /// A hello showed the pending credential, which is the one in use now.
+    Shown(Box<Showing>),
+    /// A node is given a credential for a new key.
+    Given(Box<Giving>),
     /// An operator's command.
     Command(String),
 }
@@ -34,10 +39,27 @@ pub(super) struct Enrolling {
     pub(super) link: LinkId,
     pub(super) tries: u32,
     pub(super) request: umbel_contracts::proto::node::NodeEnrollRequest,
-    pub(super) claimed: EnrollmentRow,
+    pub(super) token: EnrollmentRow,
     pub(super) id: NodeId,
     pub(super) node: NodeRow,
-    pub(super) chain: Vec<Vec<u8>>,
+    pub(super) replaces: bool,
+}
+
+pub(super) struct Showing {
+    pub(super) link: LinkId,
+    pub(super) said: HelloIn,
+    pub(super) id: NodeId,
+    pub(super) row: NodeRow,
+    pub(super) tries: u32,
+}
+
+pub(super) struct Giving {
+    pub(super) link: LinkId,
+    pub(super) asked: Asked,
+    pub(super) key: KeyHash,
+    pub(super) id: NodeId,
+    pub(super) row: NodeRow,
+    pub(super) tries: u32,
 }
 
 enum Write {
@@ -151,7 +173,7 @@ impl Edge {
     }
 
     /// The process hears what became of what was written.
-    pub fn written(&mut self, now: Instant, wall: Wall) {
+    pub fn written(&mut self, disk: &mut Disk, now: Instant, wall: Wall) {
         let wall = self.wall(wall);
         for changes in std::mem::take(&mut self.disk.settled) {
             self.settled(changes, now);
@@ -172,8 +194,10 @@ impl Edge {
                     Err(_) => self.registry.keep_unsaved(ids),
                 },
                 Then::Enrolled(enrolling) => {
-                    self.enrolled(*enrolling, result.map(Position), now, wall);
+                    self.enrolled(*enrolling, result.map(Position), disk, now, wall);
                 }
+                Then::Shown(showing) => self.promoted(*showing, result.map(Position), now, wall),
+                Then::Given(giving) => self.given(*giving, result.map(Position), now, wall),
                 Then::Command(id) => self.command_written(&id, result.map(Position), now, wall),
             }
         }

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use prost::Message;
 use umbel_contracts::bounds;
 use umbel_contracts::proto::node::{NodeEnrollRequest, NodeEnrollResponse};
+use umbel_store::simulation::Disk;
 use umbel_store::{AuditRecord, Commit, CommitError, Position};
 use umbel_wire::clock::Wall;
-use umbel_wire::enroll::{Claim, ClaimRow, Refusal, claim};
+use umbel_wire::enroll::{self, Claim, ClaimRow, Refusal};
 use umbel_wire::io::accept::HelloIn;
 use umbel_wire::secret::Secret;
 use umbel_wire::{Code, Error, KeyHash, NodeId, ca};
@@ -19,6 +20,8 @@ use super::connections::State;
 use super::disk::{Enrolling, Then};
 use super::{ENROLLMENTS, Edge, LinkId, NODES};
 use crate::core::door;
+use crate::core::enrollment::EnrollmentRow;
+use crate::core::enrollment::claim::{self, Claimant, Claimed};
 use crate::core::registry::node::{Credential, NodeRow, ReportRow};
 
 /// Everybody dials from one address: guesses of one are everybody's.
@@ -52,48 +55,29 @@ impl Edge {
             return self.refuse(link, malformed());
         };
         let row = self.tokens.get(&request.token_id).cloned();
-        let mut judged = claim(wall, row.as_ref().map(|(row, _)| &row.token), &secret, &key);
+        let mut judged = enroll::claim(wall, row.as_ref().map(|(row, _)| &row.token), &secret, &key);
         if self.is("a used token opens again") && judged == Claim::Conflict {
             judged = Claim::Fresh;
         }
         match (judged, row) {
-            (Claim::Fresh, Some((mut row, position))) if tries < 3 => {
-                if self.registry.by_key(&key).is_some() {
-                    let error =
-                        Error::new(Code::Conflict, "KEY_IN_USE", "this key already belongs to a node");
-                    return self.refuse(link, error);
-                }
-                let id = self.node_id();
-                let chain = vec![key.0.to_vec()];
-                let name = row.name.clone();
-                row.token.claim = Some(ClaimRow {
-                    key_hash: key.to_string(),
-                    claimed_at_unix_ms: wall.unix_ms(),
-                    subject: id.to_string(),
-                    certificate_chain: chain.clone(),
-                    void: false,
-                });
-                let mut node = NodeRow::enrolled(&name, &row.token.token_id, credential(key, wall), wall);
-                node.labels.clone_from(&row.labels);
-                node.eligible = row.eligible;
-                let token_id = row.token.token_id.clone();
-                let commit = Commit::new()
-                    .require_at(ENROLLMENTS, token_id.clone(), position)
-                    .require_absent(NODES, id.to_string())
-                    .put_json(ENROLLMENTS, token_id, &row)
-                    .put_json(NODES, id.to_string(), &node)
-                    .audit(AuditRecord::new("node.enrolled", id.to_string(), "succeeded"));
-                let enrolling = Enrolling { link, tries, request, claimed: row, id, node, chain };
+            (Claim::Fresh, Some((row, position))) if tries < 3 => {
+                let place = match claim::place(&self.registry, &row, &key) {
+                    Ok(place) => place,
+                    Err(error) => return self.refuse(link, error),
+                };
+                let id = place.as_ref().map_or_else(|| self.node_id(), |node| node.id);
+                let replaces = place.is_some();
+                let (credential, chain) = (credential(key, wall), vec![key.0.to_vec()]);
+                let claimant = Claimant { row: &row, position, id, place, credential, chain, wall };
+                let Claimed { token, node, commit } = claim::claimed(claimant);
+                let enrolling = Enrolling { link, tries, request, token, id, node, replaces };
                 self.disk.propose(commit, Then::Enrolled(Box::new(enrolling)));
                 if let Some(entry) = self.links.get_mut(&link) {
                     entry.state = State::Enrolling;
                 }
             }
-            (Claim::Replay(claimed), Some((row, _))) => match self.replayed(&claimed) {
-                Some(not_after) => {
-                    let (id, chain) = (claimed.subject.clone(), claimed.certificate_chain);
-                    self.hand_out(link, id, row.name, chain, not_after);
-                }
+            (Claim::Replay(claimed), Some(_)) => match self.replayed(&claimed) {
+                Some((id, row)) => self.hand_out(link, id, &row, claimed.certificate_chain),
                 None => {
                     let error = Claim::Refused(Refusal::CredentialVoid).error().unwrap_or_else(malformed);
                     self.refuse(link, error);
@@ -120,52 +104,69 @@ impl Edge {
         }
     }
 
-    // Until when the credential of a claim holds, if it may be given out again.
-    fn replayed(&self, claimed: &ClaimRow) -> Option<i64> {
-        let node = self.registry.node(&NodeId::parse(&claimed.subject).ok()?)?;
-        let credential = &node.row.credential;
-        let same = credential.revoked_at_unix_ms.is_none() && credential.key_sha256 == claimed.key_hash;
-        same.then_some(credential.not_after_unix_ms)
+    // The node of a claim, if its certificate may be given out again.
+    fn replayed(&self, claimed: &ClaimRow) -> Option<(NodeId, NodeRow)> {
+        let id = NodeId::parse(&claimed.subject).ok()?;
+        let node = self.registry.node(&id).filter(|node| claim::may_repeat(&node.row, claimed))?;
+        Some((id, node.row.clone()))
     }
 
     pub(super) fn enrolled(
         &mut self,
         enrolling: Enrolling,
         result: Result<Position, CommitError>,
+        disk: &mut Disk,
         now: Instant,
         wall: Wall,
     ) {
-        let Enrolling { link, tries, request, claimed, id, node, chain } = enrolling;
+        let Enrolling { link, tries, request, token, id, node, replaces } = enrolling;
         match result {
             Ok(position) => {
-                let (name, not_after) = (claimed.name.clone(), node.credential.not_after_unix_ms);
-                self.tokens.apply(claimed, position);
-                self.change(now, |registry| registry.insert(id, node, position, ReportRow::default()));
-                self.hand_out(link, id.to_string(), name, chain, not_after);
+                let chain = token.token.claim.as_ref().map(|claim| claim.certificate_chain.clone());
+                self.tokens.apply(token, position);
+                let row = node.clone();
+                self.change(now, |registry| {
+                    if replaces {
+                        registry.moved_host(id, node, position, Vec::new());
+                    } else {
+                        registry.insert(id, node, position, ReportRow::default());
+                    }
+                });
+                self.hand_out(link, id, &row, chain.unwrap_or_default());
             }
-            // Somebody else was faster: judged anew.
-            Err(CommitError::Conflict(_)) => self.try_enroll(link, request, tries + 1, now, wall),
+            // Somebody else was faster: taken up as it stands on the disk, and judged anew.
+            Err(CommitError::Conflict(_)) => {
+                self.reread(&token, disk, now);
+                self.try_enroll(link, request, tries + 1, now, wall);
+            }
             Err(_) => {
                 self.refuse(link, Error::new(Code::Unavailable, "STORE_READ_ONLY", "the token is not spent"));
             }
         }
     }
 
-    fn hand_out(
-        &mut self,
-        link: LinkId,
-        node_id: String,
-        name: String,
-        certificate_chain: Vec<Vec<u8>>,
-        not_after_unix_ms: i64,
-    ) {
+    fn reread(&mut self, token: &EnrollmentRow, disk: &mut Disk, now: Instant) {
+        if let Ok(Some(stored)) = disk.get(ENROLLMENTS, &token.token.token_id)
+            && let Ok(row) = stored.json::<EnrollmentRow>()
+        {
+            self.tokens.apply(row, stored.position);
+        }
+        let Some(node) = token.replaces.as_deref().and_then(|id| NodeId::parse(id).ok()) else { return };
+        if let Ok(Some(stored)) = disk.get(NODES, &node.to_string())
+            && let Ok(row) = stored.json::<NodeRow>()
+        {
+            self.change(now, |registry| registry.reread(node, row, stored.position));
+        }
+    }
+
+    fn hand_out(&mut self, link: LinkId, id: NodeId, row: &NodeRow, certificate_chain: Vec<Vec<u8>>) {
         let response = NodeEnrollResponse {
-            node_id,
+            node_id: id.to_string(),
             edge_id: self.setup.edge_id.to_string(),
-            name,
+            name: row.name.clone(),
             certificate_chain,
             ca_certificate: Vec::new(),
-            not_after_unix_ms,
+            not_after_unix_ms: row.credential.not_after_unix_ms,
         };
         if let Some(entry) = self.links.get_mut(&link) {
             entry.end.answer(response.encode_to_vec());

@@ -18,7 +18,7 @@ use super::disk::Then;
 use super::{COMMANDS, ENROLLMENTS, Edge, NODES};
 use crate::core::commands::{Begin, CommandRow, Request};
 use crate::core::enrollment::EnrollmentRow;
-use crate::core::registry::node::NodeRow;
+use crate::core::registry::node::{Decision, NodeRow, Wanted};
 
 /// What an operator wants.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,6 +33,8 @@ pub enum Operation {
         name: String,
         /// Seconds until it expires.
         life: u64,
+        /// The node whose place its host takes.
+        replaces: Option<String>,
     },
     /// A token that nobody may use.
     RevokeToken(String),
@@ -40,6 +42,14 @@ pub enum Operation {
     Eligible(String, bool),
     /// Whether a node takes new work.
     Drain(String, bool),
+    /// Whether a node is kept out.
+    Disable(String, bool),
+    /// A credential that opens nothing any more.
+    Revoke(String),
+    /// A new certificate is wanted.
+    Rotate(String),
+    /// Retired for good.
+    Decommission(String),
 }
 
 /// What came of a command.
@@ -74,20 +84,46 @@ impl Operation {
             Self::Eligible(..) => "node.eligible",
             Self::Drain(_, true) => "node.drain",
             Self::Drain(_, false) => "node.undrain",
+            Self::Disable(_, true) => "node.disable",
+            Self::Disable(_, false) => "node.enable",
+            Self::Revoke(_) => "node.credential.revoke",
+            Self::Rotate(_) => "node.credential.rotate",
+            Self::Decommission(_) => "node.decommission",
         }
     }
 
-    fn set(&self, row: &mut NodeRow) {
+    /// The node that it is about.
+    #[must_use]
+    pub fn node(&self) -> Option<&str> {
+        match self {
+            Self::Mint { .. } | Self::RevokeToken(_) => None,
+            Self::Eligible(node, _)
+            | Self::Drain(node, _)
+            | Self::Disable(node, _)
+            | Self::Revoke(node)
+            | Self::Rotate(node)
+            | Self::Decommission(node) => Some(node),
+        }
+    }
+
+    fn set(&self, row: &mut NodeRow, at: i64) {
+        let by = "operator".to_owned();
+        let decision = || Decision { at_unix_ms: at, by: by.clone(), reason: String::new() };
         match self {
             Self::Eligible(_, on) => row.eligible = *on,
             Self::Drain(_, on) => row.draining = *on,
-            Self::Mint { .. } | Self::RevokeToken(_) => {}
+            Self::Disable(_, true) => row.disable(decision()),
+            Self::Disable(_, false) => row.enable(),
+            Self::Revoke(_) => row.revoke(at),
+            Self::Rotate(_) if row.admits() => row.rotate = Some(Wanted { at_unix_ms: at, by: by.clone() }),
+            Self::Decommission(_) => row.decommission(decision()),
+            Self::Rotate(_) | Self::Mint { .. } | Self::RevokeToken(_) => {}
         }
     }
 
     // What ends harm takes force even if it cannot be written.
     fn ends_harm(&self) -> bool {
-        matches!(self, Self::RevokeToken(_) | Self::Drain(_, true))
+        matches!(self, Self::RevokeToken(_) | Self::Drain(_, true) | Self::Disable(_, true) | Self::Revoke(_))
     }
 }
 
@@ -161,7 +197,7 @@ impl Edge {
 
     fn plan(&self, operation: &Operation, wall: Wall) -> Result<(Commit, Change), String> {
         match operation {
-            Operation::Mint { token_id, secret, name, life } => {
+            Operation::Mint { token_id, secret, name, life, replaces } => {
                 let secret = Secret::from_slice(secret).ok_or("ARGS")?;
                 let token = TokenRow {
                     token_id: token_id.clone(),
@@ -173,6 +209,7 @@ impl Edge {
                 };
                 let row: EnrollmentRow = serde_json::from_value(serde_json::json!({
                     "token": token, "name": name, "eligible": true, "created_by": "operator",
+                    "replaces": replaces,
                 }))
                 .map_err(|error| error.to_string())?;
                 let commit = Commit::new().require_absent(ENROLLMENTS, token_id.clone()).put_json(
@@ -195,16 +232,14 @@ impl Edge {
                 );
                 Ok((commit, Change::Token(row)))
             }
-            Operation::Eligible(node, _) | Operation::Drain(node, _) => {
+            _ => {
+                let node = operation.node().unwrap_or_default();
                 let id = NodeId::parse(node).map_err(|error| error.to_string())?;
-                let known = self.registry.node(&id).ok_or("NOT_FOUND")?;
+                let known = self.registry.node(&id).filter(|node| !node.is_tombstone()).ok_or("NOT_FOUND")?;
                 let mut row = known.row.clone();
-                operation.set(&mut row);
-                let commit = Commit::new().require_at(NODES, node.clone(), known.position).put_json(
-                    NODES,
-                    node.clone(),
-                    &row,
-                );
+                operation.set(&mut row, wall.unix_ms());
+                let commit =
+                    Commit::new().require_at(NODES, node, known.position).put_json(NODES, node, &row);
                 Ok((commit, Change::Node(id, row)))
             }
         }
@@ -251,13 +286,13 @@ impl Edge {
         let owed = Owed::new().with(self.told(id, operation, row));
         let owed = match change {
             Change::Node(node, _) => {
-                let (own, later) = (operation.clone(), operation.clone());
-                if !self.change(now, |registry| registry.apply_in_memory(node, |row| own.set(row))) {
+                let (own, later, at) = (operation.clone(), operation.clone(), row.accepted_at_unix_ms);
+                if !self.change(now, |registry| registry.apply_in_memory(node, |row| own.set(row, at))) {
                     owed
                 } else {
                     owed.amend(NODES, node.to_string(), move |old| {
                         let mut row: NodeRow = serde_json::from_slice(old).ok()?;
-                        later.set(&mut row);
+                        later.set(&mut row, at);
                         serde_json::to_vec(&row).ok()
                     })
                 }

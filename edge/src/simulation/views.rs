@@ -43,6 +43,12 @@ pub struct NodeView {
     pub owner: Option<u64>,
     /// Keys that open the door for it now, in lower-case hexadecimal.
     pub opening_keys: Vec<String>,
+    /// Keys that open nothing any more.
+    pub retired_keys: Vec<String>,
+    /// The token that its present host used.
+    pub token_id: String,
+    /// People let it in.
+    pub admits: bool,
     /// An accepted connection of the newest generation is alive.
     pub newest_lives: bool,
     /// Its lifecycle's word.
@@ -149,6 +155,9 @@ impl Edge {
                     serving.is_some_and(|one| one.id == node.id && one.generation == node.generation);
                 newest && !entry.end.is_over()
             }),
+            retired_keys: node.row.retired.iter().map(|one| one.key_sha256.clone()).collect(),
+            token_id: node.row.token_id.clone(),
+            admits: node.row.admits(),
             opening_keys: opening_keys(&node.row),
             state: node.state(),
             dispatchable: providers
@@ -171,7 +180,7 @@ impl Edge {
 
 fn opening_keys(row: &NodeRow) -> Vec<String> {
     let all = [Some(&row.credential), row.pending.as_ref()];
-    let open = all.into_iter().flatten().filter(|credential| credential.revoked_at_unix_ms.is_none());
+    let open = all.into_iter().flatten().filter(|_| row.admits());
     open.map(|credential| credential.key_sha256.clone()).collect()
 }
 

@@ -191,7 +191,7 @@ impl Node {
         answer: Result<bytes::Bytes, Error>,
         now: Instant,
     ) {
-        if self.current != Some(link) {
+        if self.current != Some(link) || self.credential_given(link, call, &answer, now) {
             return;
         }
         if matches!(self.reports.phase, Phase::Naming(naming) if naming == call) {

@@ -20,6 +20,8 @@ struct Relayed {
     lease: u64,
     ends: Instant,
     cancelled: bool,
+    /// Its connection was lost while a newer one was there.
+    orphan: bool,
 }
 
 #[derive(Default)]
@@ -37,7 +39,10 @@ impl Streams {
         self.relayed.iter().filter(|one| one.link != current).map(|one| one.lease).collect()
     }
 
-    pub(super) fn lost(&mut self, link: LinkId, now: Instant) {
+    pub(super) fn lost(&mut self, link: LinkId, replaced: bool, now: Instant) {
+        for one in self.relayed.iter_mut().filter(|one| replaced && one.link == link) {
+            one.orphan = true;
+        }
         self.stop(now, |one| one.link == link);
     }
 
@@ -54,10 +59,16 @@ impl Streams {
 }
 
 impl Node {
-    /// Requests that its engine works on.
+    /// Requests that its engine works on: lease, connection, and whether it was cancelled. Without those whose
+    /// connection was lost beside a newer one: their leases end with it, a moment before the engine lets go.
     #[must_use]
-    pub fn working(&self) -> usize {
-        self.streams.relayed.len()
+    pub fn work(&self) -> Vec<(u64, LinkId, bool)> {
+        self.streams
+            .relayed
+            .iter()
+            .filter(|one| !one.orphan)
+            .map(|one| (one.lease, one.link, one.cancelled))
+            .collect()
     }
 
     pub(super) fn take_stream(&mut self, link: LinkId, stream: Incoming, message: &[u8], now: Instant) {
@@ -71,6 +82,7 @@ impl Node {
                 lease: open.lease_id,
                 ends: now + self.setup.work,
                 cancelled: false,
+                orphan: false,
             }),
             None => {
                 let error =

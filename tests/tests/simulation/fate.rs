@@ -140,7 +140,7 @@ impl World {
     }
 
     fn wrong_clock(&mut self) -> i64 {
-        let size = *self.luck.pick(&[2_000, 240_000, 400_000, 3_600_000, 40 * 86_400_000]);
+        let size = *self.luck.pick(&[2_000, 240_000, 400_000, 3_600_000, 40 * 86_400_000, 70 * 86_400_000]);
         if self.luck.one_in(2) { size } else { -size }
     }
 
@@ -188,6 +188,7 @@ impl World {
             return;
         }
         let setup = original.setup.clone();
+        original.copied = true;
         self.tell(format!("node {number}'s state directory is copied to host {}", self.hosts.len()));
         self.hosts.push(super::world::Host {
             setup,
@@ -196,6 +197,7 @@ impl World {
             clocks: Clocks::default(),
             paused: false,
             copy: true,
+            copied: true,
         });
         self.network.paths.push(Path::default());
         self.start_node(self.hosts.len() - 1);

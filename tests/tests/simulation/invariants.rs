@@ -35,6 +35,7 @@ struct Seen {
     cursors: (u64, u64),
     observed: i64,
     last_seen: i64,
+    gone: bool,
 }
 
 impl Judge {
@@ -80,8 +81,8 @@ impl World {
         for (number, host) in self.hosts.iter().enumerate() {
             if let Some(node) = &host.process {
                 let most = host.setup.capacity as usize;
-                must(node.working() <= most, "an engine is never above its capacity", || {
-                    format!("node {number} works on {} of {most}", node.working())
+                must(node.work().len() <= most, "an engine is never above its capacity", || {
+                    format!("node {number} works on {:?}, at most {most}", node.work())
                 })?;
             }
         }
@@ -98,17 +99,22 @@ impl World {
         self.answers_are_there()
     }
 
-    // Who was given an identity has it for ever.
+    // Who was given an identity has it for ever, and a key that opens its door as long as people let it in.
     fn hosts_are_known(&self, view: &View) -> Found {
         for (number, host) in self.hosts.iter().enumerate() {
-            let Some((id, key)) =
-                host.process.as_ref().and_then(|node| Some((node.identity()?, node.key()?)))
+            let Some((id, keys)) =
+                host.process.as_ref().and_then(|node| Some((node.identity()?, node.keys())))
             else {
                 continue;
             };
             let known = view.nodes.iter().find(|node| node.snapshot.node_id == id);
-            must(known.is_some_and(|node| node.opening_keys.contains(&key)), "an identity lasts", || {
-                format!("node {number} holds a key of {id} that the edge does not know")
+            must(known.is_some(), "an identity lasts", || {
+                format!("node {number} is {id}, which is unknown")
+            })?;
+            let Some(known) = known.filter(|node| node.admits && !host.copied) else { continue };
+            let opens = keys.iter().any(|key| known.opening_keys.contains(key));
+            must(opens, "one key on the node's disk is always accepted", || {
+                format!("node {number} has {keys:?}, its edge takes {:?}", known.opening_keys)
             })?;
         }
         Ok(())
@@ -167,10 +173,20 @@ fn of_node(judge: &mut Judge, node: &NodeView) -> Found {
     must(!node.newest_lives || node.owner == Some(told.generation), "a stale close changes nothing", || {
         format!("{name}: {} is alive, its slot is {:?}", told.generation, node.owner)
     })?;
-    must(node.opening_keys.len() <= 2, "one credential a node", || {
-        format!("{name} has {} keys", node.opening_keys.len())
+    let both = node.opening_keys.iter().find(|key| node.retired_keys.contains(key));
+    must(node.opening_keys.len() <= 2 && both.is_none(), "one credential a node", || {
+        format!("{name}: {:?} open, {:?} are retired", node.opening_keys, node.retired_keys)
     })?;
+    must(node.admits || node.owner.is_none(), "who is kept out is not in", || {
+        format!("{name} is {}, and its slot is {:?}", node.state, node.owner)
+    })?;
+    must(seen.gone <= (node.state == "decommissioned"), "a tombstone stays", || format!("{name} is back"))?;
     let (inventory, telemetry) = node.cursors;
+    if node.state == "decommissioned" {
+        // A tombstone has nothing to say any more.
+        *seen = Seen { gone: true, ..Seen::default() };
+        return Ok(());
+    }
     must(inventory >= seen.cursors.0 && telemetry >= seen.cursors.1, "cursors only grow", || {
         format!("{name}: {:?} after {:?}", node.cursors, seen.cursors)
     })?;
@@ -181,7 +197,8 @@ fn of_node(judge: &mut Judge, node: &NodeView) -> Found {
     must(told.last_seen_at_unix_ms >= seen.last_seen, "what was seen stays seen", || {
         format!("{name}: {} after {}", told.last_seen_at_unix_ms, seen.last_seen)
     })?;
-    *seen = Seen { generation, cursors: node.cursors, observed, last_seen: told.last_seen_at_unix_ms };
+    let last_seen = told.last_seen_at_unix_ms;
+    *seen = Seen { generation, cursors: node.cursors, observed, last_seen, gone: false };
     Ok(())
 }
 

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use umbel_edge::simulation::{Answered, Operation, Outcome, RequestId};
+use umbel_node::simulation::NodeDisk;
 
 use super::world::World;
 
@@ -26,6 +27,8 @@ pub(crate) struct People {
     commands: BTreeMap<String, Asked>,
     numbers: u64,
     joins: Vec<Duration>,
+    /// By host: the node whose place it is to take.
+    replaced: Vec<Option<String>>,
     tokens: BTreeMap<String, (usize, [u8; 32])>,
     next_command: Duration,
     next_request: Duration,
@@ -48,6 +51,7 @@ impl People {
             commands: BTreeMap::new(),
             numbers: 0,
             joins: (0..hosts).map(|number| Duration::from_millis(1 + 700 * number as u64)).collect(),
+            replaced: vec![None; hosts],
             tokens: BTreeMap::new(),
             next_command: Duration::from_secs(20),
             next_request: Duration::from_secs(5),
@@ -128,23 +132,40 @@ impl World {
         }
     }
 
-    // A host that is nobody yet gets a token, as soon as the edge has made one.
+    // A host that is nobody yet, or that its edge does not let in any more, gets what the refusal says it needs.
     fn invite(&mut self, number: usize) {
         self.people.joins[number] = self.time + TOKEN_AGAIN;
-        let host = &self.hosts[number];
-        let node = host.process.as_ref();
-        let somebody = node.is_some_and(|node| node.identity().is_some())
-            || host.disk.as_ref().is_some_and(|disk| disk.node_id().is_some());
-        if somebody {
-            self.people.joins[number] = Duration::MAX;
-            return;
-        }
-        // A key that the edge knows although its answer was lost for good: a new token needs a new key.
-        let in_use =
-            node.and_then(|node| node.last_rejection()).is_some_and(|error| error.reason == "KEY_IN_USE");
-        if in_use {
-            self.with_node(number, |node, _, _| node.forget_key());
-        }
+        let Some(node) = &self.hosts[number].process else { return };
+        let reason = node.last_rejection().map(|error| error.reason.to_string()).unwrap_or_default();
+        let identity = node.identity();
+        let replaces = match (reason.as_str(), &identity) {
+            ("KEY_IN_USE", None) => {
+                // A key that the edge knows although its answer was lost for good: a new token needs a new key.
+                self.with_node(number, |node, _, _| node.forget_key());
+                self.people.replaced[number].clone()
+            }
+            (_, None) => self.people.replaced[number].clone(),
+            ("NODE_DECOMMISSIONED", Some(_)) => {
+                self.wipe(number);
+                None
+            }
+            (
+                "CREDENTIAL_REVOKED" | "CREDENTIAL_RETIRED" | "CREDENTIAL_REPLACED" | "CERTIFICATE_EXPIRED",
+                Some(id),
+            ) => {
+                self.wipe(number);
+                Some(id.clone())
+            }
+            ("NODE_DISABLED", Some(id)) if self.people.over => {
+                return self.ask(Operation::Disable(id.clone(), false), None);
+            }
+            _ => return,
+        };
+        let gone = replaces.as_ref().is_some_and(|id| {
+            self.people.done.iter().any(|(_, done)| matches!(done, Operation::Decommission(one) if one == id))
+        });
+        let replaces = replaces.filter(|_| !gone);
+        self.people.replaced[number].clone_from(&replaces);
         let mut secret = [0; 32];
         for part in secret.chunks_mut(8) {
             part.copy_from_slice(&self.luck.next().to_be_bytes());
@@ -153,8 +174,16 @@ impl World {
         let token_id = format!("token-{:06}", self.people.numbers);
         self.people.tokens.insert(token_id.clone(), (number, secret));
         let life = self.luck.between(60, 900);
-        let operation = Operation::Mint { token_id, secret, name: format!("n{number}"), life };
+        let operation = Operation::Mint { token_id, secret, name: format!("n{number}"), life, replaces };
         self.ask(operation, Some(number));
+    }
+
+    // The state directory is removed, as the refusal says, and the agent starts with an empty one.
+    fn wipe(&mut self, number: usize) {
+        self.tell(format!("node {number}'s state directory is removed"));
+        self.kill_node(number, false);
+        self.hosts[number].disk = Some(NodeDisk::default());
+        self.start_node(number);
     }
 
     fn ask(&mut self, operation: Operation, host: Option<usize>) {
@@ -215,9 +244,14 @@ impl World {
         }
         let node = self.luck.pick(&known).clone();
         let on = self.luck.one_in(2);
-        let operation = match self.luck.between(0, 5) {
+        let operation = match self.luck.between(0, 16) {
             0 | 1 => Operation::Eligible(node, on),
             2 | 3 => Operation::Drain(node, on),
+            4..=6 => Operation::Rotate(node),
+            7 => Operation::Disable(node, true),
+            8..=10 => Operation::Disable(node, false),
+            11 => Operation::Revoke(node),
+            12 if self.luck.one_in(3) => Operation::Decommission(node),
             _ => {
                 let token = format!("token-{:06}", self.luck.between(1, self.people.numbers + 1));
                 Operation::RevokeToken(token)

@@ -8,7 +8,7 @@ use super::world::World;
 /// How long things go wrong.
 const CHAOS: Duration = Duration::from_secs(400);
 /// Longer than any pause before a dial: the longest hint with its jitter, a token's second try, and naming.
-const REST: Duration = Duration::from_secs(900);
+const REST: Duration = Duration::from_secs(1_800);
 
 impl World {
     /// Things go wrong for a while.

@@ -23,6 +23,9 @@ const BEGIN: i64 = 1_780_272_000_000;
 /// How long a host waits for TCP and TLS.
 const DIAL: Duration = Duration::from_secs(5);
 
+/// So much never happens at one instant.
+const STANDSTILL: u32 = 5_000;
+
 /// A machine's clocks, against the world's time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Clocks {
@@ -54,6 +57,8 @@ pub(crate) struct Host {
     pub(crate) paused: bool,
     /// It runs a copy of another host's state directory.
     pub(crate) copy: bool,
+    /// Its state directory was copied.
+    pub(crate) copied: bool,
 }
 
 /// Everything.
@@ -69,6 +74,8 @@ pub(crate) struct World {
     pub(crate) judge: Judge,
     pub(crate) mutation: Option<&'static str>,
     pub(crate) fates: super::fate::Fates,
+    // Things that happened at this instant.
+    stands: u32,
 }
 
 impl World {
@@ -94,6 +101,7 @@ impl World {
             people: People::new(count),
             judge: Judge::new(mutation),
             fates: super::fate::Fates::default(),
+            stands: 0,
             hosts,
             network,
             luck,
@@ -244,6 +252,11 @@ impl World {
             }
             consider(self.fates.next(), Next::Fate);
             consider(self.people.next(), Next::People);
+            self.stands = if next > self.time { 0 } else { self.stands + 1 };
+            if self.stands > STANDSTILL {
+                let what = format!("{what:?} is due again and again");
+                return Err(self.history.failure("time goes on", what));
+            }
             self.time = self.time.max(next);
             match what {
                 Next::End => return Ok(()),
@@ -304,12 +317,19 @@ impl World {
         let wall = self.wall(self.edge.clocks);
         let Some(edge) = &mut self.edge.process else { return };
         if written {
-            return self.with_edge(|edge, now, wall| edge.written(now, wall));
+            return self.answer_writes();
         }
         edge.write(&mut self.edge.disk, wall);
         // It is on the disk; the process hears of it a little later, unless it dies before.
         let takes = Duration::from_micros(self.luck.between(50, 2_000));
         self.edge.writing = Some((self.time + takes, true));
+    }
+
+    // The process hears what was written, and may read what stands there.
+    fn answer_writes(&mut self) {
+        let mut disk = std::mem::take(&mut self.edge.disk);
+        self.with_edge(|edge, now, wall| edge.written(&mut disk, now, wall));
+        self.edge.disk = disk;
     }
 
     /// Something happens in a node's process; what it sends goes out, and it dials if that is due.
@@ -407,6 +427,7 @@ impl World {
     }
 }
 
+#[derive(Clone, Copy, Debug)]
 enum Next {
     End,
     Packet(LinkId, Way),
@@ -433,5 +454,6 @@ fn host(number: usize, luck: &mut Luck, mutation: Option<&'static str>) -> Host 
         clocks: Clocks::default(),
         paused: false,
         copy: false,
+        copied: false,
     }
 }

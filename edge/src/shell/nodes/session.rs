@@ -19,6 +19,7 @@ use umbel_wire::{
     clock,
 };
 
+use crate::core::door;
 use crate::core::registry::{StaleGeneration, reports};
 use crate::shell::site::Site;
 
@@ -46,15 +47,11 @@ impl NodeSession {
 
     /// The time for naming leases has passed since WELCOME.
     pub(super) fn naming_is_over(&self, site: &Site, connection: &Connection) {
-        if !self.named.load(Ordering::SeqCst) {
-            tracing::warn!(node = %self.id, generation = %self.generation, "it did not name its leases in time");
-            connection
-                .close(CloseReason::Protocol("the leases were not named within 10 s of WELCOME".to_owned()));
-            return;
-        }
-        // It named leases that it has to end and did not come back: they have been reset long ago.
-        if site.change(|registry| registry.complete(self.id, self.generation)).is_err() {
-            return connection.close(CloseReason::Superseded);
+        let named = self.named.load(Ordering::SeqCst);
+        let over = |registry: &mut _| door::naming_is_over(registry, self.id, self.generation, named);
+        if let Some(reason) = site.change(over) {
+            tracing::warn!(node = %self.id, generation = %self.generation, "its naming of leases came to nothing: {reason}");
+            return connection.close(reason);
         }
         site.settings.nudge(self.id);
     }
