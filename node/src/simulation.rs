@@ -54,6 +54,8 @@ pub struct NodeDisk {
     identity: Option<Identity>,
     key: Option<[u8; 32]>,
     not_after: i64,
+    /// The token that made it somebody.
+    joined_with: String,
     spare: Option<[u8; 32]>,
     pending: Option<rotation::Kept>,
     sequences: [u64; 2],
@@ -171,6 +173,12 @@ impl Node {
     #[must_use]
     pub fn identity(&self) -> Option<String> {
         self.disk.node_id()
+    }
+
+    /// The token that made it somebody.
+    #[must_use]
+    pub fn joined_with(&self) -> &str {
+        &self.disk.joined_with
     }
 
     /// Keys that it could show, in lower-case hexadecimal.
@@ -422,7 +430,7 @@ impl Node {
             key_file: "node.key".to_owned(),
             not_after_unix_ms: answer.not_after_unix_ms,
         });
-        self.token = None;
+        self.disk.joined_with = self.token.take().map(|(token, _)| token).unwrap_or_default();
         self.dial_at = Some(now);
     }
 

@@ -102,16 +102,16 @@ impl World {
     // Who was given an identity has it for ever, and a key that opens its door as long as people let it in.
     fn hosts_are_known(&self, view: &View) -> Found {
         for (number, host) in self.hosts.iter().enumerate() {
-            let Some((id, keys)) =
-                host.process.as_ref().and_then(|node| Some((node.identity()?, node.keys())))
-            else {
-                continue;
-            };
+            let Some(node) = &host.process else { continue };
+            let (Some(id), keys) = (node.identity(), node.keys()) else { continue };
             let known = view.nodes.iter().find(|node| node.snapshot.node_id == id);
             must(known.is_some(), "an identity lasts", || {
                 format!("node {number} is {id}, which is unknown")
             })?;
-            let Some(known) = known.filter(|node| node.admits && !host.copied) else { continue };
+            // Unless people kept it out, copied its directory, or gave its place to another host.
+            let own =
+                |known: &&NodeView| known.admits && known.token_id == node.joined_with() && !host.copied;
+            let Some(known) = known.filter(own) else { continue };
             let opens = keys.iter().any(|key| known.opening_keys.contains(key));
             must(opens, "one key on the node's disk is always accepted", || {
                 format!("node {number} has {keys:?}, its edge takes {:?}", known.opening_keys)

@@ -145,14 +145,11 @@ impl World {
                 self.people.replaced[number].clone()
             }
             (_, None) => self.people.replaced[number].clone(),
-            ("NODE_DECOMMISSIONED", Some(_)) => {
+            ("NODE_DECOMMISSIONED" | "CREDENTIAL_REPLACED", Some(_)) => {
                 self.wipe(number);
                 None
             }
-            (
-                "CREDENTIAL_REVOKED" | "CREDENTIAL_RETIRED" | "CREDENTIAL_REPLACED" | "CERTIFICATE_EXPIRED",
-                Some(id),
-            ) => {
+            ("CREDENTIAL_REVOKED" | "CREDENTIAL_RETIRED" | "CERTIFICATE_EXPIRED", Some(id)) => {
                 self.wipe(number);
                 Some(id.clone())
             }
