@@ -30,7 +30,7 @@ use crate::core::authority::AuthorityRow;
 use crate::core::commands::Commands;
 use crate::core::enrollment::{EnrollmentRow, Refusals, Tokens};
 use crate::core::providers::{self, spec};
-use crate::core::registry::node::{NodeRow, ReportRow};
+use crate::core::registry::node::{Lifecycle, NodeRow, ReportRow};
 use crate::core::registry::{Call, Registry};
 
 pub use applications::{Answered, RequestId};
@@ -103,18 +103,27 @@ impl Edge {
     /// Why it cannot start: the store cannot be read, or its marks cannot be written.
     pub fn start(setup: Setup, disk: &mut Disk, now: Instant, wall: Wall, luck: u64) -> Result<Self, String> {
         let text = |error: &dyn std::fmt::Display| error.to_string();
-        let generations = Mark::open(disk, "generation", BLOCK)?;
-        let revisions = Mark::open(disk, "revision", BLOCK * 8)?;
+        let mut generations = Mark::open(disk, "generation", BLOCK)?;
+        let mut revisions = Mark::open(disk, "revision", BLOCK * 8)?;
+        match setup.mutation {
+            Some("generations begin anew") => generations.begin_anew(),
+            Some("revisions begin anew") => revisions.begin_anew(),
+            _ => {}
+        }
         let period = (setup.heartbeat / 3).clamp(Duration::from_millis(100), Duration::from_secs(5));
         let mut registry = Registry::new(setup.times, period, Generation(generations.last()), now);
         let mut reports = BTreeMap::new();
         for row in disk.load(REPORTS).map_err(|error| text(&error))? {
             reports.insert(row.key.clone(), row.json::<ReportRow>().map_err(|error| text(&error))?);
         }
-        for row in disk.load(NODES).map_err(|error| text(&error))? {
+        let rows = disk.load(NODES).map_err(|error| text(&error))?;
+        for row in rows.iter().skip(usize::from(setup.mutation == Some("an identity is forgotten"))) {
             let id = NodeId::parse(&row.key).map_err(|error| text(&error))?;
             let report = reports.remove(&row.key).unwrap_or_default();
-            let stored = row.json::<NodeRow>().map_err(|error| text(&error))?;
+            let mut stored = row.json::<NodeRow>().map_err(|error| text(&error))?;
+            if setup.mutation == Some("a tombstone is read as a node") {
+                stored.lifecycle = Lifecycle::Enrolled;
+            }
             registry.insert(id, stored, row.position, report);
         }
         let mut tokens = Tokens::default();
@@ -204,13 +213,14 @@ impl Edge {
             let commit = records.into_iter().fold(Commit::new(), Commit::audit);
             self.disk.propose(commit, disk::Then::Nothing);
         }
-        for link in evicted {
+        for link in evicted.into_iter().filter(|_| !self.is("an evicted connection is not closed")) {
             self.close_link(link, CloseReason::Revoked, now, self.wall);
         }
         result
     }
 
     fn call(&mut self, now: Instant, call: Call) {
+        let stays = self.is("admission hears of nobody's silence");
         let admission = &mut self.admission;
         match call {
             Call::Declare { node, engine } => drop(admission.declare(now, spec(node, &engine))),
@@ -222,6 +232,7 @@ impl Edge {
                 admission.provider_state(now, &id, generation, providers::state(state));
             }
             Call::Down { node, engine } => admission.undeclare(now, &providers::id(node, &engine)),
+            Call::Ready { ready: false, .. } if stays => {}
             Call::Ready { node, generation, ready } => admission.node_ready(now, node, generation, ready),
             Call::Draining { node, draining } => admission.node_draining(now, node, draining),
             Call::Eligible { node, eligible } => admission.node_eligible(now, node, eligible),

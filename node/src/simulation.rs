@@ -468,7 +468,8 @@ impl Node {
             _ => Duration::ZERO,
         };
         let pause = self.backoff.lost(lived, spread, luck).max(hint);
-        if self.dial_at.is_none() && self.dialing.is_none() && !self.reaching {
+        let again = self.setup.mutation != Some("a lost connection is not dialed again");
+        if again && self.dial_at.is_none() && self.dialing.is_none() && !self.reaching {
             self.dial_at = Some(now + pause);
         }
     }

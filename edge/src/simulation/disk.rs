@@ -113,6 +113,11 @@ impl Mark {
         Ok(Self { name, block, next: first, end: first + block, following: None, asking: false })
     }
 
+    // As if nothing had ever been reserved.
+    pub(super) fn begin_anew(&mut self) {
+        (self.next, self.end) = (1, self.block);
+    }
+
     pub(super) fn last(&self) -> u64 {
         self.next.saturating_sub(1)
     }

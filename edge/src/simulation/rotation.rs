@@ -69,9 +69,11 @@ impl Edge {
         let Showing { link, said, id, row, tries } = showing;
         match result {
             Ok(position) => {
-                if !self.is("a shown credential is not applied") {
-                    self.change(now, |registry| registry.apply(id, row, position));
+                let mut row = row;
+                if self.is("a retired key still opens") {
+                    row.pending = self.registry.node(&id).map(|node| node.row.credential.clone());
                 }
+                self.change(now, |registry| registry.apply(id, row, position));
                 self.meet(link, said, tries + 1, now, wall);
             }
             Err(CommitError::Conflict(_)) => self.meet(link, said, tries + 1, now, wall),

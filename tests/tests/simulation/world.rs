@@ -99,7 +99,7 @@ impl World {
                 writing: None,
             },
             people: People::new(count),
-            judge: Judge::new(mutation),
+            judge: Judge::new(),
             fates: super::fate::Fates::default(),
             stands: 0,
             hosts,
@@ -133,10 +133,6 @@ impl World {
 
     pub(crate) fn start_edge(&mut self) {
         self.edge.starts += 1;
-        if self.mutation == Some("the generation mark is lost") && self.edge.starts > 1 {
-            // A disk without it is what an edge that never wrote it would find.
-            self.judge.forget_marks = true;
-        }
         let setup = Setup {
             edge_id: EdgeId::parse("site").unwrap(),
             heartbeat: Duration::from_secs(10),
