@@ -213,8 +213,10 @@ impl Edge {
             let commit = records.into_iter().fold(Commit::new(), Commit::audit);
             self.disk.propose(commit, disk::Then::Nothing);
         }
-        for link in evicted.into_iter().filter(|_| !self.is("an evicted connection is not closed")) {
-            self.close_link(link, CloseReason::Revoked, now, self.wall);
+        if !self.is("an evicted connection is not closed") {
+            for link in evicted {
+                self.close_link(link, CloseReason::Revoked, now, self.wall);
+            }
         }
         result
     }

@@ -42,7 +42,7 @@ pub(super) struct Enrolling {
     pub(super) token: EnrollmentRow,
     pub(super) id: NodeId,
     pub(super) node: NodeRow,
-    pub(super) replaces: bool,
+    pub(super) known: bool,
 }
 
 pub(super) struct Showing {

@@ -21,7 +21,7 @@ use super::disk::{Enrolling, Then};
 use super::{ENROLLMENTS, Edge, LinkId, NODES};
 use crate::core::door;
 use crate::core::enrollment::EnrollmentRow;
-use crate::core::enrollment::claim::{self, Claimant, Claimed};
+use crate::core::enrollment::claim::{self, Claimant, Claimed, Place};
 use crate::core::registry::node::{Credential, NodeRow, ReportRow};
 
 /// Everybody dials from one address: guesses of one are everybody's.
@@ -65,12 +65,14 @@ impl Edge {
                     Ok(place) => place,
                     Err(error) => return self.refuse(link, error),
                 };
-                let id = place.as_ref().map_or_else(|| self.node_id(), |node| node.id);
-                let replaces = place.is_some();
+                let (id, known) = match &place {
+                    Place::New => (self.node_id(), false),
+                    Place::Again(node) | Place::Of(node) => (node.id, true),
+                };
                 let (credential, chain) = (credential(key, wall), vec![key.0.to_vec()]);
                 let claimant = Claimant { row: &row, position, id, place, credential, chain, wall };
                 let Claimed { token, node, commit } = claim::claimed(claimant);
-                let enrolling = Enrolling { link, tries, request, token, id, node, replaces };
+                let enrolling = Enrolling { link, tries, request, token, id, node, known };
                 self.disk.propose(commit, Then::Enrolled(Box::new(enrolling)));
                 if let Some(entry) = self.links.get_mut(&link) {
                     entry.state = State::Enrolling;
@@ -119,14 +121,14 @@ impl Edge {
         now: Instant,
         wall: Wall,
     ) {
-        let Enrolling { link, tries, request, token, id, node, replaces } = enrolling;
+        let Enrolling { link, tries, request, token, id, node, known } = enrolling;
         match result {
             Ok(position) => {
                 let chain = token.token.claim.as_ref().map(|claim| claim.certificate_chain.clone());
                 self.tokens.apply(token, position);
                 let row = node.clone();
                 self.change(now, |registry| {
-                    if replaces {
+                    if known {
                         registry.moved_host(id, node, position, Vec::new());
                     } else {
                         registry.insert(id, node, position, ReportRow::default());

@@ -1,4 +1,4 @@
-//! A simulated node's keys and certificates: the steps of `core/rotation` with a moment between any two.
+//! A simulated node's keys and certificates: the steps of the wire's rotation with a moment between any two.
 //!
 //! Owns what stands in the state directory of them. Leaves the order to the core. Invariant: each step is one write, one
 //! request or one dial, and the process may be killed after any.
@@ -9,10 +9,10 @@ use prost::Message;
 use umbel_contracts::proto::node::{NodeCredentialRequest, NodeCredentialResponse};
 use umbel_contracts::{bounds, method};
 use umbel_wire::KeyHash;
+use umbel_wire::rotation::{Dials, Held, Pending, Shows, Step, next};
 use umbel_wire::simulation::Call;
 
 use super::{LinkId, Node, NodeDisk};
-use crate::core::rotation::{Held, Pending, Said, Step, next};
 
 /// Between two steps, so that a kill can come between them.
 const STEP: Duration = Duration::from_millis(20);
@@ -24,11 +24,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Default)]
 pub(super) struct Rotation {
     wanted: bool,
-    said: Option<Said>,
-    /// The pending one opened nothing: the active one is next.
-    pub(super) fall_back: bool,
-    refused: bool,
-    shows_pending: bool,
+    dials: Dials,
     asking: Option<Call>,
     step_at: Option<Instant>,
 }
@@ -66,10 +62,10 @@ impl NodeDisk {
 impl Node {
     /// The key of the next dial, with the end of its certificate.
     pub(super) fn shows(&mut self) -> Option<([u8; 32], i64)> {
-        let pending = self.disk.pending.filter(|kept| {
-            !self.rotation.fall_back && self.disk.spare == Some(kept.key) && self.disk.key != Some(kept.key)
-        });
-        self.rotation.shows_pending = pending.is_some();
+        let own = |kept: &Kept| self.disk.spare == Some(kept.key) && self.disk.key != Some(kept.key);
+        let pending = self.disk.pending.filter(own);
+        let shows = self.rotation.dials.next(pending.is_some());
+        let pending = pending.filter(|_| shows == Shows::Pending);
         match pending {
             Some(kept) => Some((kept.key, kept.not_after)),
             None => Some((self.disk.key?, self.disk.not_after)),
@@ -84,21 +80,13 @@ impl Node {
 
     /// A dial failed. True if the other certificate is to be tried at once.
     pub(super) fn credential_failed(&mut self, rejected: bool) -> bool {
-        let rotation = &mut self.rotation;
-        rotation.fall_back = rotation.shows_pending;
-        rotation.refused = rotation.fall_back && rejected;
-        rotation.refused
+        self.rotation.dials.failed(rejected)
     }
 
     /// The edge has accepted a connection.
     pub(super) fn credential_accepted(&mut self, now: Instant) {
         let rotation = &mut self.rotation;
-        rotation.said = Some(match (rotation.shows_pending, rotation.refused) {
-            (true, _) => Said::Accepted,
-            (false, true) => Said::Refused,
-            (false, false) => Said::Nothing,
-        });
-        (rotation.fall_back, rotation.refused) = (false, false);
+        rotation.dials.accepted();
         rotation.asking = None;
         rotation.step_at = Some(now + STEP);
     }
@@ -109,7 +97,7 @@ impl Node {
             return;
         }
         self.rotation.step_at = None;
-        let said = self.rotation.said.unwrap_or(Said::Nothing);
+        let said = self.rotation.dials.said();
         let Some(step) = next(self.disk.held(), self.rotation.wanted, said) else { return };
         if self.disk.full && !matches!(step, Step::Ask | Step::Show) {
             self.rotation.step_at = Some(now + LATER);
@@ -139,6 +127,7 @@ impl Node {
             Step::DropKey => self.disk.spare = None,
             Step::DropPending => {
                 self.disk.pending = None;
+                self.rotation.dials.renewed();
                 self.rotation.wanted = false;
             }
         }
@@ -174,7 +163,7 @@ impl Node {
         match (given, self.disk.spare) {
             (Some(given), Some(key)) if !self.disk.full => {
                 self.disk.pending = Some(Kept { key, not_after: given.not_after_unix_ms });
-                self.rotation.said = None;
+                self.rotation.dials.renewed();
                 self.rotation.step_at = Some(now + STEP);
             }
             _ => self.rotation.step_at = Some(now + LATER),

@@ -175,15 +175,15 @@ fn of_node(judge: &mut Judge, node: &NodeView) -> Found {
             format!("{name} is connected as {}, its slot is {:?}", told.generation, node.owner)
         })?;
     }
+    must(node.admits || (node.owner.is_none() && !node.newest_lives), "who is kept out is not in", || {
+        format!("{name} is {}, and its slot is {:?}", node.state, node.owner)
+    })?;
     must(!node.newest_lives || node.owner == Some(told.generation), "a stale close changes nothing", || {
         format!("{name}: {} is alive, its slot is {:?}", told.generation, node.owner)
     })?;
     let both = node.opening_keys.iter().find(|key| node.retired_keys.contains(key));
     must(node.opening_keys.len() <= 2 && both.is_none(), "one credential a node", || {
         format!("{name}: {:?} open, {:?} are retired", node.opening_keys, node.retired_keys)
-    })?;
-    must(node.admits || (node.owner.is_none() && !node.newest_lives), "who is kept out is not in", || {
-        format!("{name} is {}, and its slot is {:?}", node.state, node.owner)
     })?;
     must(seen.gone <= (node.state == "decommissioned"), "a tombstone stays", || format!("{name} is back"))?;
     let (inventory, telemetry) = node.cursors;
