@@ -9,7 +9,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde::{Deserialize, Serialize};
 use umbel_contracts::proto::node::{EngineMemory, Gpu, GpuTelemetry, NodeProblem};
 
 use super::inventory::{GPUS, GpuFacts};
@@ -54,16 +53,6 @@ pub(crate) struct Holder {
     pub(crate) pid: i32,
     /// Nothing where the driver does not say.
     pub(crate) bytes: Option<u64>,
-}
-
-/// What is kept on the disk of a GPU, so that a lost one can be named after a restart.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Kept {
-    pub(crate) uuid: String,
-    pub(crate) name: String,
-    pub(crate) memory_bytes: u64,
-    pub(crate) pci_address: String,
-    pub(crate) index: u32,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -113,18 +102,9 @@ pub(crate) struct Gpus {
 
 impl Gpus {
     /// What an earlier agent knew: not seen yet.
-    pub(crate) fn after_start(kept: Vec<Kept>) -> Self {
-        let known = kept.into_iter().take(GPUS).map(|kept| {
-            let facts = Gpu {
-                uuid: kept.uuid.clone(),
-                name: kept.name,
-                memory_bytes: kept.memory_bytes,
-                pci_address: kept.pci_address,
-                index: kept.index,
-                ..Gpu::default()
-            };
-            (kept.uuid, Known { facts, ..Known::default() })
-        });
+    pub(crate) fn after_start(kept: Vec<Gpu>) -> Self {
+        let known = kept.into_iter().take(GPUS);
+        let known = known.map(|facts| (facts.uuid.clone(), Known { facts, ..Known::default() }));
         Self { known: known.collect(), ..Self::default() }
     }
 
@@ -263,16 +243,9 @@ impl Gpus {
         lost.map(|(uuid, _)| uuid.clone()).collect()
     }
 
-    /// What to keep on the disk.
-    pub(crate) fn kept(&self) -> Vec<Kept> {
-        let kept = self.known.values().map(|known| Kept {
-            uuid: known.facts.uuid.clone(),
-            name: known.facts.name.clone(),
-            memory_bytes: known.facts.memory_bytes,
-            pci_address: known.facts.pci_address.clone(),
-            index: known.facts.index,
-        });
-        kept.collect()
+    /// What to keep on the disk, so that a lost one can be named after a restart.
+    pub(crate) fn kept(&self) -> Vec<Gpu> {
+        self.known.values().map(|known| known.facts.clone()).collect()
     }
 
     /// What an inventory says of them: by index, lost ones where they were.

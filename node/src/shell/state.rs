@@ -11,14 +11,15 @@ use std::{
     sync::Mutex,
 };
 
+use prost::Message;
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
+use umbel_contracts::proto::node::{Gpu, NodeInventory};
 use umbel_wire::{files, tls::KeyPair};
 
 use crate::{
     StartError,
     core::{
-        gpus::Kept,
         identity::{Identity, KEY_FILES, PendingCredential},
         process_tree::{ProcessId, StartTime},
         settings,
@@ -28,7 +29,7 @@ use crate::{
 const IDENTITY: &str = "identity.json";
 const PENDING: &str = "pending.json";
 const SEQUENCES: &str = "sequences.json";
-const GPUS: &str = "gpus.json";
+const GPUS: &str = "gpus.pb";
 const SETTINGS: &str = "settings.json";
 const LOCK: &str = "agent.lock";
 /// The first key's file name; rotations use both of the names in turn.
@@ -241,15 +242,15 @@ impl State {
     }
 
     /// The GPUs that an earlier agent saw. Without them a lost one has no name, which is no reason not to start.
-    pub(crate) fn gpus(&self) -> Vec<Kept> {
+    pub(crate) fn gpus(&self) -> Vec<Gpu> {
         let content = files::read_private(&self.path(GPUS)).unwrap_or_default();
-        serde_json::from_slice(&content).unwrap_or_default()
+        NodeInventory::decode(content.as_slice()).unwrap_or_default().gpus
     }
 
-    /// Keeps the GPUs that are known. Blocks on the disk.
-    pub(crate) fn set_gpus(&self, gpus: &[Kept]) {
-        let written = serde_json::to_vec(gpus).map_err(io::Error::other);
-        if let Err(error) = written.and_then(|content| files::write_private(&self.path(GPUS), &content)) {
+    /// Keeps the GPUs that are known, in the boundary's own form. Blocks on the disk.
+    pub(crate) fn set_gpus(&self, gpus: Vec<Gpu>) {
+        let content = NodeInventory { gpus, ..NodeInventory::default() }.encode_to_vec();
+        if let Err(error) = files::write_private(&self.path(GPUS), &content) {
             tracing::warn!(%error, "the list of GPUs cannot be written to the state directory");
         }
     }

@@ -86,7 +86,7 @@ impl Watch {
     ) -> Self {
         let mut known = gpus::Gpus::after_start(if gpus.are_wanted() { state.gpus() } else { Vec::new() });
         if gpus.are_wanted() && known.swept(at, Wall::now().unix_ms(), found).kept {
-            state.set_gpus(&known.kept());
+            state.set_gpus(known.kept());
         }
         let roots = host::roots(config);
         // The state directory was just written to, so it answers; the others are asked later.
@@ -184,7 +184,7 @@ impl Watch {
         if changed.kept {
             let (state, kept) = (Arc::clone(&self.state), self.seen().gpus.kept());
             // A disk that hangs is not waited for; the list is written again when it changes.
-            drop(spawn_blocking(move || state.set_gpus(&kept)));
+            drop(spawn_blocking(move || state.set_gpus(kept)));
         }
         changed
     }
