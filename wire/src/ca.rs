@@ -166,7 +166,7 @@ impl Authority {
         now: Wall,
         validity: Duration,
     ) -> Result<Issued, AuthorityError> {
-        self.sign_client(request, &PeerName::Edge(edge.clone()), now, validity)
+        self.sign_client(&Request::read(request)?, &PeerName::Edge(edge.clone()), now, validity)
     }
 
     /// Signs a node's request: `spiffe://umbel/EDGE_ID/node/NODE_ID`.
@@ -176,6 +176,21 @@ impl Authority {
     pub fn sign_node(
         &self,
         request: &[u8],
+        edge: &EdgeId,
+        node: NodeId,
+        now: Wall,
+        validity: Duration,
+    ) -> Result<Issued, AuthorityError> {
+        self.sign_read_node(&Request::read(request)?, edge, node, now, validity)
+    }
+
+    /// The same for a request that was read before.
+    ///
+    /// # Errors
+    /// [`AuthorityError::Request`] if the request is at fault.
+    pub fn sign_read_node(
+        &self,
+        request: &Request,
         edge: &EdgeId,
         node: NodeId,
         now: Wall,
@@ -226,18 +241,16 @@ impl Authority {
 
     fn sign_client(
         &self,
-        request: &[u8],
+        request: &Request,
         name: &PeerName,
         now: Wall,
         validity: Duration,
     ) -> Result<Issued, AuthorityError> {
-        let mut parsed = read_request(request)?;
         let uri = name.to_string();
         let mut params = leaf(&uri, now, validity);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         params.subject_alt_names = vec![SanType::URI(uri.as_str().try_into()?)];
-        parsed.params = params;
-        let certificate = parsed.signed_by(&self.issuer)?;
+        let certificate = params.signed_by(&request.0.public_key, &self.issuer)?;
         let issued = PeerCertificate::parse(certificate.der())
             .map_err(|error| AuthorityError::Request(format!("what it would give is unreadable: {error}")))?;
         Ok(Issued {
@@ -285,7 +298,27 @@ pub fn certificate_digest(der: &[u8]) -> [u8; 32] {
 /// # Errors
 /// [`AuthorityError::Request`] if the request is malformed or its key is of a kind that is not taken.
 pub fn request_key_hash(request: &[u8]) -> Result<KeyHash, AuthorityError> {
-    Ok(key_hash(&read_request(request)?.public_key.subject_public_key_info()))
+    Ok(Request::read(request)?.key_hash())
+}
+
+/// A signing request whose sender has proved to hold its key. To read it is most of what a certificate costs.
+#[derive(Debug)]
+pub struct Request(CertificateSigningRequestParams);
+
+impl Request {
+    /// Reads a request, PKCS#10 DER, and checks its signature.
+    ///
+    /// # Errors
+    /// [`AuthorityError::Request`] if it is malformed or its key is of a kind that is not taken.
+    pub fn read(request: &[u8]) -> Result<Self, AuthorityError> {
+        read_request(request).map(Self)
+    }
+
+    /// SHA-256 of its public key.
+    #[must_use]
+    pub fn key_hash(&self) -> KeyHash {
+        key_hash(&self.0.public_key.subject_public_key_info())
+    }
 }
 
 fn read_request(request: &[u8]) -> Result<CertificateSigningRequestParams, AuthorityError> {

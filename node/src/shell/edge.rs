@@ -148,6 +148,8 @@ fn connecting(reason: Option<&str>) -> &'static str {
     match reason {
         Some("CERTIFICATE_EXPIRED") => "credential_expired",
         Some("CREDENTIAL_REVOKED") => "credential_revoked",
+        Some("CREDENTIAL_REPLACED" | "CREDENTIAL_RETIRED") => "credential_replaced",
+        Some("CREDENTIAL_HELD") => "held",
         Some("NODE_DISABLED") => "disabled",
         Some("NODE_DECOMMISSIONED") => "decommissioned",
         _ => "connecting",

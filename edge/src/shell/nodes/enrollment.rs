@@ -49,14 +49,15 @@ async fn answer(site: &Arc<Site>, newcomer: &Newcomer) -> Result<NodeEnrollRespo
     }
     let request = bounds::decode::<NodeEnrollRequest>(&newcomer.hello().payload)?;
     let secret = Secret::from_slice(&request.token_secret).ok_or_else(malformed)?;
-    let key = ca::request_key_hash(&request.signing_request).map_err(|error| {
+    let signing = ca::Request::read(&request.signing_request).map_err(|error| {
         Error::new(
             Code::InvalidArgument,
             "SIGNING_REQUEST",
             format!("the signing request is not usable: {error}"),
         )
     })?;
-    let asked = Asked { request, secret, key };
+    let key = signing.key_hash();
+    let asked = Asked { request, signing, secret, key };
     if !matches!(judged(site, &asked).0, Claim::Fresh) {
         return settled(site, newcomer, &asked);
     }
@@ -85,6 +86,7 @@ async fn answer(site: &Arc<Site>, newcomer: &Newcomer) -> Result<NodeEnrollRespo
 /// What a host asks for.
 struct Asked {
     request: NodeEnrollRequest,
+    signing: ca::Request,
     secret: Secret,
     key: KeyHash,
 }
@@ -167,7 +169,7 @@ async fn fresh(
     let held = site.authorities.held();
     let issued = held
         .signing()
-        .sign_node(&asked.request.signing_request, &site.edge_id, id, wall, ca::CLIENT_VALIDITY)
+        .sign_read_node(&asked.signing, &site.edge_id, id, wall, ca::CLIENT_VALIDITY)
         .map_err(|error| Error::new(Code::InvalidArgument, "SIGNING_REQUEST", error.to_string()))?;
     let chain: Vec<Vec<u8>> = issued.chain.iter().map(|one| one.to_vec()).collect();
     let credential = Credential::new(&issued, wall);
