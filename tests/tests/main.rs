@@ -19,6 +19,7 @@ mod peers;
 mod relay;
 mod restarts;
 mod rigs;
+mod rotation;
 mod settings;
 mod simulation;
 mod sites;

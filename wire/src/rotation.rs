@@ -89,6 +89,8 @@ pub enum Shows {
 #[derive(Clone, Copy, Debug)]
 pub struct Dials {
     shows: Shows,
+    /// There was a pending one to choose from.
+    both: bool,
     said: Said,
     /// The pending one opened nothing in this round: the active one is next.
     fall_back: bool,
@@ -98,23 +100,30 @@ pub struct Dials {
 
 impl Default for Dials {
     fn default() -> Self {
-        Self { shows: Shows::Active, said: Said::Nothing, fall_back: false, refused: false }
+        Self { shows: Shows::Active, both: false, said: Said::Nothing, fall_back: false, refused: false }
     }
 }
 
 impl Dials {
     /// What the next dial shows.
     pub fn next(&mut self, pending: bool) -> Shows {
+        self.both = pending;
         self.shows = if pending && !self.fall_back { Shows::Pending } else { Shows::Active };
         self.shows
     }
 
     /// A dial failed; `rejected`: the acceptor said why. True if the other certificate is to be tried at once.
     pub fn failed(&mut self, rejected: bool) -> bool {
-        // A pause later where nobody said anything: it may be this certificate that is in the way.
-        self.fall_back = self.shows == Shows::Pending;
-        self.refused = self.fall_back && rejected;
-        self.refused
+        if self.shows == Shows::Pending {
+            // A pause later where nobody said anything: it may be this certificate that is in the way.
+            (self.fall_back, self.refused) = (true, rejected);
+            return rejected;
+        }
+        // An acceptor that ended while it took the pending one refuses the other from then on; its hint of minutes
+        // is for one that has refused both.
+        let again = rejected && self.both && !self.refused;
+        (self.fall_back, self.refused) = (false, false);
+        again
     }
 
     /// The acceptor has taken the connection.
@@ -293,6 +302,16 @@ mod tests {
         dials.next(true);
         dials.accepted();
         assert_eq!(dials.said(), Said::Accepted);
+        // The acceptor was killed while it took the pending one: the other is refused now, and not waited for.
+        assert_eq!(dials.next(true), Shows::Pending);
+        assert!(!dials.failed(false));
+        assert_eq!(dials.next(true), Shows::Active);
+        assert!(dials.failed(true));
+        assert_eq!(dials.next(true), Shows::Pending);
+        // Both are refused: that is waited for.
+        assert!(dials.failed(true));
+        assert_eq!(dials.next(true), Shows::Active);
+        assert!(!dials.failed(true));
     }
 
     quickcheck! {
