@@ -11,6 +11,7 @@ mod disk;
 mod enrollment;
 mod operators;
 mod rotation;
+mod settings;
 mod views;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -88,6 +89,9 @@ pub struct Edge {
     disk: disk::Queue,
     outcomes: Vec<(String, Outcome)>,
     running: BTreeMap<String, operators::Running>,
+    settings: settings::Document,
+    /// Settings that are on their way, by connection.
+    sent: BTreeMap<LinkId, umbel_wire::simulation::Call>,
     wall: Wall,
     wall_stored: Wall,
     flushed: Instant,
@@ -134,6 +138,8 @@ impl Edge {
         let floor = Wall(floor.and_then(|row| row.json::<i64>().ok()).unwrap_or(0));
         let first_lease = (generations.last() + 1) << 20;
         registry.set_authority(AuthorityRow::first(String::new()));
+        let settings = settings::Document::load(disk)?;
+        registry.set_targets(settings.targets());
         let mut edge = Self {
             registry,
             admission: Admission::new(Limits::default(), first_lease),
@@ -148,6 +154,8 @@ impl Edge {
             disk: disk::Queue::default(),
             outcomes: Vec::new(),
             running: BTreeMap::new(),
+            settings,
+            sent: BTreeMap::new(),
             wall: floor.max(wall),
             wall_stored: floor,
             flushed: now,
@@ -279,6 +287,7 @@ impl Edge {
             self.change(now, |registry| registry.sweep(now));
             self.change(now, |registry| registry.judge_credentials(wall));
             self.ask_rotations(now, wall);
+            self.send_settings(now);
             let due = now.saturating_duration_since(self.flushed) >= WALL_EVERY;
             if due || self.registry.has_unsaved() || self.disk.owes() {
                 self.flushed = now;

@@ -6,6 +6,7 @@
 
 mod reports;
 mod rotation;
+mod settings;
 mod streams;
 
 use std::collections::BTreeMap;
@@ -27,6 +28,7 @@ use umbel_wire::{
 
 use crate::core::identity::{FORMAT, Identity};
 use crate::core::sequence::Sequence;
+use crate::core::settings::Record;
 
 /// Names a connection in the world.
 pub type LinkId = u64;
@@ -58,6 +60,7 @@ pub struct NodeDisk {
     joined_with: String,
     spare: Option<[u8; 32]>,
     pending: Option<rotation::Kept>,
+    settings: Record,
     sequences: [u64; 2],
     full: bool,
 }
@@ -108,6 +111,7 @@ pub struct Node {
     sequences: [Sequence; 2],
     reports: reports::Reports,
     rotation: rotation::Rotation,
+    trial: settings::Trial,
     streams: streams::Streams,
     last_rejection: Option<Error>,
     luck: u64,
@@ -136,6 +140,7 @@ impl Node {
             sequences,
             reports: reports::Reports::default(),
             rotation: rotation::Rotation::default(),
+            trial: settings::Trial::default(),
             streams: streams::Streams::default(),
             last_rejection: None,
             luck,
@@ -144,6 +149,7 @@ impl Node {
             node.dial_at = Some(now);
         }
         node.reserve();
+        node.start_settings(now);
         node
     }
 
@@ -323,6 +329,7 @@ impl Node {
         let dial = self.dial_at.filter(|_| self.dialing.is_none() && !self.reaching);
         let reports = self.current.and_then(|_| self.reports.next_deadline());
         let own = self.rotation.next_deadline().into_iter().chain(self.streams.next_deadline());
+        let own = own.chain(self.trial.next_deadline());
         ends.chain(dial).chain(reports).chain(own).min()
     }
 
@@ -336,6 +343,7 @@ impl Node {
         self.end_streams(now);
         self.leave_old(now, wall);
         self.go_on(now);
+        self.end_trial(now);
         self.report(now, wall);
     }
 
@@ -372,6 +380,12 @@ impl Node {
                     self.rotate(now);
                     if let Some(entry) = self.links.get_mut(&link) {
                         entry.end.respond(asked, Ok(Vec::new()));
+                    }
+                }
+                Heard::Request(asked, method::NODE_SETTINGS, payload) => {
+                    let answer = self.settings_offered(&payload, now);
+                    if let Some(entry) = self.links.get_mut(&link) {
+                        entry.end.respond(asked, answer);
                     }
                 }
                 Heard::Request(asked, ..) => {

@@ -187,7 +187,8 @@ impl Edge {
                     }
                 }
                 Heard::Closed(reason) => self.closed(link, &reason, now),
-                Heard::Answer(..) | Heard::Acknowledged(..) => {}
+                Heard::Answer(call, answer) => self.settings_answered(link, call, answer, now),
+                Heard::Acknowledged(..) => {}
                 Heard::Stream(stream, ..) => {
                     if let Some(entry) = self.links.get_mut(&link) {
                         entry.end.end(stream, Some(malformed_stream()), true);
@@ -199,6 +200,7 @@ impl Edge {
     }
 
     fn closed(&mut self, link: LinkId, reason: &CloseReason, now: Instant) {
+        self.sent.remove(&link);
         let state = self.links.get_mut(&link).map(|entry| std::mem::replace(&mut entry.state, State::Over));
         match state {
             Some(State::Serving(serving)) => {
@@ -437,17 +439,24 @@ impl Edge {
         now: Instant,
         wall: Wall,
     ) -> Result<Vec<u8>, Error> {
-        let heartbeat = bounds::decode::<NodeHeartbeat>(payload)?;
+        let mut heartbeat = bounds::decode::<NodeHeartbeat>(payload)?;
         let (id, generation) = (serving.id, serving.generation);
-        let taken =
-            self.change(now, |registry| registry.heartbeat(id, generation, heartbeat, now, wall.unix_ms()));
-        if let Err(StaleGeneration) = taken {
-            return Err(self.stale(link, serving, now, wall));
-        }
+        let taken = self.change(now, |registry| {
+            let settings = heartbeat.settings.take();
+            registry.heartbeat(id, generation, heartbeat, now, wall.unix_ms())?;
+            if let Some(state) = settings {
+                registry.settings_said(id, generation, state)?;
+            }
+            Ok(registry.desired_settings(&id).version)
+        });
+        let desired_settings_version = match taken {
+            Ok(version) => version,
+            Err(StaleGeneration) => return Err(self.stale(link, serving, now, wall)),
+        };
         let spread = u32::try_from(self.spread().as_millis()).unwrap_or(u32::MAX);
         let ack = NodeHeartbeatAck {
             received_at_unix_ms: wall.unix_ms(),
-            desired_settings_version: 0,
+            desired_settings_version,
             reconnect_spread_ms: spread,
         };
         Ok(ack.encode_to_vec())

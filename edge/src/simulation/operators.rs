@@ -19,6 +19,7 @@ use super::{COMMANDS, ENROLLMENTS, Edge, NODES};
 use crate::core::commands::{Begin, CommandRow, Request};
 use crate::core::enrollment::EnrollmentRow;
 use crate::core::registry::node::{Decision, NodeRow, Wanted};
+use crate::core::settings::Proposal;
 
 /// What an operator wants.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,6 +51,8 @@ pub enum Operation {
     Rotate(String),
     /// Retired for good.
     Decommission(String),
+    /// Another value of a field of the settings, by its path.
+    Settings(String, String),
 }
 
 /// What came of a command.
@@ -74,6 +77,7 @@ pub(super) struct Running {
 enum Change {
     Node(NodeId, NodeRow),
     Token(EnrollmentRow),
+    Settings(Box<Proposal>),
 }
 
 impl Operation {
@@ -89,6 +93,7 @@ impl Operation {
             Self::Revoke(_) => "node.credential.revoke",
             Self::Rotate(_) => "node.credential.rotate",
             Self::Decommission(_) => "node.decommission",
+            Self::Settings(..) => "settings.set",
         }
     }
 
@@ -96,7 +101,7 @@ impl Operation {
     #[must_use]
     pub fn node(&self) -> Option<&str> {
         match self {
-            Self::Mint { .. } | Self::RevokeToken(_) => None,
+            Self::Mint { .. } | Self::RevokeToken(_) | Self::Settings(..) => None,
             Self::Eligible(node, _)
             | Self::Drain(node, _)
             | Self::Disable(node, _)
@@ -117,7 +122,7 @@ impl Operation {
             Self::Revoke(_) => row.revoke(at),
             Self::Rotate(_) if row.admits() => row.rotate = Some(Wanted { at_unix_ms: at, by: by.clone() }),
             Self::Decommission(_) => row.decommission(decision()),
-            Self::Rotate(_) | Self::Mint { .. } | Self::RevokeToken(_) => {}
+            Self::Rotate(_) | Self::Mint { .. } | Self::RevokeToken(_) | Self::Settings(..) => {}
         }
     }
 
@@ -180,6 +185,11 @@ impl Edge {
                 self.outcomes.push((id.to_owned(), Outcome::Refused(reason)));
             }
             Ok((commit, change)) => {
+                if let Change::Settings(proposal) = &change
+                    && self.is("settings are in force before they are stored")
+                {
+                    self.settings_stored((**proposal).clone(), Position(u64::MAX), self.flushed);
+                }
                 let commit = commit.and(self.told(id, &operation, &row));
                 self.running.insert(id.to_owned(), Running { operation, tries, row, change });
                 self.disk.propose(commit, Then::Command(id.to_owned()));
@@ -232,6 +242,10 @@ impl Edge {
                 );
                 Ok((commit, Change::Token(row)))
             }
+            Operation::Settings(path, value) => {
+                let (commit, proposal) = self.plan_settings(path, value, wall)?;
+                Ok((commit, Change::Settings(Box::new(proposal))))
+            }
             _ => {
                 let node = operation.node().unwrap_or_default();
                 let id = NodeId::parse(node).map_err(|error| error.to_string())?;
@@ -260,6 +274,7 @@ impl Edge {
                         self.change(now, |registry| registry.apply(node, stored, position));
                     }
                     Change::Token(stored) => self.tokens.apply(stored, position),
+                    Change::Settings(proposal) => self.settings_stored(*proposal, position, now),
                 }
                 self.commands.apply(id, &row);
                 Outcome::Done
@@ -297,6 +312,7 @@ impl Edge {
                     })
                 }
             }
+            Change::Settings(_) => owed,
             Change::Token(stored) => {
                 let revoked = stored.token.revoked_at_unix_ms;
                 let token_id = stored.token.token_id.clone();

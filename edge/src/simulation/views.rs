@@ -18,6 +18,8 @@ use crate::core::registry::snapshot::{self, Counts, Figures};
 pub struct View {
     /// Of the registry.
     pub revision: u64,
+    /// Of the settings.
+    pub settings_version: u64,
     /// The highest generation given.
     pub highest_generation: u64,
     /// Every node.
@@ -94,6 +96,7 @@ impl Edge {
         let totals = self.admission.lease_counts();
         View {
             revision: self.registry.revision(),
+            settings_version: self.settings.version(),
             highest_generation: self.registry.slots.highest().0,
             nodes: nodes.iter().map(|node| self.node_view(node, now)).collect(),
             tokens: self.token_views(),

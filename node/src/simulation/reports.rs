@@ -138,6 +138,8 @@ impl Node {
                 ..DeclaredEngine::default()
             }],
             inventory,
+            applied_settings_version: self.settings_version(),
+            settings: Some(self.settings_state()),
             ..NodeHelloRequest::default()
         }
     }
@@ -237,6 +239,7 @@ impl Node {
                 health: AgentHealth::Ok.into(),
                 streams_in_flight: 0,
                 engines: vec![self.status()],
+                settings: Some(self.settings_state()),
                 ..NodeHeartbeat::default()
             };
             if let Some(entry) = self.links.get_mut(&link) {

@@ -22,6 +22,7 @@ pub(crate) const MUTATIONS: &[(&str, &str)] = &[
     ("an answer is told twice", "a request has one answer"),
     ("a retired key still opens", "one credential a node"),
     ("a lost connection is not dialed again", "progress"),
+    ("settings are in force before they are stored", "settings versions only grow"),
     ("slots are free before their streams ended", "an engine is never above its capacity"),
 ];
 
@@ -29,6 +30,7 @@ pub(crate) const MUTATIONS: &[(&str, &str)] = &[
 pub(crate) struct Judge {
     highest_generation: u64,
     revision: u64,
+    settings_version: u64,
     /// By node: generation, cursors, observed telemetry; the last two since the edge started.
     nodes: BTreeMap<String, Seen>,
     tokens: BTreeMap<String, (String, String)>,
@@ -50,6 +52,7 @@ impl Judge {
         Self {
             highest_generation: 0,
             revision: 0,
+            settings_version: 0,
             nodes: BTreeMap::new(),
             tokens: BTreeMap::new(),
             judged_done: 0,
@@ -109,6 +112,17 @@ impl World {
         for (number, host) in self.hosts.iter().enumerate() {
             let Some(node) = &host.process else { continue };
             let (Some(id), keys) = (node.identity(), node.keys()) else { continue };
+            must(
+                node.settings_version() <= view.settings_version,
+                "nobody has settings that were never made",
+                || {
+                    format!(
+                        "node {number} has {}, the newest is {}",
+                        node.settings_version(),
+                        view.settings_version
+                    )
+                },
+            )?;
             let known = view.nodes.iter().find(|node| node.snapshot.node_id == id);
             must(known.is_some(), "an identity lasts", || {
                 format!("node {number} is {id}, which is unknown")
@@ -156,6 +170,10 @@ fn growing(judge: &mut Judge, view: &View) -> Found {
     must(view.revision >= judge.revision, "revisions only grow", || {
         format!("{} after {}", view.revision, judge.revision)
     })?;
+    must(view.settings_version >= judge.settings_version, "settings versions only grow", || {
+        format!("{} after {}", view.settings_version, judge.settings_version)
+    })?;
+    judge.settings_version = view.settings_version;
     judge.highest_generation = highest;
     judge.revision = view.revision;
     Ok(())

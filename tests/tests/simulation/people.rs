@@ -249,6 +249,11 @@ impl World {
             8..=10 => Operation::Disable(node, false),
             11 => Operation::Revoke(node),
             12 if self.luck.one_in(3) => Operation::Decommission(node),
+            13 | 14 => {
+                let value = format!("{}s", self.luck.between(0, 40));
+                let whose = if on { format!("nodes.{node}") } else { "default".to_owned() };
+                Operation::Settings(format!("agents.{whose}.shutdown.drain"), value)
+            }
             _ => {
                 let token = format!("token-{:06}", self.luck.between(1, self.people.numbers + 1));
                 Operation::RevokeToken(token)

@@ -51,6 +51,11 @@ impl World {
                     told.state, told.snapshot.connected
                 ));
             }
+            let config = told.snapshot.config.clone().unwrap_or_default();
+            let has = config.desired_version == config.applied_version && !config.confirming;
+            if !has && config.refused_version != config.desired_version {
+                return Some(format!("node {number} lacks its settings: {config:?}"));
+            }
             if node.generation() != told.owner {
                 return Some(format!("node {number} believes in another generation"));
             }

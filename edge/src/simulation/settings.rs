@@ -1,0 +1,120 @@
+//! The site's settings: versions that operators make, and what each node lacks of them, as `shell/settings` has it.
+//!
+//! Leaves what a version says and who lacks it to `core/settings` and the registry; here are the commit and the request.
+
+use std::time::{Duration, Instant};
+
+use prost::Message;
+use umbel_contracts::operations::{SettingsChange, SettingsSetArgs};
+use umbel_contracts::proto::node::{NodeSettings, NodeSettingsResult};
+use umbel_contracts::{bounds, method};
+use umbel_store::simulation::Disk;
+use umbel_store::{Commit, Position};
+use umbel_wire::clock::Wall;
+use umbel_wire::simulation::Call;
+
+use super::{Edge, LinkId};
+use crate::core::settings::{Author, CURRENT, DocumentRow, Proposal, SETTINGS, Targets, propose, wanted};
+
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The document as it stands on disk.
+#[derive(Default)]
+pub(super) struct Document {
+    row: DocumentRow,
+    position: Option<Position>,
+}
+
+impl Document {
+    pub(super) fn load(disk: &mut Disk) -> Result<Self, String> {
+        let stored = disk.get(SETTINGS, CURRENT).map_err(|error| error.to_string())?;
+        let Some(stored) = stored else { return Ok(Self::default()) };
+        let row = stored.json().map_err(|error| error.to_string())?;
+        Ok(Self { row, position: Some(stored.position) })
+    }
+
+    pub(super) fn targets(&self) -> Targets {
+        Targets::new(&self.row)
+    }
+
+    pub(super) fn version(&self) -> u64 {
+        self.row.version
+    }
+}
+
+impl Edge {
+    pub(super) fn plan_settings(
+        &self,
+        path: &str,
+        value: &str,
+        wall: Wall,
+    ) -> Result<(Commit, Proposal), String> {
+        let changes = vec![SettingsChange { path: path.to_owned(), value: value.into() }];
+        let args = SettingsSetArgs { changes, ..SettingsSetArgs::default() };
+        let find = |name: &str| {
+            let nodes = self.registry.all();
+            nodes
+                .iter()
+                .find(|node| node.id.to_string() == name && !node.is_tombstone())
+                .map(|_| name.to_owned())
+        };
+        let author =
+            Author { name: "operator".to_owned(), reason: String::new(), at_unix_ms: wall.unix_ms() };
+        let document = wanted(&self.settings.row, &args, &find).map_err(|error| error.reason.into_owned())?;
+        let proposal =
+            propose(&self.settings.row, document, None, author).map_err(|error| error.reason.into_owned())?;
+        let commit =
+            if proposal.is_empty() { Commit::new() } else { proposal.commit(self.settings.position) };
+        Ok((commit, proposal))
+    }
+
+    pub(super) fn settings_stored(&mut self, proposal: Proposal, position: Position, now: Instant) {
+        if proposal.is_empty() || self.settings.position.is_some_and(|known| known >= position) {
+            return;
+        }
+        self.settings = Document { row: proposal.row, position: Some(position) };
+        let targets = self.settings.targets();
+        self.change(now, |registry| registry.set_targets(targets));
+    }
+
+    /// Sends each node what it lacks, one at a time.
+    pub(super) fn send_settings(&mut self, now: Instant) {
+        let mut lacking = self.registry.lacking_settings();
+        lacking.sort_unstable();
+        for id in lacking {
+            let Some((_, link)) = self.registry.lacks_settings(&id) else { continue };
+            if self.sent.contains_key(&link) {
+                continue;
+            }
+            let (desired, settings_json) = self.settings.row.sent_to(&id);
+            let message =
+                NodeSettings { version: desired.version, digest: desired.digest.to_vec(), settings_json };
+            let Some(entry) = self.links.get_mut(&link) else { continue };
+            if let Ok(call) = entry.end.request(now, method::NODE_SETTINGS, message.encode_to_vec(), TIMEOUT)
+            {
+                self.sent.insert(link, call);
+            }
+        }
+    }
+
+    pub(super) fn settings_answered(
+        &mut self,
+        link: LinkId,
+        call: Call,
+        answer: Result<bytes::Bytes, umbel_wire::Error>,
+        now: Instant,
+    ) {
+        if self.sent.get(&link) != Some(&call) {
+            return;
+        }
+        self.sent.remove(&link);
+        let result = answer.and_then(|bytes| bounds::decode::<NodeSettingsResult>(&bytes));
+        if let (Some(serving), Some(state)) =
+            (self.serving(link), result.ok().and_then(|result| result.state))
+        {
+            // From an older connection it says nothing.
+            let _ =
+                self.change(now, |registry| registry.settings_said(serving.id, serving.generation, state));
+        }
+    }
+}
