@@ -11,6 +11,7 @@
 mod cancel;
 mod disk;
 mod engines;
+mod gpus;
 mod identity;
 mod journey;
 mod links;
