@@ -18,6 +18,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 mod typed;
+mod walk;
 
 use std::fmt;
 
@@ -25,11 +26,11 @@ use serde_json::{Map, Value};
 
 pub use compare::{diff, overlay, tidy, undo};
 pub use path::{InvalidPath, Path};
-pub use table::{Row, rows};
 pub use typed::{
     AgentSettings, ApiSettings, AuditSettings, ClockSettings, EdgeSettings, EngineSettings, LivenessSettings,
     LogSettings, QueueSettings, ShutdownSettings, UpstreamSettings,
 };
+pub use walk::{Row, rows};
 
 /// Largest document in bytes of JSON: its versions are rows of a store, and it is one operation's result.
 pub const LARGEST_DOCUMENT: usize = 256 * 1024;
@@ -76,7 +77,7 @@ pub fn check(document: &Value) -> Result<(), Fault> {
     if bytes > LARGEST_DOCUMENT {
         return Err(Fault::new("", format!("the settings are above {LARGEST_DOCUMENT} bytes")));
     }
-    table::check_document(document)?;
+    walk::check_document(document)?;
     let default = default_of(document);
     check_agent(&default, "agents.default")?;
     for (node, _) in nodes_of(document) {
@@ -95,7 +96,7 @@ pub fn check_agent(settings: &Value, at: &str) -> Result<(), Fault> {
     if bytes > LARGEST_EFFECTIVE {
         return Err(Fault::new(at, format!("a node's settings are above {LARGEST_EFFECTIVE} bytes")));
     }
-    table::check_agent(settings, at)?;
+    walk::check_agent(settings, at)?;
     rules::check(settings, at)
 }
 
@@ -105,7 +106,7 @@ pub fn check_agent(settings: &Value, at: &str) -> Result<(), Fault> {
 pub fn known(settings: Value, most: usize) -> (Value, Vec<String>) {
     let mut settings = settings;
     let mut ignored = Vec::new();
-    table::drop_unknown(&mut settings, most, &mut ignored);
+    walk::drop_unknown(&mut settings, most, &mut ignored);
     (tidy(settings), ignored)
 }
 

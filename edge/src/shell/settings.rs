@@ -34,7 +34,7 @@ const SETTINGS_NOT_IN_FORCE: &str = "SETTINGS_NOT_IN_FORCE";
 /// The document and where it stands in the store.
 #[derive(Clone, Debug, Default)]
 struct Stored {
-    row: DocumentRow,
+    row: Arc<DocumentRow>,
     position: Option<Position>,
 }
 
@@ -80,13 +80,13 @@ impl Settings {
     pub(crate) async fn load(store: Store, file: Config) -> Result<Self, ReadError> {
         let (stored, damaged) = match store.get(SETTINGS, CURRENT).await? {
             None => (Stored::default(), None),
-            Some(row) => match row.json() {
-                Ok(document) => (Stored { row: document, position: Some(row.position) }, None),
+            Some(row) => match row.json::<DocumentRow>() {
+                Ok(document) => (Stored { row: Arc::new(document), position: Some(row.position) }, None),
                 Err(error) => {
                     // Numbers go on above every version that was ever made; nodes keep what they have.
                     let made = store.load(HISTORY).await?.iter().filter_map(|row| row.key.parse().ok()).max();
                     let row = Stored {
-                        row: DocumentRow { version: made.unwrap_or(0), ..DocumentRow::default() },
+                        row: Arc::new(DocumentRow { version: made.unwrap_or(0), ..DocumentRow::default() }),
                         position: Some(row.position),
                     };
                     (row, Some(Fault::new("", format!("the stored settings cannot be read: {error}"))))
@@ -129,8 +129,8 @@ impl Settings {
     }
 
     /// The newest document.
-    pub(crate) fn document(&self) -> DocumentRow {
-        lock(&self.stored).row.clone()
+    pub(crate) fn document(&self) -> Arc<DocumentRow> {
+        Arc::clone(&lock(&self.stored).row)
     }
 
     /// The newest version; 0 before the first change.
@@ -187,7 +187,7 @@ impl Site {
         let changes_edge = proposal.changes_edge();
         let targets = {
             let mut stored = lock(&self.settings.stored);
-            *stored = Stored { row: proposal.row, position: Some(position) };
+            *stored = Stored { row: Arc::new(proposal.row), position: Some(position) };
             Targets::new(&stored.row)
         };
         self.change(|registry| registry.set_targets(targets));

@@ -157,7 +157,7 @@ impl NodeSettings {
                     new.waits_for_restart.join(", ")
                 ),
             };
-            return told("settings_applied", format!("settings version {} are in force{waits}", new.applied));
+            return told("settings_applied", format!("settings version {} is in force{waits}", new.applied));
         }
         None
     }
