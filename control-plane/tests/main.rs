@@ -19,6 +19,8 @@ mod rig;
 #[path = "plane/site.rs"]
 mod site;
 
+#[path = "plane/audit.rs"]
+mod audit;
 #[path = "plane/commands.rs"]
 mod commands;
 #[path = "plane/crowd.rs"]
