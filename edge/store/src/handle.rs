@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::audit::{AuditCheck, AuditEntry, AuditHead, AuditLine};
+use crate::audit::AuditHead;
 use crate::backend::{Backend, Failure, Reader, View};
 use crate::commit::{Change, Commit, Position, Row};
 use crate::error::{CommitError, Gone, OpenError, ReadError};
@@ -22,7 +22,7 @@ use crate::redb_file::RedbFile;
 use crate::switch::WriteSwitch;
 use crate::told::{Told, Unreadable};
 use crate::writer::{Job, Reserved, Writer, now_unix_ms};
-use crate::{backup, chain, core, limits};
+use crate::{backup, core, limits};
 
 /// Whether the store can be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub enum Health {
 /// A handle to an open store. Cheap to clone; the file closes when the last one is gone, or by [`Store::close`].
 #[derive(Clone)]
 pub struct Store {
-    queue: mpsc::Sender<Job>,
+    pub(crate) queue: mpsc::Sender<Job>,
     looks: mpsc::Sender<Look>,
     pub(crate) reader: Arc<dyn Reader>,
     pub(crate) told: Arc<Told>,
@@ -245,98 +245,6 @@ impl Store {
         self.read(move |view| core::changes_since(view, position)).await
     }
 
-    /// The newest audit entry's number and hash, as the last commit left it. Waits for nothing.
-    pub fn audit_head(&self) -> AuditHead {
-        *self.told.head.borrow()
-    }
-
-    /// At most `limit` (and [`limits::AUDIT_PAGE`]) audit entries after a sequence, oldest first.
-    pub async fn audit_after(&self, sequence: u64, limit: usize) -> Result<Vec<AuditEntry>, ReadError> {
-        self.passed().await;
-        self.read(move |view| chain::after(view, sequence, limit)).await
-    }
-
-    /// The newest `limit` (at most [`limits::AUDIT_PAGE`]) audit entries, oldest first.
-    pub async fn audit_tail(&self, limit: usize) -> Result<Vec<AuditEntry>, ReadError> {
-        self.passed().await;
-        self.read(move |view| chain::tail(view, limit)).await
-    }
-
-    /// At most `limit` (and [`limits::AUDIT_PAGE`]) entries after a sequence as they are stored and hashed.
-    pub async fn audit_lines(&self, sequence: u64, limit: usize) -> Result<Vec<AuditLine>, ReadError> {
-        self.passed().await;
-        self.read(move |view| chain::lines(view, sequence, limit)).await
-    }
-
-    /// Entries below `before` (the newest, without it) for which `wanted` holds, newest first, at most `limit`; and
-    /// where the next page begins, unless all that is kept was looked at. One call looks at
-    /// [`limits::AUDIT_SEARCHED`] entries at most, so that a page may be short and yet not the last.
-    pub async fn audit_search(
-        &self,
-        before: Option<u64>,
-        limit: usize,
-        wanted: impl Fn(&AuditEntry) -> bool + Send + Sync + 'static,
-    ) -> Result<(Vec<AuditEntry>, Option<u64>), ReadError> {
-        self.passed().await;
-        let wanted = Arc::new(wanted);
-        let mut next = Some(before.unwrap_or(u64::MAX));
-        let (mut entries, mut looked) = (Vec::new(), 0);
-        while let Some(before) = next
-            && entries.len() < limit
-            && looked < limits::AUDIT_SEARCHED
-        {
-            let wanted = Arc::clone(&wanted);
-            let (limit, look) = (limit - entries.len(), limits::AUDIT_SEARCHED - looked);
-            let found = self.read(move |view| chain::search(view, before, limit, look, &*wanted)).await?;
-            looked += found.looked.max(1);
-            entries.extend(found.entries);
-            next = found.before;
-        }
-        Ok((entries, next))
-    }
-
-    /// Entries after a sequence for which `wanted` holds, oldest first, at most `limit`; and the newest sequence that
-    /// was looked at, where the next call goes on. One call looks at [`limits::AUDIT_SEARCHED`] entries at most.
-    pub async fn audit_follow(
-        &self,
-        after: u64,
-        limit: usize,
-        wanted: impl Fn(&AuditEntry) -> bool,
-    ) -> Result<(Vec<AuditEntry>, u64), ReadError> {
-        let (mut entries, mut at, mut looked) = (Vec::new(), after, 0);
-        while looked < limits::AUDIT_SEARCHED {
-            let page = self.audit_after(at, limits::AUDIT_PAGE).await?;
-            let whole = page.len() == limits::AUDIT_PAGE;
-            for entry in page {
-                (at, looked) = (entry.sequence, looked + 1);
-                if wanted(&entry) {
-                    entries.push(entry);
-                }
-                if entries.len() >= limit {
-                    return Ok((entries, at));
-                }
-            }
-            if !whole {
-                break;
-            }
-        }
-        Ok((entries, at))
-    }
-
-    /// Checks the whole chain of the audit, from the oldest kept entry to the newest. Reads page by page.
-    pub async fn audit_check(&self) -> Result<AuditCheck, ReadError> {
-        self.passed().await;
-        let mut so_far = None;
-        loop {
-            let page = self.read(move |view| chain::check(view, so_far)).await?;
-            if page.done {
-                let chain::Checked { last, entries, first, broken, .. } = page;
-                return Ok(AuditCheck { entries, first, last, broken });
-            }
-            so_far = Some(page);
-        }
-    }
-
     /// From now on the audit keeps at most so many entries for at most so long. Older ones go with the next commits,
     /// and leave a checkpoint.
     pub fn keep_audit(&self, entries: u64, time: Duration) {
@@ -409,19 +317,6 @@ impl Store {
         if self.queue.try_send(Job::Close(answer)).is_ok() {
             let _ = closed.recv();
         }
-    }
-
-    // What was told to the audit before this is in it, unless the disk needs longer than anybody wants to wait.
-    async fn passed(&self) {
-        // Whoever was told to append in the same moment does so first.
-        tokio::task::yield_now().await;
-        let (answer, answered) = oneshot::channel();
-        let passed = async {
-            if self.queue.send(Job::Pass(answer)).await.is_ok() {
-                let _ = answered.await;
-            }
-        };
-        let _ = tokio::time::timeout(limits::AUDIT_PATIENCE, passed).await;
     }
 
     pub(crate) async fn reserve(&self, name: &'static str, block: u64) -> Result<u64, CommitError> {

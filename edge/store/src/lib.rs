@@ -35,6 +35,7 @@ mod opening;
 mod overlay;
 mod owed;
 mod reader;
+mod reading;
 mod redb_file;
 mod rescue;
 mod restore;
