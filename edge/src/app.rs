@@ -162,7 +162,7 @@ impl Running {
         let admin = Arc::new(Admin { commands: Arc::clone(&commands) });
         serving.spawn(serve_local(local, router(admin, Door::Local), shutdown.clone()));
         serving.spawn(control::keep(Arc::clone(&commands), control_planes, shutdown.clone()));
-        keeping.spawn(certificates.watch(shutdown.clone()));
+        keeping.spawn(certificates.watch(Arc::clone(&site), shutdown.clone()));
         keeping.spawn(keep_credentials(Arc::clone(&site), shutdown.clone()));
         site.events.tell(Happened {
             kind: "edge_started",

@@ -4,6 +4,7 @@
 //! never has to be kept or renewed by hand; the certificate of the HTTPS front is the operator's and is read again
 //! when its file changes. Invariant: the authority's key leaves neither its 0600 file nor this process.
 
+mod expiry;
 mod held;
 
 use std::path::{Path, PathBuf};
@@ -14,7 +15,9 @@ use tokio_util::sync::CancellationToken;
 use umbel_wire::clock::Wall;
 use umbel_wire::tls::{TlsServer, front_server, read_pair};
 
+pub(crate) use self::expiry::Expiries;
 pub(crate) use self::held::{Authorities, Held, is_initialised};
+use crate::shell::site::Site;
 use crate::{Config, StartError};
 
 /// Directory of the authority in the state directory.
@@ -58,7 +61,8 @@ impl Certificates {
     }
 
     /// Renews what is about to end and reads again what changed, until it is cancelled.
-    pub(crate) async fn watch(mut self, shutdown: CancellationToken) {
+    pub(crate) async fn watch(mut self, site: Arc<Site>, shutdown: CancellationToken) {
+        self.tell(&site.expiries);
         while shutdown.run_until_cancelled(tokio::time::sleep(LOOK_EVERY)).await.is_some() {
             if Wall::now() >= self.authorities.nodes().renew_at() {
                 self.renew();
@@ -66,6 +70,15 @@ impl Certificates {
             if let Some(given) = &mut self.given {
                 given.reload();
             }
+            self.tell(&site.expiries);
+        }
+    }
+
+    fn tell(&self, expiries: &Expiries) {
+        expiries.set("nodes", self.authorities.nodes().not_after());
+        expiries.set("authority", self.authorities.held().signing().not_after());
+        if let Some(given) = &self.given {
+            expiries.set("https", given.server.not_after());
         }
     }
 

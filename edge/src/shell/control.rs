@@ -31,6 +31,11 @@ pub(crate) async fn keep(commands: Arc<Commands>, directory: PathBuf, shutdown: 
     let mut told: HashMap<String, String> = HashMap::new();
     loop {
         let found = membership::all(&directory);
+        let expiries = &commands.site.expiries;
+        expiries.retain("control-plane/", |name| found.iter().any(|(found, _)| found == name));
+        for membership in found.iter().filter_map(|(_, found)| found.as_ref().ok()) {
+            expiries.set(&format!("control-plane/{}", membership.name), membership.not_after);
+        }
         links.retain(|name, (token, cancel)| {
             // What cannot be read says nothing of what is in use.
             let same = |found: &Membership| found.token_id == *token;

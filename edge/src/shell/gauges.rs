@@ -12,6 +12,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use umbel_contracts::objects::{GpuObject, NodeObject};
+use umbel_wire::clock::Wall;
 
 use super::site::Site;
 use super::status;
@@ -54,7 +55,7 @@ struct GpuFigures {
 /// Name, help, value of a gauge with one series a node.
 type Row<T> = (&'static str, &'static str, fn(&T) -> Option<f64>);
 
-const NODE: [Row<NodeObject>; 12] = [
+const NODE: [Row<NodeObject>; 13] = [
     ("umbel_edge_node_connected", "This edge can dispatch to it now", |node| flag(node.connected)),
     ("umbel_edge_node_ready", "No readiness check failed", |node| flag(node.ready)),
     ("umbel_edge_node_eligible", "It may get application traffic", |node| flag(node.eligible)),
@@ -77,6 +78,10 @@ const NODE: [Row<NodeObject>; 12] = [
     }),
     ("umbel_edge_node_memory_used_bytes", "Memory in use", |node| {
         fresh(node).map(|told| whole(told.memory_used_bytes))
+    }),
+    ("umbel_edge_node_certificate_expires_days", "Days until its certificate ends", |node| {
+        let ends = node.credential.as_ref()?.not_after?.as_millisecond();
+        Some(milli(ends - Wall::now().unix_ms()) / 86_400.0)
     }),
     ("umbel_edge_node_load1", "Load average of one minute", |node| {
         fresh(node).map(|told| f64::from(told.load_1m_milli) / 1e3)
@@ -228,6 +233,7 @@ impl Collector for Gauges {
         let store =
             encoder.encode_descriptor("umbel_edge_store_transactions", help, None, MetricType::Counter)?;
         ConstCounter::new(site.store.transactions()).encode(store)?;
+        certificates(&mut encoder, &site)?;
         states(&mut encoder, &nodes)?;
         let serving: Vec<&NodeFigures> = nodes.iter().filter(|node| !node.decommissioned).collect();
         by_node(&mut encoder, &serving)?;
@@ -235,10 +241,23 @@ impl Collector for Gauges {
     }
 }
 
+fn certificates(encoder: &mut DescriptorEncoder<'_>, site: &Site) -> Result<(), fmt::Error> {
+    let help = "Days until a certificate of the edge itself ends";
+    let name = "umbel_edge_certificate_expires_days";
+    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for (name, days) in site.expiries.days(site.wall()) {
+        let labels = [("certificate", name.as_str())];
+        ConstGauge::new(days).encode(family.encode_family(&labels)?)?;
+    }
+    Ok(())
+}
+
 fn states(encoder: &mut DescriptorEncoder<'_>, nodes: &[NodeFigures]) -> Result<(), fmt::Error> {
     let mut family =
         encoder.encode_descriptor("umbel_edge_nodes", "Nodes by state", None, MetricType::Gauge)?;
-    for state in ["online", "stale", "offline", "never", "unknown", "disabled", "decommissioned"] {
+    for state in
+        ["online", "stale", "offline", "never", "unknown", "credential_expired", "disabled", "decommissioned"]
+    {
         let count = nodes.iter().filter(|node| node.state == state).count();
         let labels = [("state", state)];
         ConstGauge::new(small(count)).encode(family.encode_family(&labels)?)?;

@@ -19,7 +19,7 @@ use crate::core::enrollment::{EnrollmentRow, Refusals, Tokens};
 use crate::core::providers::{self, spec};
 use crate::core::registry::node::{Node, NodeRow, ReportRow};
 use crate::core::registry::{Call, Notice, Registry};
-use crate::shell::authority::Authorities;
+use crate::shell::authority::{Authorities, Expiries};
 use crate::shell::backups::Backups;
 use crate::shell::dispatch::{Dispatch, ProviderUp};
 use crate::shell::events::{Events, Happened};
@@ -63,6 +63,7 @@ pub(crate) struct Site {
     pub(crate) heartbeat: Duration,
     pub(crate) authorities: Arc<Authorities>,
     pub(crate) rotations: Nudge,
+    pub(crate) expiries: Expiries,
     pub(crate) settings: Settings,
     pub(crate) started: Instant,
     registry: Mutex<Registry<Connection>>,
@@ -168,6 +169,7 @@ impl Site {
             heartbeat,
             authorities,
             rotations: Nudge::default(),
+            expiries: Expiries::default(),
             settings,
             started: now,
             registry: Mutex::new(registry),
