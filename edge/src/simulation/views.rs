@@ -112,7 +112,7 @@ impl Edge {
                     }),
                 })
                 .collect(),
-            held: (totals.in_flight(), u32::try_from(totals.waiting).unwrap_or(u32::MAX)),
+            held: (totals.in_flight(), totals.waiting),
             waiting: self.waiting_requests(),
             online_and_available: (counts.nodes_online, counts.providers_available),
         }

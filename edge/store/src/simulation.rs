@@ -96,14 +96,11 @@ impl Disk {
 
     fn read<T>(&mut self, look: impl Fn(&dyn View) -> Result<T, Failure>) -> Result<T, ReadError> {
         let mut found = Err(Failure("nothing was read".to_owned()));
-        self.memory
-            .reader()
-            .read(&mut |view| {
-                found = look(view);
-                Ok(())
-            })
-            .and_then(|()| found)
-            .map_err(|Failure(cause)| ReadError::Failed(cause))
+        let read = self.memory.reader().read(&mut |view| {
+            found = look(view);
+            Ok(())
+        });
+        read.and(found).map_err(|Failure(cause)| ReadError::Failed(cause))
     }
 
     /// All rows of a table in the order of their keys.
