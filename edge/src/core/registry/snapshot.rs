@@ -70,7 +70,6 @@ pub(crate) fn node(
         clock_skew_ms: node.clock_skew_ms,
         reports_refused: streams.map(|stream| stream.refused).iter().sum(),
         reports_missed: streams.map(|stream| stream.missed).iter().sum(),
-        ..EdgeNodeSnapshot::default()
     }
 }
 
