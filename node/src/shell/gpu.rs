@@ -27,8 +27,8 @@ pub(crate) use holders::Holders;
 
 /// The library's name where the file says no other: the one that comes with the driver, not the one of a toolkit.
 const LIBRARY: &str = "libnvidia-ml.so.1";
-/// A first look that takes longer hangs.
-pub(crate) const LIMIT: Duration = Duration::from_secs(10);
+/// A first look that takes longer hangs; the preflight as a whole ends within 10 s.
+pub(crate) const LIMIT: Duration = Duration::from_secs(9);
 /// A driver in trouble is closed and opened again this often: a GPU that was reset is only seen then, and repeated
 /// opening has hung on real drivers.
 const REOPEN: Duration = Duration::from_secs(60);
