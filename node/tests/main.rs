@@ -19,6 +19,7 @@ mod joining;
 #[path = "../../tests/src/nvml_stub.rs"]
 mod nvml_stub;
 mod relay;
+mod reporting;
 mod settings;
 mod stopping;
 #[allow(unreachable_pub, reason = "the end-to-end tests have it as a public module")]
