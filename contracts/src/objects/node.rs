@@ -17,6 +17,9 @@ mod hardware;
 
 pub use hardware::*;
 
+/// The problem of a node whose certificate opens nothing any more: what was measured says less of it than this.
+const CREDENTIAL_EXPIRED: &str = "CREDENTIAL_EXPIRED";
+
 /// A time of the wire that is 0 where there is none.
 fn when(unix_ms: i64) -> Option<Timestamp> {
     (unix_ms > 0).then(|| timestamp(unix_ms))
@@ -31,7 +34,7 @@ pub struct NodeObject {
     pub name: String,
     /// From the node's file and from operators.
     pub labels: BTreeMap<String, String>,
-    /// One word for people: decommissioned, else disabled, else the liveness.
+    /// One word for people: decommissioned, else disabled, else credential_expired, else the liveness.
     pub state: String,
     /// What people decided.
     pub lifecycle: NodeLifecycle,
@@ -102,6 +105,9 @@ impl NodeObject {
         let lifecycle = NodeLifecycle::from_number(node.lifecycle);
         let liveness = NodeLiveness::from_number(node.liveness);
         let state = match lifecycle {
+            NodeLifecycle::Enrolled if node.problems.iter().any(|one| one.code == CREDENTIAL_EXPIRED) => {
+                "credential_expired"
+            }
             NodeLifecycle::Enrolled => liveness.as_str(),
             other => other.as_str(),
         };

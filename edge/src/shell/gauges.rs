@@ -135,6 +135,10 @@ const GPU_COUNTS: [GpuCount; 3] = [
     ("umbel_edge_gpu_xid_errors", "Since its agent started", |gpu| gpu.figures.as_ref()?.xid_count),
 ];
 
+/// Every word that a node's state may be.
+const STATES: [&str; 8] =
+    ["online", "stale", "offline", "never", "unknown", "credential_expired", "disabled", "decommissioned"];
+
 /// Telemetry older than three intervals says nothing of now.
 fn fresh(node: &NodeObject) -> Option<&umbel_contracts::objects::TelemetryObject> {
     let limit = crate::core::registry::snapshot::FIGURES_AGE.as_millis();
@@ -255,9 +259,7 @@ fn certificates(encoder: &mut DescriptorEncoder<'_>, site: &Site) -> Result<(), 
 fn states(encoder: &mut DescriptorEncoder<'_>, nodes: &[NodeFigures]) -> Result<(), fmt::Error> {
     let mut family =
         encoder.encode_descriptor("umbel_edge_nodes", "Nodes by state", None, MetricType::Gauge)?;
-    for state in
-        ["online", "stale", "offline", "never", "unknown", "credential_expired", "disabled", "decommissioned"]
-    {
+    for state in STATES {
         let count = nodes.iter().filter(|node| node.state == state).count();
         let labels = [("state", state)];
         ConstGauge::new(small(count)).encode(family.encode_family(&labels)?)?;

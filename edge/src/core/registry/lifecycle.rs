@@ -72,7 +72,15 @@ impl<H: Clone> Registry<H> {
     pub(crate) fn moved_host(&mut self, id: NodeId, row: NodeRow, position: Position, trusts: Vec<String>) {
         self.apply(id, row, position);
         let lacks = self.lacks(&trusts);
+        // The new host's GPUs are others: the old ones are not missing.
+        let gpus =
+            self.nodes.get(&id).and_then(|node| node.inventory()).map(judge::uuids).unwrap_or_default();
+        self.release_gpus(id, gpus.iter());
         self.change(id, |node| {
+            node.report.inventory = None;
+            node.report.telemetry = None;
+            node.report.absent.clear();
+            node.clock_skew_ms = None;
             node.problems.retain(|(code, _), _| !OF_THE_HOST.contains(code));
             node.report.trusts = trusts;
             node.lacks_authority = lacks;

@@ -404,3 +404,19 @@ fn a_tombstone_claims_no_gpu() {
     assert!(restarted.node(&other).unwrap().problems.is_empty());
     assert!(restarted.node(&one.id).unwrap().report.inventory.is_none());
 }
+
+/// A lost machine is replaced by another under the same node_id: its GPUs are others, and nobody misses the old ones.
+#[test]
+fn a_replaced_host_misses_no_gpu() {
+    let mut one = One::new();
+    one.inventory(true, &["g0", "g1"]);
+    one.beat(&["g1"], EngineState::Ready);
+    one.site.moved_host(one.id, row("a"), Position(2), Vec::new());
+    assert_eq!(one.codes(), Vec::<String>::new());
+    assert!(one.snapshot().inventory.is_none());
+    one.generation = connect(&mut one.site, one.id, 2, hello(vec![engine("e", "m", 0)]), one.now, one.wall);
+    one.told();
+    one.inventory(true, &["g7"]);
+    assert_eq!((one.gpus(), one.codes()), (vec![("g7".into(), GpuState::Ok)], vec![]));
+    assert_eq!(one.told(), []);
+}
