@@ -95,6 +95,10 @@ pub(crate) enum ControlPlaneVerb {
     Init(DoctorFlags),
     /// Check the file, the state directory and the ports
     Doctor(DoctorFlags),
+    /// Copy the store, consistently, also while the control plane runs
+    Backup(BackupFlags),
+    /// Put a backup in place of the store; the control plane must not run
+    Restore(RestoreFlags),
 }
 
 #[derive(Debug, Args)]
@@ -120,6 +124,10 @@ pub(crate) enum EdgeDaemonVerb {
     Enroll(TokenSource),
     /// Check the file, the state directory, the ports and the way to each control plane
     Doctor(DoctorFlags),
+    /// Copy the store, consistently, also while the edge runs
+    Backup(BackupFlags),
+    /// Put a backup in place of the store; the edge must not run
+    Restore(RestoreFlags),
 }
 
 #[derive(Debug, Args)]
@@ -150,6 +158,30 @@ pub(crate) enum NodeDaemonVerb {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct DoctorFlags {
     /// How to print it: table, json, jsonl or yaml
+    #[arg(short, long, value_enum, default_value = "table", hide_possible_values = true)]
+    pub(crate) output: crate::output::Format,
+}
+
+/// What is put back, and the assurance that it is meant.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct RestoreFlags {
+    /// The backup
+    pub(crate) file: PathBuf,
+    /// Do not ask
+    #[arg(short = 'y', long)]
+    pub(crate) yes: bool,
+    /// How to print what was done: table, json, jsonl or yaml
+    #[arg(short, long, value_enum, default_value = "table", hide_possible_values = true)]
+    pub(crate) output: crate::output::Format,
+}
+
+/// Where a copy goes.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct BackupFlags {
+    /// Copy to this new file; only while the daemon does not run [default: into the backup directory of its file]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) to: Option<PathBuf>,
+    /// How to print what was made: table, json, jsonl or yaml
     #[arg(short, long, value_enum, default_value = "table", hide_possible_values = true)]
     pub(crate) output: crate::output::Format,
 }

@@ -5,6 +5,7 @@
 
 mod hardware;
 mod report;
+mod store;
 
 use std::{
     io::{Read as _, Write as _},
@@ -81,6 +82,19 @@ pub(crate) fn control_plane(args: ControlPlaneArgs) -> Outcome {
             Ok(())
         }
         Some(ControlPlaneVerb::Doctor(flags)) => checks(&flags, &tier::doctor(&config)),
+        Some(ControlPlaneVerb::Backup(flags)) => store::backup(&flags, &config.socket, |to| {
+            let made = tier::backup(&config, to).map_err(ending)?;
+            Ok(store::Copied { file: made.file, bytes: made.bytes, sha256: made.sha256 })
+        }),
+        Some(ControlPlaneVerb::Restore(flags)) => store::restore(&flags, &file, "control-plane", |from| {
+            let done = tier::restore(&config, from).map_err(ending)?;
+            Ok(store::Replaced {
+                incarnation: done.incarnation,
+                made_at: done.made_at,
+                voided: done.voided,
+                kept: done.kept,
+            })
+        }),
     }
 }
 
@@ -145,6 +159,19 @@ pub(crate) fn edge(args: EdgeArgs) -> Outcome {
             Ok(())
         }
         Some(EdgeDaemonVerb::Doctor(flags)) => checks(&flags, &tier::doctor(&config)),
+        Some(EdgeDaemonVerb::Backup(flags)) => store::backup(&flags, &config.listen.socket, |to| {
+            let made = tier::backup(&config, to).map_err(ending)?;
+            Ok(store::Copied { file: made.file, bytes: made.bytes, sha256: made.sha256 })
+        }),
+        Some(EdgeDaemonVerb::Restore(flags)) => store::restore(&flags, &file, "edge", |from| {
+            let done = tier::restore(&config, from).map_err(ending)?;
+            Ok(store::Replaced {
+                incarnation: done.incarnation,
+                made_at: done.made_at,
+                voided: done.voided,
+                kept: done.kept,
+            })
+        }),
     }
 }
 

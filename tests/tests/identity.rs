@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use prost::Message;
 use serde_json::{Value, json};
 use umbel_contracts::proto::node::{NodeEnrollRequest, NodeHelloRequest};
-use umbel_tests::fleet::{Edge, EdgeOptions, EngineDeclaration, Fleet, NodeOptions, SOON};
+use umbel_tests::fleet::{Edge, EdgeOptions, Fleet, SOON};
 use umbel_tests::peer::{ALPN, Identity, Manner, Peer, hello};
 use umbel_tests::wait;
 use umbel_wire::proto::{self, Frame, frame::Meta};
@@ -17,10 +17,6 @@ use crate::sites::{SHORT, external, site};
 
 /// A revocation closes the live connection within a second; the rest is for a machine that compiles beside the tests.
 const AT_ONCE: Duration = Duration::from_secs(3);
-
-fn sim() -> NodeOptions {
-    NodeOptions { engines: vec![EngineDeclaration::sim("s", "m", "")], ..NodeOptions::default() }
-}
 
 fn stranger<'a>() -> Manner<'a> {
     Manner { name: "berlin.umbel", identity: None, alpn: ALPN }

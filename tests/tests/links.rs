@@ -59,6 +59,60 @@ fn a_black_hole_is_noticed_and_healed() {
     l.serves("healed");
 }
 
+/// A node that is cut off: its heartbeats and what was received stop, not merely age; it walks online, stale, offline, gets
+/// no work, and returns as the same node. The times are the fleet's short ones; CUT_OFF=100 and real thresholds by hand.
+#[test]
+fn a_node_that_is_cut_off_stops_and_returns() {
+    let real =
+        std::env::var("CUT_OFF").ok().and_then(|text| text.parse::<u64>().ok()).map(Duration::from_secs);
+    let l = linked();
+    let (edge, proxy) = (&l.edge, &l.proxy);
+    if real.is_some() {
+        let _ = edge.ctl(&["settings", "set", "edge.liveness.stale=30s", "edge.liveness.offline=90s"]).ok();
+    }
+    let limit = real.unwrap_or(SOON).max(SOON);
+    let before =
+        edge.wait_node("gpu-1", "beating", SOON, |node| node["heartbeat_sequence"].as_u64() > Some(1));
+    proxy.set_all(Faults::black_hole());
+    let cut = std::time::Instant::now();
+    let stale = edge.wait_node("gpu-1", "stale", limit, |node| node["state"] == "stale");
+    let stopped = (
+        stale["heartbeat_sequence"].clone(),
+        stale["last_seen_at"].clone(),
+        stale["telemetry"]["received_at"].clone(),
+    );
+    assert!(edge.ctl(&["node", "why", "gpu-1"]).code == 3);
+    // A request waits for the node to come back, or is refused; it does not run there.
+    let ran = l.engine.records().len();
+    let waits = edge
+        .chat("m", "nothing for it", true, &json!({}))
+        .limit(Duration::from_secs(2))
+        .whole(&edge.target());
+    assert!(waits.is_err() || waits.is_ok_and(|whole| whole.status == 503));
+    assert_eq!(l.engine.records().len(), ran, "no work for a node that is stale");
+    edge.wait_node("gpu-1", "offline", limit + SHORT, |node| node["state"] == "offline");
+    if let Some(real) = real {
+        std::thread::sleep(real.saturating_sub(cut.elapsed()));
+    }
+    let offline = edge.node("gpu-1");
+    let still = (
+        offline["heartbeat_sequence"].clone(),
+        offline["last_seen_at"].clone(),
+        offline["telemetry"]["received_at"].clone(),
+    );
+    assert_eq!(still, stopped, "they stopped, not merely aged");
+    proxy.set_all(Faults::default());
+    let back = edge.wait_node("gpu-1", "online again", Duration::from_secs(60), |node| {
+        node["state"] == "online"
+            && node["connected"] == true
+            && node["providers"][0]["status"] == "available"
+    });
+    assert_eq!(back["node_id"], before["node_id"]);
+    assert!(back["heartbeat_sequence"] != stopped.0 && back["last_seen_at"] != stopped.1, "{back}");
+    let got = edge.chat("m", "again", true, &json!({})).whole(&edge.target()).unwrap();
+    assert!(got.text().ends_with("[DONE]\n\n"), "{}", got.text());
+}
+
 /// Rows 8 and 9: the old connection hangs, the node comes back on a new one, and the late close of the old one changes
 /// nothing.
 #[test]

@@ -3,7 +3,6 @@
 
 use serde_json::{Value, json};
 use umbel_tests::fleet::{EdgeOptions, EngineDeclaration, Fleet, NodeOptions, SOON};
-use umbel_tests::wait;
 
 use crate::sites::{SHORT, site};
 
@@ -109,7 +108,7 @@ fn a_wrong_value_is_refused_by_its_path() {
 /// The edge's own settings are in force while it runs: shorter times make a node stale and offline sooner.
 #[test]
 fn the_edges_own_settings_are_in_force_at_once() {
-    let mut s = site(1);
+    let s = site(1);
     let times = ["edge.liveness.stale=2s", "edge.liveness.offline=4s", "edge.log.level=debug"];
     let _ = s.edge.ctl(&[&["settings", "set"][..], &times].concat()).ok();
     s.node.daemon.signal(umbel_tests::fleet::Signal::Stop);

@@ -79,7 +79,12 @@ fn is_serving(node: &NodeObject) -> bool {
 }
 
 fn words(ctl: &Ctl, node: &SiteNode, checks: &[Check], serving: bool) -> String {
-    let word = if serving { "is serving" } else { "gets no requests" };
+    let failed = checks.iter().any(|check| check.result == "failed");
+    let word = match (serving, failed) {
+        (true, false) => "is serving",
+        (true, true) => "gets requests, but not all is well",
+        (false, _) => "gets no requests",
+    };
     let heard = match node.node.last_seen_at {
         None => "It was never heard of.".to_owned(),
         Some(at) => format!("It is {}, heard {} ago.", super::state(&node.node), ago(Some(at))),
