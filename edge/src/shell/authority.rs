@@ -118,3 +118,57 @@ impl Given {
 fn changed(chain: &Path, key: &Path) -> [Option<SystemTime>; 2] {
     [chain, key].map(|path| std::fs::metadata(path).and_then(|meta| meta.modified()).ok())
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use umbel_wire::ca::{Authority, ServerCredential};
+    use umbel_wire::{files, tls};
+
+    use super::*;
+
+    /// Row 31: certificate and key are written one after the other, whichever comes first, and looked at in between.
+    #[test]
+    fn row_31_a_pair_caught_between_two_writes_changes_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = |name: &str| folder.path().join(name);
+        let authority = Authority::create(&place("ca"), "ber1", Wall::now()).unwrap();
+        let issue = |days: u64| {
+            let names = ["edge.example".to_owned()];
+            authority.issue_server(&names, Wall::now(), Duration::from_secs(days * 86_400)).unwrap()
+        };
+        let write_chain = |made: &ServerCredential| {
+            files::write_public(&place("cert.pem"), tls::to_pem(&made.chain).as_bytes()).unwrap();
+        };
+        let write_key = |made: &ServerCredential| {
+            files::write_private(&place("key.pem"), made.key.to_pem().as_bytes()).unwrap();
+        };
+        let first = issue(1);
+        write_chain(&first);
+        write_key(&first);
+        let mut given = Given::open(&place("cert.pem"), &place("key.pem")).unwrap();
+        let serves = |given: &Given, made: &ServerCredential| given.server.not_after() == made.not_after;
+        assert!(serves(&given, &first));
+        let mut serving = first;
+        for (days, chain_first) in [(2, true), (3, false)] {
+            let next = issue(days);
+            if chain_first {
+                write_chain(&next)
+            } else {
+                write_key(&next)
+            }
+            for _ in 0..3 {
+                given.reload();
+                assert!(serves(&given, &serving), "the pair before is served");
+            }
+            if chain_first {
+                write_key(&next)
+            } else {
+                write_chain(&next)
+            }
+            given.reload();
+            assert!(serves(&given, &next));
+            serving = next;
+        }
+    }
+}

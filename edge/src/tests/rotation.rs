@@ -314,9 +314,9 @@ fn row_32_the_authority_changes_under_running_nodes_and_a_late_one_is_told_why()
         let first: Vec<u8> = edge.running.site.authorities.held().signing().certificate_der().to_vec();
         let asked = Arc::new(Asked::default());
         let (connection, welcome) =
-            dial_trusting(&edge, &node, &[first.clone()], asked.clone()).await.unwrap();
+            dial_trusting(&edge, &node, std::slice::from_ref(&first), asked.clone()).await.unwrap();
         complete(&connection).await;
-        assert_eq!(hello_of(&welcome).ca_certificates, [first.clone()]);
+        assert_eq!(hello_of(&welcome).ca_certificates, std::slice::from_ref(&first));
         let (before, secret) = edge.token("from-before").await;
 
         let begun = ca(&edge, "ca.rotate", json!({"step": "begin"})).await.unwrap();
@@ -348,7 +348,8 @@ fn row_32_the_authority_changes_under_running_nodes_and_a_late_one_is_told_why()
         let answer = edge.enroll(&before, &secret, &KeyPair::generate().unwrap()).await.unwrap();
         assert_eq!(answer.ca_certificate, first, "the one that its token names");
         let quiet = || Arc::new(Asked::default());
-        let (connection, _) = dial_trusting(&edge, &late, &[first.clone()], quiet()).await.unwrap();
+        let (connection, _) =
+            dial_trusting(&edge, &late, std::slice::from_ref(&first), quiet()).await.unwrap();
         drop(connection);
         dial_trusting(&edge, &node, &bundle, quiet()).await.unwrap();
 
