@@ -72,6 +72,8 @@ pub(crate) struct Registry<H> {
     told: HashMap<NodeId, Told>,
     // Providers of each model, the first stored first.
     models: HashMap<String, BTreeSet<(i64, NodeId, String)>>,
+    // What the first provider of each model says, by which the others were judged.
+    standards: HashMap<String, Declared>,
     hardware: Hardware,
     calls: Vec<Call>,
     notices: Vec<Notice>,
@@ -106,6 +108,7 @@ impl<H: Clone> Registry<H> {
             liveness: Liveness::new(times, period, now),
             told: HashMap::new(),
             models: HashMap::new(),
+            standards: HashMap::new(),
             hardware: Hardware::default(),
             calls: Vec::new(),
             notices: Vec::new(),

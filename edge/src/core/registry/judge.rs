@@ -25,14 +25,29 @@ pub(super) fn uuids(inventory: NodeInventory) -> BTreeSet<String> {
 }
 
 impl<H: Clone> Registry<H> {
-    /// Where providers of a model differ on its threshold or aliases, the first stored stands.
-    pub(super) fn judge_model(&mut self, model: &str) {
-        let Some(providers) = self.models.get(model) else { return };
-        let providers: Vec<_> = providers.iter().map(|(_, id, name)| (*id, name.clone())).collect();
-        let Some(standard) = providers.first().and_then(|(id, name)| self.declared(id, name)).cloned() else {
+    /// Where providers of a model differ on its threshold or aliases, the first stored stands. Only what `changed` declares
+    /// is compared, unless the first one is another now: thousands of nodes serve one model.
+    pub(super) fn judge_model(&mut self, model: &str, changed: NodeId) {
+        let first = self.models.get(model).and_then(|providers| providers.first());
+        let standard = first.and_then(|(_, id, name)| self.declared(id, name)).cloned();
+        let (Some(providers), Some(standard)) = (self.models.get(model), standard) else {
+            self.standards.remove(model);
             return;
         };
-        let owner = providers.first().and_then(|(id, _)| self.node(id)).map(|node| node.row.name.clone());
+        let stands = self.standards.get(model).is_some_and(|known| known.agrees(&standard));
+        let first = providers.first().map(|(_, id, name)| (*id, name.clone()));
+        let providers: Vec<_> = if stands {
+            let engines =
+                self.nodes.get(&changed).map(|node| node.report.engines.as_slice()).unwrap_or_default();
+            let of_model = engines.iter().filter(|engine| engine.model == model);
+            of_model.map(|engine| (changed, engine.name.clone())).collect()
+        } else {
+            providers.iter().map(|(_, id, name)| (*id, name.clone())).collect()
+        };
+        if !stands {
+            self.standards.insert(model.to_owned(), standard.clone());
+        }
+        let owner = first.and_then(|(id, _)| self.node(&id)).map(|node| node.row.name.clone());
         for (id, name) in providers {
             let Some(engine) = self.declared(&id, &name) else { continue };
             let subject = format!("{id}/{name}");
@@ -85,7 +100,7 @@ impl<H: Clone> Registry<H> {
             self.solved(id, MODEL_MISMATCH, &subject);
         }
         for model in models {
-            self.judge_model(&model);
+            self.judge_model(&model, id);
         }
         self.unsaved.insert(id);
     }

@@ -50,7 +50,7 @@ impl<H: Clone> Registry<H> {
         let reported = node.report.inventory.as_ref().map_or(0, |kept| kept.received_at_unix_ms);
         self.nodes.insert(id, Arc::new(node));
         for model in models {
-            self.judge_model(&model);
+            self.judge_model(&model, id);
         }
         self.claim_gpus(id, gpus, reported);
         self.touch(id);
