@@ -37,7 +37,7 @@ struct NodeFigures {
     decommissioned: bool,
     values: [Option<f64>; NODE.len()],
     counts: [u64; COUNTS.len()],
-    roots: Vec<(String, u64, Option<u64>)>,
+    roots: Vec<Root>,
     gpus: Vec<GpuFigures>,
 }
 
@@ -52,6 +52,12 @@ struct GpuFigures {
     throttled: Vec<String>,
 }
 
+/// A storage root: name, size, what is free.
+type Root = (String, u64, Option<u64>);
+/// Name, help, value of a gauge with one series a root.
+type RootGauge = (&'static str, &'static str, fn(&Root) -> Option<u64>);
+/// Name, label, value of a gauge that is one for what a GPU is.
+type GpuSet = (&'static str, &'static str, fn(&GpuFigures) -> &str);
 /// Name, help, value of a gauge with one series a node.
 type Row<T> = (&'static str, &'static str, fn(&T) -> Option<f64>);
 
@@ -88,7 +94,10 @@ const NODE: [Row<NodeObject>; 13] = [
     }),
 ];
 
-const COUNTS: [(&str, &str, fn(&NodeObject) -> u64); 2] = [
+/// Name, help, value of a counter with one series a node.
+type Count = (&'static str, &'static str, fn(&NodeObject) -> u64);
+
+const COUNTS: [Count; 2] = [
     ("umbel_edge_node_reports_refused", "Reports that were replayed or too many", |node| {
         node.reports_refused
     }),
@@ -289,7 +298,7 @@ fn by_node(encoder: &mut DescriptorEncoder<'_>, nodes: &[&NodeFigures]) -> Resul
         let labels = [a, b, ("state", node.state.as_str())];
         ConstGauge::new(1_i64).encode(family.encode_family(&labels)?)?;
     }
-    let roots: [(&str, &str, fn(&(String, u64, Option<u64>)) -> Option<u64>); 2] = [
+    let roots: [RootGauge; 2] = [
         ("umbel_edge_node_storage_bytes", "Size of a storage root", |root| Some(root.1)),
         ("umbel_edge_node_storage_free_bytes", "What is free there", |root| root.2),
     ];
@@ -323,7 +332,7 @@ fn by_gpu(encoder: &mut DescriptorEncoder<'_>, nodes: &[&NodeFigures]) -> Result
             ConstCounter::new(value).encode(family.encode_family(&gpu.labels(node))?)?;
         }
     }
-    let sets: [(&str, &str, fn(&GpuFigures) -> &str); 2] = [
+    let sets: [GpuSet; 2] = [
         ("umbel_edge_gpu_info", "name", |gpu| &gpu.name),
         ("umbel_edge_gpu_state", "state", |gpu| gpu.state),
     ];
