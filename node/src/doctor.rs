@@ -3,13 +3,8 @@
 //! Owns the steps and their remedies; leaves each look to the part that also works with it. Invariant: it changes
 //! nothing, takes no lock, and never enrolls; while an agent runs it does not disturb its connection.
 
-use std::{sync::Arc, time::Duration};
-
 use umbel_contracts::daemon::Check;
-use umbel_wire::{
-    CloseReason, Connection, DialError, DialStep, HelloOut, NoHandler, Purpose, VersionRange, Welcome,
-    dial_once,
-};
+use umbel_wire::DialStep;
 
 use crate::{
     Config, StartError,
@@ -18,8 +13,7 @@ use crate::{
     engines::{llama_server, ready},
     preflight,
     shell::{
-        credential::client_config,
-        edge::{instance, target},
+        edge::standing,
         engine_http::{Place, Pool},
         gpu::Gpus,
         places,
@@ -27,8 +21,6 @@ use crate::{
     },
 };
 
-/// Lookup, TCP, TLS and hello have 5 s each.
-const LIMIT: Duration = Duration::from_secs(25);
 /// Names that stand in examples and lead nowhere (RFC 2606).
 const PLACEHOLDERS: [&str; 5] = [".example", "example.com", "example.org", "example.net", ".invalid"];
 
@@ -165,8 +157,7 @@ fn is_placeholder(address: &str) -> bool {
     PLACEHOLDERS.iter().any(|name| host.ends_with(name))
 }
 
-/// Says hello without a protocol version: the edge refuses that without touching the node's own connection. It proves
-/// name, TCP, TLS with the node's trust, and what the edge says of this node.
+/// Name, TCP, TLS with the node's trust, and what the edge says of this node.
 async fn connection(state: &State, identity: &Identity, checks: &mut Vec<Check>) {
     if let Some(address) = identity.addresses.iter().find(|address| is_placeholder(address)) {
         let message = format!("{address} is a placeholder that was not replaced");
@@ -177,30 +168,10 @@ async fn connection(state: &State, identity: &Identity, checks: &mut Vec<Check>)
         ));
         return;
     }
-    let tls = match client_config(state, identity) {
-        Ok(tls) => tls,
+    let failed = match standing::ask(state, identity).await {
+        Ok(answer) => answer.err(),
         Err(error) => {
             return checks.push(Check::failed("tls", error.to_string(), "restore the state directory"));
-        }
-    };
-    let hello = HelloOut {
-        purpose: Purpose::Hello,
-        versions: VersionRange::default(),
-        instance: instance(),
-        payload: Vec::new(),
-    };
-    let dialing =
-        dial_once(target(identity, &tls), hello, |_: &Connection, _: &Welcome| Ok(Arc::new(NoHandler)));
-    let failed = match tokio::time::timeout(LIMIT, dialing).await {
-        // Refused for the missing version, as was meant; any other refusal is about this node.
-        Ok(Err(error)) if error.rejection.as_ref().is_some_and(|said| said.verdict.is_some()) => None,
-        Ok(Err(error)) => Some(error),
-        Ok(Ok((connection, _))) => {
-            connection.close(CloseReason::Shutdown);
-            None
-        }
-        Err(_) => {
-            Some(DialError { step: DialStep::Connect, message: "no answer in time".into(), rejection: None })
         }
     };
     let steps = [

@@ -13,7 +13,7 @@ use umbel_contracts::{
     proto::node::{NodeEnrollRequest, NodeEnrollResponse},
 };
 use umbel_wire::{
-    DialError, DialTarget, HelloOut, NoHandler, NodeId, Purpose,
+    DialError, DialStep, DialTarget, HelloOut, NoHandler, NodeId, Purpose,
     ca::certificate_digest,
     dial_once,
     peer::{PeerCertificate, PeerName},
@@ -23,10 +23,10 @@ use umbel_wire::{
 
 use crate::{
     Config, StartError,
-    core::identity::{FORMAT, Identity, Joining, joining},
+    core::identity::{FORMAT, Identity, Joining, is_lost, joining},
     preflight,
     shell::{
-        edge::{instance, server_name, step},
+        edge::{instance, server_name, standing, step},
         gpu::Gpus,
         host, places,
         state::{self, State},
@@ -65,23 +65,70 @@ pub fn enroll(config: &Config, token: &str) -> Result<Enrolled, StartError> {
     places::check(config)?;
     let state = State::open(&config.state_dir)?;
     let present = state.identity()?;
-    match (joining(present.as_ref(), token.edge_id.as_str()), present) {
-        (Joining::Refused(why), _) => return Err(StartError::Refused(why)),
-        (Joining::Already, Some(identity)) => return Ok(told(&identity, true)),
-        _ => {}
+    if let Joining::Refused(why) = joining(present.as_ref(), token.edge_id.as_str()) {
+        return Err(StartError::Refused(why));
     }
     let runtime = crate::app::runtime()?;
     let result = runtime.block_on(async {
+        if let Some(identity) = &present {
+            if stands(&state, identity).await? {
+                return Ok(told(identity, true));
+            }
+            forget_rotation(&state, identity)?;
+        }
         let gpus = Gpus::start(config.accelerator, config.nvml_library.as_deref());
         preflight::check(config.accelerator, &gpus).await?;
-        join(config, &state, &token).await
+        join(config, &state, &token, present.as_ref()).await
     });
     runtime.shutdown_background();
     result
 }
 
-async fn join(config: &Config, state: &State, token: &EnrollmentToken) -> Result<Enrolled, StartError> {
-    let key = state.key(state::KEY, true)?;
+/// Whether a credential that is there is not known to be lost: the one in use, or the one that a rotation brought and the
+/// edge may have taken for it.
+async fn stands(state: &State, identity: &Identity) -> Result<bool, StartError> {
+    if opens(state, identity).await? {
+        return Ok(true);
+    }
+    match state.pending().filter(|pending| state.has_key(&pending.key_file)) {
+        Some(pending) => opens(state, &identity.with(&pending)).await,
+        None => Ok(false),
+    }
+}
+
+async fn opens(state: &State, identity: &Identity) -> Result<bool, StartError> {
+    let Err(error) = standing::ask(state, identity).await? else { return Ok(true) };
+    let lost = match &error.rejection {
+        Some(rejection) => is_lost(&rejection.error.reason),
+        // It missed a change of the edge's authority; the token names the one that is to be trusted.
+        None => error.step == DialStep::Tls,
+    };
+    if lost {
+        tracing::warn!("a credential of this node opens its edge no more: {}", error.message);
+    }
+    Ok(!lost)
+}
+
+/// What a rotation of the lost credential left. A spare key that no certificate was kept for stays: it is the one that an
+/// earlier try of this enrollment showed.
+fn forget_rotation(state: &State, identity: &Identity) -> Result<(), StartError> {
+    if state.pending().is_none() {
+        return Ok(());
+    }
+    let failed = |error: std::io::Error| StartError::Failed(format!("the state directory: {error}"));
+    state.drop_key(identity.spare_key_file()).map_err(failed)?;
+    state.set_pending(None).map_err(failed)
+}
+
+async fn join(
+    config: &Config,
+    state: &State,
+    token: &EnrollmentToken,
+    lost: Option<&Identity>,
+) -> Result<Enrolled, StartError> {
+    // The lost one stays until the new one is on the disk.
+    let key_file = lost.map_or(state::KEY, Identity::spare_key_file);
+    let key = state.key(key_file, true)?;
     let failed = |why: String| StartError::Failed(format!("cannot enroll: {why}"));
     let tls =
         wire_client(Trust::CaDigest(token.ca_digest), None).map_err(|error| failed(error.to_string()))?;
@@ -110,13 +157,24 @@ async fn join(config: &Config, state: &State, token: &EnrollmentToken) -> Result
         .map_err(|error| refused(&error))?;
     let answer: NodeEnrollResponse =
         bounds::decode(&welcome.payload).map_err(|error| failed(format!("the edge's answer: {error}")))?;
-    let identity = accept(token, &key, answer).map_err(|why| failed(format!("the edge's answer {why}")))?;
+    let identity =
+        accept(token, &key, key_file, answer).map_err(|why| failed(format!("the edge's answer {why}")))?;
     state.set_identity(&identity)?;
+    if lost.is_some()
+        && let Err(error) = state.drop_key(identity.spare_key_file())
+    {
+        tracing::warn!(%error, "the lost credential's key cannot be removed; it opens nothing");
+    }
     Ok(told(&identity, false))
 }
 
 /// Checks that the answer is about this key and that edge.
-fn accept(token: &EnrollmentToken, key: &KeyPair, answer: NodeEnrollResponse) -> Result<Identity, String> {
+fn accept(
+    token: &EnrollmentToken,
+    key: &KeyPair,
+    key_file: &str,
+    answer: NodeEnrollResponse,
+) -> Result<Identity, String> {
     let leaf = answer.certificate_chain.first().ok_or("has no certificate")?;
     let leaf =
         PeerCertificate::parse(leaf).map_err(|error| format!("has a certificate that is none: {error}"))?;
@@ -140,7 +198,7 @@ fn accept(token: &EnrollmentToken, key: &KeyPair, answer: NodeEnrollResponse) ->
         certificate_chain: answer.certificate_chain.iter().map(|der| BASE64.encode(der)).collect(),
         ca_certificate: BASE64.encode(&answer.ca_certificate),
         ca_certificates: Vec::new(),
-        key_file: state::KEY.to_owned(),
+        key_file: key_file.to_owned(),
         not_after_unix_ms: answer.not_after_unix_ms,
     }
     .validated()

@@ -15,7 +15,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::{net::TcpListener, sync::oneshot};
 use tokio_util::sync::CancellationToken;
 use umbel_contracts::{
-    bounds, event, method,
+    NODE_PROTOCOL, bounds, event, method,
     proto::node::{
         DeclaredEngine, EngineState, EngineStatus, Header, InferenceEnd, InferenceHead, InferenceOpen,
         InferenceOutcome, NodeDeclared, NodeEngines, NodeEnrollRequest, NodeEnrollResponse, NodeHeartbeat,
@@ -28,6 +28,7 @@ use umbel_wire::{
     Intervals, KeyHash, Newcomer, NodeId, Open, OutgoingStream, Purpose, Rejection, Terminal, WelcomeOut,
     ca::{Authority, CLIENT_VALIDITY, SERVER_VALIDITY},
     clock::Wall,
+    negotiate,
     secret::Secret,
     serve,
     tls::wire_server,
@@ -412,8 +413,13 @@ impl Inner {
                 .with_retry_after(Duration::from_millis(200));
             return newcomer.reject(Rejection::new(error));
         }
-        let hello: NodeHelloRequest = bounds::decode(&newcomer.hello().payload).unwrap();
         assert!(newcomer.certificate().is_some());
+        let yours = newcomer.hello().versions;
+        if let Err(verdict) = negotiate(NODE_PROTOCOL, yours) {
+            let error = Error::new(Code::Conflict, "PROTOCOL_VERSION", "the versions do not meet");
+            return newcomer.reject(Rejection { error, verdict: Some(verdict), yours, mine: NODE_PROTOCOL });
+        }
+        let hello: NodeHelloRequest = bounds::decode(&newcomer.hello().payload).unwrap();
         let (inventory, telemetry) = (&self.cursors.0, &self.cursors.1);
         inventory.fetch_max(hello.inventory_sequence, Ordering::SeqCst);
         telemetry.fetch_max(hello.telemetry_sequence, Ordering::SeqCst);

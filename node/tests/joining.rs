@@ -4,7 +4,8 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
 };
-use umbel_contracts::proto::node::EngineState;
+use umbel_contracts::proto::node::{EngineState, NodeEnrollRequest};
+use umbel_wire::ca;
 
 use crate::{
     agent::Folder,
@@ -73,7 +74,7 @@ async fn a_lost_answer_is_asked_for_again_with_the_same_key() {
         heard
             .enrollments
             .iter()
-            .map(|request| umbel_wire::ca::request_key_hash(&request.signing_request).unwrap())
+            .map(|request| ca::request_key_hash(&request.signing_request).unwrap())
             .collect::<Vec<_>>()
     });
     assert_eq!(keys.len(), 2);
@@ -93,6 +94,29 @@ async fn an_identity_stays() {
     assert!(refused.to_string().contains("site-1") && refused.to_string().contains("site-2"), "{refused}");
     let broken = folder.enroll("umbel1_nonsense".into()).await.unwrap_err();
     assert_eq!(broken.exit_code(), 1);
+}
+
+/// A credential that its edge revoked is replaced where it stands, by a new key; a lost answer gets that key's
+/// certificate.
+#[tokio::test]
+async fn a_lost_credential_is_replaced_by_a_new_key() {
+    let edge = Edge::start().await;
+    let folder = Folder::new("");
+    folder.enroll(edge.token()).await.unwrap();
+    edge.revoke(true);
+    edge.lose_answers(1);
+    folder.enroll(edge.token()).await.unwrap_err();
+    let again = folder.enroll(edge.token()).await.unwrap();
+    assert!(!again.already);
+    let keys = edge.heard(|heard| {
+        let key = |request: &NodeEnrollRequest| ca::request_key_hash(&request.signing_request).unwrap();
+        heard.enrollments.iter().map(key).collect::<Vec<_>>()
+    });
+    assert_eq!(keys.len(), 3);
+    assert!(keys[0] != keys[1] && keys[1] == keys[2]);
+    edge.revoke(false);
+    let _agent = folder.start();
+    until("hello", async || edge.heard(|heard| heard.hellos.first().cloned())).await;
 }
 
 #[tokio::test]

@@ -191,6 +191,28 @@ fn a_revoked_node_comes_back_only_by_replacement() {
     assert_eq!(said_hello(&s.edge, &Identity::of_node(&third_host.state).unwrap(), &id), Ok(()));
 }
 
+/// The host of a revoked node gets a new key where it stands: the same node, and the token of a node whose credential is
+/// good is not used.
+#[test]
+fn a_revoked_node_is_enrolled_again_in_place() {
+    let mut s = site(4);
+    let id = s.edge.node("gpu-1")["node_id"].as_str().unwrap().to_owned();
+    let token = s.fleet.dir().join("again.token");
+    let words = ["token", "create", "--replace", "gpu-1", "--out", &token.to_string_lossy()];
+    let _ = s.edge.ctl(&words).ok();
+    s.node.daemon.kill();
+    let early = s.node.enroll(&token).ok();
+    assert!(early.err.contains("already") || early.out.contains("already"), "{early:?}");
+    let _ = s.edge.ctl(&["node", "revoke", "gpu-1", "--confirm", "gpu-1", "-m", "leaked"]).ok();
+    let old = Identity::of_node(&s.node.state).unwrap();
+    let _ = s.node.enroll(&token).ok();
+    s.node.daemon.start();
+    assert_eq!(s.edge.wait_serving("gpu-1")["node_id"], id, "the same node");
+    let error = said_hello(&s.edge, &old, &id).unwrap_err();
+    assert_eq!(error.code, proto::Code::Unauthenticated as u32, "{error:?}");
+    assert!(!s.node.state.join("node.key").exists(), "the lost key is gone from the disk");
+}
+
 /// Decommissioned: what is lost is shown, the name is typed, and the identity is a tombstone for ever; its name is free.
 #[test]
 fn a_retired_node_never_comes_back() {

@@ -53,7 +53,7 @@ pub(crate) const FORMAT: u32 = 1;
 pub(crate) enum Joining {
     /// There is no identity yet.
     Fresh,
-    /// It belongs to that edge already: the token is not needed and not sent.
+    /// It belongs to that edge already: the token is not needed and not sent while its credential opens the edge.
     Already,
     /// It belongs to another edge.
     Refused(String),
@@ -70,6 +70,19 @@ pub(crate) fn joining(present: Option<&Identity>, edge_id: &str) -> Joining {
             identity.edge_id, identity.node_id
         )),
     }
+}
+
+/// Whether a credential is lost for good, by why the edge did not take it: then a token that the edge's people gave may
+/// bring a new one. A node that is only kept out, and an edge that cannot be reached, lose nothing.
+pub(crate) fn is_lost(reason: &str) -> bool {
+    matches!(
+        reason,
+        "CREDENTIAL_REVOKED"
+            | "CREDENTIAL_REPLACED"
+            | "CREDENTIAL_RETIRED"
+            | "CERTIFICATE_EXPIRED"
+            | "CERTIFICATE_UNKNOWN"
+    )
 }
 
 impl Identity {
@@ -143,6 +156,14 @@ mod tests {
         assert_eq!(joining(None, "north"), Joining::Fresh);
         assert_eq!(joining(Some(&identity("north")), "north"), Joining::Already);
         assert!(matches!(joining(Some(&identity("north")), "south"), Joining::Refused(_)));
+    }
+
+    #[test]
+    fn only_a_credential_that_will_never_open_again_is_lost() {
+        assert!(is_lost("CREDENTIAL_REVOKED") && is_lost("CERTIFICATE_EXPIRED"));
+        for kept in ["NODE_DISABLED", "NODE_DECOMMISSIONED", "DUPLICATE_IDENTITY", "CREDENTIAL_HELD", ""] {
+            assert!(!is_lost(kept), "{kept}");
+        }
     }
 
     #[test]

@@ -35,6 +35,7 @@ use crate::{
 };
 
 mod session;
+pub(crate) mod standing;
 
 /// What is shown of the connection.
 #[derive(Debug, Clone, serde::Serialize)]
