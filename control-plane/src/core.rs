@@ -5,6 +5,7 @@ pub(crate) mod audit;
 pub(crate) mod commands;
 pub(crate) mod edges;
 pub(crate) mod enrollments;
+pub(crate) mod fleet;
 pub(crate) mod operators;
 pub(crate) mod views;
 pub(crate) mod witness;

@@ -14,6 +14,8 @@ mod doctor;
 mod http;
 mod init;
 mod shell;
+#[cfg(feature = "simulation")]
+pub mod simulation;
 
 pub use app::{Running, run};
 pub use backup::{BackedUp, Restored, backup, restore};

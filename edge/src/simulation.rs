@@ -7,6 +7,7 @@
 
 mod applications;
 mod connections;
+mod control;
 mod disk;
 mod enrollment;
 mod operators;
@@ -35,6 +36,7 @@ use crate::core::registry::node::{Lifecycle, NodeRow, ReportRow};
 use crate::core::registry::{Call, Registry};
 
 pub use applications::{Answered, RequestId};
+pub use control::Said;
 pub use disk::Mark;
 pub use operators::{Operation, Outcome};
 pub use views::{LeaseView, NodeView, Stored, TokenView, View, stored};
@@ -96,6 +98,7 @@ pub struct Edge {
     wall_stored: Wall,
     flushed: Instant,
     notices: u64,
+    uplink: control::Uplink,
     /// Draws ids; from the seed.
     luck: u64,
 }
@@ -160,6 +163,7 @@ impl Edge {
             wall_stored: floor,
             flushed: now,
             notices: 0,
+            uplink: control::Uplink::new(now, luck),
             luck,
             setup,
         };
@@ -212,7 +216,10 @@ impl Edge {
         let mut notices = self.registry.take_notices();
         // The order of a sweep is a table's: nobody may depend on it.
         notices.sort_by_key(|notice| (notice.node, notice.generation));
-        self.notices += notices.len() as u64;
+        for notice in &notices {
+            self.notices += 1;
+            self.tell_plane(self.notices, notice.kind, notice.node.to_string(), self.wall);
+        }
         let audited = notices.into_iter().filter(|notice| notice.audited);
         let records: Vec<_> = audited
             .map(|notice| AuditRecord::new(notice.kind, notice.node.to_string(), "observed").by("edge"))
@@ -269,7 +276,11 @@ impl Edge {
     #[must_use]
     pub fn next_deadline(&self) -> Instant {
         let ends = self.links.values().filter_map(|link| link.deadline());
-        let others = [Some(self.registry.next_deadline()), self.admission.next_deadline()];
+        let others = [
+            Some(self.registry.next_deadline()),
+            self.admission.next_deadline(),
+            self.uplink.next_deadline(),
+        ];
         let first = ends.chain(others.into_iter().flatten()).min();
         first.unwrap_or(self.flushed + WALL_EVERY)
     }
@@ -280,6 +291,7 @@ impl Edge {
         for link in self.links.keys().copied().collect::<Vec<_>>() {
             self.tick_link(link, now, wall);
         }
+        self.tick_plane(now, wall);
         self.admission.expire(now);
         self.settle(now);
         self.open_granted(now);

@@ -396,7 +396,7 @@ impl Node {
                 }
                 Heard::Acknowledged(event, result) => self.acknowledged(event, result),
                 Heard::Closed(reason) => self.closed(link, &reason, now),
-                Heard::Event(..) | Heard::Hello(_) | Heard::Terminal(..) => {}
+                Heard::Event(..) | Heard::Hello(_) | Heard::Terminal(..) | Heard::Data(..) => {}
             }
         }
     }

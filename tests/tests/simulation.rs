@@ -10,6 +10,7 @@ mod invariants;
 mod luck;
 mod network;
 mod people;
+mod plane;
 mod progress;
 mod world;
 

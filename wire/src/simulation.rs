@@ -60,6 +60,8 @@ pub enum Heard {
     Stream(Incoming, u32, Vec<u8>),
     /// A stream of the peer is not wanted any more; its END is still owed.
     Reset(Incoming),
+    /// A part of the answer to a stream of this end.
+    Data(Outgoing, Bytes),
     /// A stream of this end is over.
     Terminal(Outgoing, Terminal),
     /// The peer drains or closes.
@@ -241,6 +243,12 @@ impl End {
     // Answers and ends that the session has now, and its end.
     fn settle(&mut self, heard: &mut Vec<Heard>) {
         let Phase::Session(session) = &mut self.phase else { return };
+        let mut cx = Context::from_waker(Waker::noop());
+        for (number, key) in &self.streams {
+            while let Poll::Ready(Some(data)) = session.poll_data(*key, &mut cx) {
+                heard.push(Heard::Data(*number, data));
+            }
+        }
         for (tell, terminal) in std::mem::take(&mut session.effects).terminals {
             tell(terminal);
         }
@@ -251,7 +259,6 @@ impl End {
             }
             heard.push(Heard::Terminal(number, terminal));
         }
-        let mut cx = Context::from_waker(Waker::noop());
         self.calls.retain(|call, key| match session.poll_call(*key, &mut cx) {
             Poll::Ready(answer) => {
                 heard.push(Heard::Answer(*call, answer));
@@ -416,6 +423,14 @@ impl End {
         {
             session.abandon(key, Error::cancelled());
         }
+    }
+
+    /// Answers a stream of the peer with what fits into its first window, and ends it.
+    pub fn tell(&mut self, stream: Incoming, answer: &[u8]) {
+        let mut cx = Context::from_waker(Waker::noop());
+        let taken = self.session().map(|session| session.poll_push(stream.0, answer, &mut cx));
+        let whole = matches!(taken, Some(Poll::Ready(Ok(count))) if count == answer.len());
+        self.end(stream, (!whole).then(Error::internal), false);
     }
 
     /// Ends a stream of the peer.

@@ -18,10 +18,11 @@ use sha2::{Digest, Sha256};
 use umbel_contracts::objects::{
     CommandErrorObject, CommandEventObject, CommandObject, CommandPhase, CommandRequestBody,
 };
+use umbel_store::Commit;
 use umbel_wire::error::{Code, Error};
 use umbel_wire::ids::EdgeId;
 
-use super::audit::Detail;
+use super::audit::{Deed, Detail};
 
 /// Table of [`PendingRow`]s: commands whose end is not audited yet, keyed by `EDGE/COMMAND`.
 pub(crate) const PENDING: &str = "pending_commands";
@@ -53,6 +54,24 @@ impl PendingRow {
     pub(crate) fn key(&self) -> String {
         format!("{}/{}", self.edge_id, self.command_id)
     }
+
+    fn deed(&self, action: &'static str, outcome: &str, detail: Detail) -> Deed {
+        Deed {
+            actor: self.actor.clone(),
+            action,
+            subject: self.operation.clone(),
+            outcome: outcome.to_owned(),
+            command_id: self.command_id.clone(),
+            correlation_id: self.correlation_id.clone(),
+            detail,
+        }
+    }
+
+    /// What is written before it is sent.
+    pub(crate) fn requested(&self) -> Commit {
+        let deed = self.deed("command.requested", "requested", self.detail.clone());
+        Commit::new().put_json(PENDING, self.key(), self).audit(deed.record())
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -76,6 +95,16 @@ pub(crate) struct Ended {
     pub(crate) took: Option<Duration>,
 }
 
+impl Ended {
+    /// What is written of it: its end is audited, and it is pending no more.
+    pub(crate) fn finished(&self) -> Commit {
+        let detail = self.row.detail.clone();
+        let detail = self.took.map_or_else(|| detail.clone(), |took| detail.clone().took(took));
+        let deed = self.row.deed("command.finished", &self.outcome, detail);
+        Commit::new().remove(PENDING, self.row.key()).audit(deed.record())
+    }
+}
+
 /// What to do with a request for a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Begin {
@@ -85,6 +114,41 @@ pub(crate) enum Begin {
     Again,
     /// The same one is on its way: wait for its answer.
     Join,
+}
+
+/// Why a call has no answer.
+#[derive(Clone, Debug)]
+pub(crate) enum Broken {
+    /// The edge said no, or nothing was sent to it.
+    Refused(Error),
+    /// Whether the edge did anything is not known.
+    Unknown(Error),
+}
+
+impl Broken {
+    pub(crate) fn into_error(self) -> Error {
+        match self {
+            Self::Refused(error) | Self::Unknown(error) => error,
+        }
+    }
+
+    /// An END with an error: a refusal, unless this side's own giving up came back.
+    pub(crate) fn ended(error: Error) -> Self {
+        match error.code {
+            Code::Cancelled | Code::DeadlineExceeded => Self::Unknown(error),
+            _ => Self::Refused(error),
+        }
+    }
+}
+
+/// The connection was lost while a call was under way.
+pub(crate) fn lost() -> Error {
+    Error::new(
+        Code::Unavailable,
+        "OUTCOME_UNKNOWN",
+        "The connection to the edge was lost before its answer came. Ask again with the same command id: the edge \
+         does nothing twice.",
+    )
 }
 
 /// The records, the oldest first.
@@ -194,6 +258,23 @@ impl Commands {
                 format!("{COMMANDS_MAX} commands have not ended, which is the most. Wait for some, or cancel some."),
             )
             .with_retry_after(Duration::from_secs(5))),
+        }
+    }
+
+    /// What came of a command that was sent.
+    pub(crate) fn came(
+        &mut self,
+        now: Instant,
+        key: &Key,
+        answer: &Result<CommandObject, Broken>,
+    ) -> Option<Ended> {
+        match answer {
+            Ok(answer) => self.answered(now, key, answer),
+            Err(Broken::Refused(error)) => self.refused(now, key, error.code),
+            Err(Broken::Unknown(_)) => {
+                self.lost(key);
+                None
+            }
         }
     }
 

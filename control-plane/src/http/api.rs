@@ -18,9 +18,10 @@ use umbel_wire::ids::EdgeId;
 use umbel_wire::token::{BearerKind, parse_bearer};
 
 use super::{audit, edges, identities};
+use crate::core::fleet::not_connected;
 use crate::core::operators::unknown_token;
 use crate::core::views::age_ms;
-use crate::shell::plane::{Link, Plane, not_connected};
+use crate::shell::plane::{Link, Plane};
 use crate::shell::status::{Asked, ask_all};
 use crate::shell::{relay, settle};
 

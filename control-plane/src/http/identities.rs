@@ -246,15 +246,7 @@ async fn write_revocation(
 }
 
 fn in_force(plane: &Plane, edge_id: &EdgeId, row: EdgeRow, position: Position) {
-    let evicted = {
-        let mut fleet = plane.fleet();
-        fleet.edges.apply(row, position);
-        let evicted = fleet.slots.evict(edge_id);
-        if let Some(owner) = &evicted {
-            fleet.views.disconnected(edge_id, owner.generation);
-        }
-        evicted
-    };
+    let evicted = plane.fleet().revoked(edge_id, row, position);
     tracing::warn!(edge = %edge_id, "credential revoked");
     plane.tell(edge_id, "credential_revoked", None, "The edge's credential was revoked.");
     if let Some(owner) = evicted {

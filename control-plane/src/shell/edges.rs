@@ -18,16 +18,16 @@ use umbel_contracts::{event, method};
 use umbel_wire::error::{Code, Error};
 use umbel_wire::ids::{EdgeId, Generation, KeyHash};
 use umbel_wire::io::handle::BoxFuture;
-use umbel_wire::slots::{Accepted, Knock, Owner, Refusal};
 use umbel_wire::{
     CloseReason, Connection, Door, GoawayReason, Handler, IncomingRequest, Intervals, Newcomer, Purpose,
     Rejection, WelcomeOut, clock, limits,
 };
 
-use super::plane::{FleetState, Link, Plane};
+use super::plane::{Link, Plane};
 use super::witness::place;
 use super::{enrollment, relay, rotation, settle};
-use crate::core::edges::{HelloFacts, HelloRefusal};
+use crate::core::edges::HelloFacts;
+use crate::core::fleet::{Accept, Entered, Knocking};
 use crate::core::views::{Taken, clip};
 
 /// How long a second newcomer's question to the first connection may take.
@@ -76,12 +76,15 @@ async fn hello(plane: Arc<Plane>, newcomer: Newcomer) {
         let rejection = rejection(error, &newcomer);
         return newcomer.reject(rejection);
     }
-    let judged = match judge(&plane, &newcomer, &hello) {
+    let connection = newcomer.connection();
+    let entered = plane.fleet().knock(knocking(&plane, &newcomer, &hello), connection);
+    let judged = match entered {
         Ok(Entered::Yes(entered)) => Ok(entered),
         Ok(Entered::Probe(edge_id, probe, old)) => {
             // Without the lock: others may knock and be told to come back in a second.
             let answered = old.handle.probe(PROBE).await;
-            judge_again(&plane, &newcomer, &hello, &edge_id, probe, answered)
+            let (connection, knocking) = (newcomer.connection(), knocking(&plane, &newcomer, &hello));
+            plane.fleet().probed(knocking, &edge_id, probe, answered, connection)
         }
         Err(refusal) => Err(refusal),
     };
@@ -98,56 +101,15 @@ async fn hello(plane: Arc<Plane>, newcomer: Newcomer) {
     }
 }
 
-struct Accept {
-    edge_id: EdgeId,
-    protocol: u32,
-    generation: Generation,
-    superseded: Option<Owner<Connection>>,
-    /// It was alive as far as anyone knew: same process, which dialed anew.
-    same_process: bool,
-    peers: usize,
-}
-
-enum Entered {
-    Yes(Accept),
-    Probe(EdgeId, umbel_wire::slots::Probe, Owner<Connection>),
-}
-
-/// Judges and registers in one step.
-fn judge(plane: &Plane, newcomer: &Newcomer, hello: &EdgeHelloRequest) -> Result<Entered, HelloRefusal> {
-    let mut fleet = plane.fleet();
-    let (edge_id, protocol) = fleet.edges.judge(facts(plane, newcomer, hello))?;
+fn knocking<'a>(plane: &Plane, newcomer: &Newcomer, hello: &'a EdgeHelloRequest) -> Knocking<'a> {
     let said = newcomer.hello();
-    match fleet.slots.knock(clock::now(), &edge_id, said.instance, said.attempt, newcomer.connection()) {
-        Knock::Accept(accepted) => {
-            Ok(Entered::Yes(register(&mut fleet, edge_id, protocol, accepted, hello, true)))
-        }
-        Knock::Probe { probe, old } => Ok(Entered::Probe(edge_id, probe, old)),
-        Knock::Refuse(refusal) => Err(refused(plane, &mut fleet, &edge_id, refusal)),
-    }
-}
-
-/// The same after the probe: the credential may have been revoked meanwhile.
-fn judge_again(
-    plane: &Plane,
-    newcomer: &Newcomer,
-    hello: &EdgeHelloRequest,
-    edge_id: &EdgeId,
-    probe: umbel_wire::slots::Probe,
-    answered: bool,
-) -> Result<Accept, HelloRefusal> {
-    let mut fleet = plane.fleet();
-    let protocol = match fleet.edges.judge(facts(plane, newcomer, hello)) {
-        Ok((_, protocol)) => protocol,
-        Err(refusal) => {
-            fleet.slots.abandon(edge_id, probe);
-            return Err(refusal);
-        }
-    };
-    let said = newcomer.hello();
-    match fleet.slots.probed(edge_id, probe, answered, said.instance, said.attempt, newcomer.connection()) {
-        Ok(accepted) => Ok(register(&mut fleet, edge_id.clone(), protocol, accepted, hello, false)),
-        Err(refusal) => Err(refused(plane, &mut fleet, edge_id, refusal)),
+    Knocking {
+        facts: facts(plane, newcomer, hello),
+        hello,
+        instance: said.instance,
+        attempt: said.attempt,
+        now: clock::now(),
+        at_unix_ms: plane.clock.now().unix_ms(),
     }
 }
 
@@ -160,28 +122,7 @@ fn facts<'a>(plane: &Plane, newcomer: &Newcomer, hello: &'a EdgeHelloRequest) ->
     }
 }
 
-fn register(
-    fleet: &mut FleetState,
-    edge_id: EdgeId,
-    protocol: u32,
-    accepted: Accepted<Connection>,
-    hello: &EdgeHelloRequest,
-    same_process: bool,
-) -> Accept {
-    let Accepted { generation, superseded } = accepted;
-    fleet.views.connected(clock::now(), &edge_id, generation, protocol, hello);
-    let peers = fleet.slots.owners().count();
-    Accept { edge_id, protocol, generation, superseded, same_process, peers }
-}
-
-fn refused(plane: &Plane, fleet: &mut FleetState, edge_id: &EdgeId, refusal: Refusal) -> HelloRefusal {
-    if refusal == Refusal::Duplicate {
-        fleet.views.duplicate(clock::now(), edge_id, plane.clock.now().unix_ms());
-    }
-    HelloRefusal { error: refusal.error(), verdict: None }
-}
-
-fn welcome(plane: &Arc<Plane>, newcomer: Newcomer, accept: Accept) {
+fn welcome(plane: &Arc<Plane>, newcomer: Newcomer, accept: Accept<Connection>) {
     let Accept { edge_id, protocol, generation, superseded, same_process, peers } = accept;
     let response = EdgeHelloResponse {
         control_plane_id: plane.settings.name.clone(),
@@ -361,11 +302,7 @@ impl Handler for EdgeHandler {
     }
 
     fn on_closed(&self, _connection: &Connection, reason: &CloseReason) {
-        let cleared = {
-            let mut fleet = self.plane.fleet();
-            fleet.slots.clear(&self.edge_id, self.generation);
-            fleet.views.disconnected(&self.edge_id, self.generation)
-        };
+        let cleared = self.plane.fleet().closed(&self.edge_id, self.generation);
         // The close of a connection that a newer one replaced is nobody's disconnect.
         if cleared {
             tracing::info!(edge = %self.edge_id, generation = %self.generation, "edge disconnected: {reason}");

@@ -25,6 +25,7 @@ use crate::config::Backup;
 use crate::core::audit::{Deed, timestamp};
 use crate::core::commands::{Commands, PENDING, PendingRow};
 use crate::core::edges::{EDGES, EdgeRow, Edges};
+use crate::core::fleet::Fleet;
 use crate::core::operators::{OPERATORS, OperatorRow, Operators};
 use crate::core::views::{SWEEP, Views};
 use crate::core::witness::{WITNESS, Witness, WitnessRow};
@@ -62,11 +63,7 @@ impl Settings {
 }
 
 /// Registry, views and connections.
-pub(crate) struct FleetState {
-    pub(crate) edges: Edges,
-    pub(crate) views: Views,
-    pub(crate) slots: Slots<EdgeId, Connection>,
-}
+pub(crate) type FleetState = Fleet<Connection>;
 
 /// A connection that owns its edge's slot.
 #[derive(Clone)]
@@ -178,16 +175,9 @@ impl Plane {
 
     /// The connection of an edge that a caller named. NOT_FOUND, or UNAVAILABLE at once.
     pub(crate) fn link(&self, edge_id: &str) -> Result<Link, Error> {
-        let fleet = self.fleet();
-        let (edge_id, _) = fleet.edges.find(edge_id)?;
-        let owner = fleet.slots.owner(&edge_id).filter(|owner| !owner.handle.is_closed());
-        owner
-            .map(|owner| Link {
-                generation: owner.generation,
-                connection: owner.handle.clone(),
-                edge_id: edge_id.clone(),
-            })
-            .ok_or_else(|| not_connected(&edge_id))
+        let (edge_id, generation, connection) =
+            self.fleet().link(edge_id, |connection| !connection.is_closed())?;
+        Ok(Link { edge_id, generation, connection })
     }
 
     /// Tells what happened at an edge, after it did.
@@ -305,18 +295,6 @@ impl Plane {
         self.metrics.audit_total.inc();
         self.observed.tell(clock::now(), vec![deed.record()]);
     }
-}
-
-/// The edge's own words are not to be had now.
-pub(crate) fn not_connected(edge_id: &EdgeId) -> Error {
-    Error::new(
-        Code::Unavailable,
-        "EDGE_NOT_CONNECTED",
-        format!(
-            "Edge `{edge_id}` is not connected; nothing was sent, and nothing is kept for later. Its own host can \
-             still be asked: `umbel ctl --socket` there."
-        ),
-    )
 }
 
 fn read_only() -> Error {

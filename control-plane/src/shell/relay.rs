@@ -16,15 +16,15 @@ use umbel_contracts::objects::{CommandObject, CommandRequestBody};
 use umbel_contracts::operations::{Class, LARGEST_ARGS, LARGEST_METADATA};
 use umbel_contracts::proto::control::{EdgeCommandRequest, EdgeCommandResponse};
 use umbel_contracts::serve::{Caller, CommandCall};
-use umbel_store::{Commit, CommitError, Owed};
+use umbel_store::{CommitError, Owed};
 use umbel_wire::clock;
 use umbel_wire::error::{Code, Error};
 
 use super::delimited::malformed;
 use super::plane::{Link, Plane};
-use super::status::{Broken, call};
-use crate::core::audit::{Deed, Detail};
-use crate::core::commands::{Begin, Ended, Key, PENDING, PendingRow, digest};
+use super::status::call;
+use crate::core::audit::Detail;
+use crate::core::commands::{Begin, Broken, Ended, Key, PendingRow, digest, lost};
 
 /// An edge answers within a second, with the outcome or with `accepted`; the rest is for a slow link.
 const ANSWER_WITHIN: Duration = Duration::from_secs(15);
@@ -129,22 +129,8 @@ fn request(caller: &Caller, asked: &CommandCall) -> Result<EdgeCommandRequest, E
 }
 
 async fn record_request(plane: &Plane, row: &PendingRow) -> Result<(), Error> {
-    let deed = deed(row, "command.requested", "requested", row.detail.clone());
     plane.metrics.audit_total.inc();
-    let commit = Commit::new().put_json(PENDING, row.key(), row).audit(deed.record());
-    plane.commit(commit).await.map(drop)
-}
-
-fn deed(row: &PendingRow, action: &'static str, outcome: impl Into<String>, detail: Detail) -> Deed {
-    Deed {
-        actor: row.actor.clone(),
-        action,
-        subject: row.operation.clone(),
-        outcome: outcome.into(),
-        command_id: row.command_id.clone(),
-        correlation_id: row.correlation_id.clone(),
-        detail,
-    }
+    plane.commit(row.requested()).await.map(drop)
 }
 
 /// Sends in a task of its own, which the caller's going away does not end.
@@ -158,15 +144,7 @@ async fn sent(
     let plane = Arc::clone(plane);
     tokio::spawn(async move {
         let answer = send(&plane, &link, request).await;
-        let now = clock::now();
-        let ended = match &answer {
-            Ok(answer) => plane.commands().answered(now, &key, answer),
-            Err(Broken::Refused(error)) => plane.commands().refused(now, &key, error.code),
-            Err(Broken::Unknown(_)) => {
-                plane.commands().lost(&key);
-                None
-            }
-        };
+        let ended = plane.commands().came(clock::now(), &key, &answer);
         plane.commands_moved();
         // A caller that went away has no use for the answer.
         let _ = tell.send(answer.map_err(Broken::into_error));
@@ -206,7 +184,7 @@ async fn join(plane: &Plane, key: &Key) -> Result<CommandObject, Error> {
             break;
         }
     }
-    plane.commands().show(key).ok_or_else(super::status::lost)
+    plane.commands().show(key).ok_or_else(lost)
 }
 
 /// Waits for a command's end, which its events bring.
@@ -227,11 +205,8 @@ async fn wait_for_end(plane: &Plane, key: &Key, until: Instant) -> Option<Comman
 /// Audits a command's end and forgets that it is pending. If that cannot be written now it is pending still, and the
 /// next start or connection of the edge tells it again.
 pub(super) async fn record_end(plane: &Plane, ended: Ended) {
-    let Ended { row, outcome, took } = ended;
-    let detail = took.map_or_else(|| row.detail.clone(), |took| row.detail.clone().took(took));
-    let deed = deed(&row, "command.finished", outcome, detail);
     plane.metrics.audit_total.inc();
-    let commit = Commit::new().remove(PENDING, row.key()).audit(deed.record());
+    let (commit, row) = (ended.finished(), ended.row);
     let kept = match plane.store().commit(commit.clone()).await {
         // It has ended, whatever the disk says.
         Err(CommitError::ReadOnly(_)) => plane.store().owe(Owed::new().with(commit)).map(drop),

@@ -15,9 +15,8 @@ use umbel_wire::error::{Code, Error};
 
 use super::plane::{Link, Plane};
 use super::relay::{record_end, send};
-use super::status::Broken;
 use crate::core::audit::timestamp;
-use crate::core::commands::Key;
+use crate::core::commands::{Broken, Key};
 
 /// Where a command stands, by its edge's word if the edge can be asked.
 pub(crate) async fn show(

@@ -26,6 +26,7 @@ use umbel_wire::{Connection, Open, Terminal, clock};
 
 use super::delimited::{Delimited, malformed};
 use super::plane::{Link, Plane};
+use crate::core::commands::{Broken, lost};
 
 /// Questions at once to edges that answer: with the slow lane the design's 256.
 const QUICK: usize = 224;
@@ -197,31 +198,6 @@ async fn ask(
     if first { Err(malformed()) } else { Ok(answer) }
 }
 
-/// Why a call has no answer.
-#[derive(Clone, Debug)]
-pub(crate) enum Broken {
-    /// The edge said no, or nothing was sent to it.
-    Refused(Error),
-    /// Whether the edge did anything is not known.
-    Unknown(Error),
-}
-
-impl Broken {
-    pub(crate) fn into_error(self) -> Error {
-        match self {
-            Self::Refused(error) | Self::Unknown(error) => error,
-        }
-    }
-
-    /// An END with an error: a refusal, unless this side's own giving up came back.
-    fn ended(error: Error) -> Self {
-        match error.code {
-            Code::Cancelled | Code::DeadlineExceeded => Self::Unknown(error),
-            _ => Self::Refused(error),
-        }
-    }
-}
-
 /// Calls a method as a stream and takes its messages one by one.
 pub(crate) async fn call<M: Bounded>(
     plane: &Plane,
@@ -250,16 +226,6 @@ pub(crate) async fn call<M: Bounded>(
         Some(Terminal::Ended { error: Some(error), .. }) => Err(Broken::ended(error)),
         Some(Terminal::Lost(_)) | None => Err(Broken::Unknown(lost())),
     }
-}
-
-/// The connection was lost while a call was under way.
-pub(crate) fn lost() -> Error {
-    Error::new(
-        Code::Unavailable,
-        "OUTCOME_UNKNOWN",
-        "The connection to the edge was lost before its answer came. Ask again with the same command id: the edge \
-         does nothing twice.",
-    )
 }
 
 fn busy() -> Error {

@@ -41,6 +41,10 @@ pub(super) struct Requests {
 impl Edge {
     /// An application asks for a model.
     pub fn ask(&mut self, request: RequestId, model: &str, key: u32, now: Instant) {
+        if self.is("the site waits for its control plane") && self.plane_generation().is_none() {
+            self.requests.answered.push((request, Answered::Refused));
+            return;
+        }
         let Some(model) = self.admission.resolve(model) else {
             self.requests.answered.push((request, Answered::Refused));
             return;

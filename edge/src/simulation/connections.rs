@@ -194,7 +194,7 @@ impl Edge {
                         entry.end.end(stream, Some(malformed_stream()), true);
                     }
                 }
-                Heard::Reset(_) | Heard::Welcome(_) | Heard::Rejected(_) => {}
+                Heard::Reset(_) | Heard::Data(..) | Heard::Welcome(_) | Heard::Rejected(_) => {}
             }
         }
     }

@@ -81,7 +81,9 @@ enum Change {
 }
 
 impl Operation {
-    fn name(&self) -> &'static str {
+    /// As the contract names it.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
         match self {
             Self::Mint { .. } => "enrollment.create",
             Self::RevokeToken(_) => "enrollment.revoke",
@@ -144,6 +146,11 @@ impl Edge {
     /// A command that an operator sent, or sent again. Its outcome comes with [`Edge::outcomes`].
     pub fn operate(&mut self, id: &str, operation: &Operation, now: Instant, wall: Wall) {
         let wall = self.wall(wall);
+        self.uplink.at_socket.insert(id.to_owned());
+        self.begin_command(id, operation, now, wall);
+    }
+
+    pub(super) fn begin_command(&mut self, id: &str, operation: &Operation, now: Instant, wall: Wall) {
         let args = serde_json::to_value(operation).unwrap_or_default();
         let args = serde_json::Map::from_iter([("operation".to_owned(), args)]);
         let request = Request {
@@ -153,9 +160,9 @@ impl Edge {
             ..Request::default()
         };
         match self.commands.begin(&request, wall) {
-            Err(error) => self.outcomes.push((id.to_owned(), Outcome::Refused(error.reason.into_owned()))),
+            Err(error) => self.outcome(id, Outcome::Refused(error.reason.into_owned())),
             Ok(Begin::Join) => {}
-            Ok(Begin::Replay) => self.outcomes.push((id.to_owned(), Outcome::Done)),
+            Ok(Begin::Replay) => self.outcome(id, Outcome::Done),
             Ok(Begin::New { .. }) => {
                 let row = CommandRow {
                     operation: request.operation.clone(),
@@ -182,7 +189,7 @@ impl Edge {
         match self.plan(&operation, wall) {
             Err(reason) => {
                 self.commands.forget(id);
-                self.outcomes.push((id.to_owned(), Outcome::Refused(reason)));
+                self.outcome(id, Outcome::Refused(reason));
             }
             Ok((commit, change)) => {
                 if let Change::Settings(proposal) = &change
@@ -294,7 +301,7 @@ impl Edge {
                 Outcome::Refused(reason.to_owned())
             }
         };
-        self.outcomes.push((id.to_owned(), outcome));
+        self.outcome(id, outcome);
     }
 
     fn in_memory(&mut self, id: &str, operation: &Operation, row: &CommandRow, change: Change, now: Instant) {

@@ -167,8 +167,11 @@ impl World {
     }
 
     fn reset_one(&mut self, number: usize) {
-        let link =
-            self.network.wires.iter().find(|(_, wire)| wire.host == number && wire.edge_has && wire.node_has);
+        let link = self
+            .network
+            .wires
+            .iter()
+            .find(|(_, wire)| wire.host == number && wire.upper_has && wire.lower_has);
         if let Some(link) = link.map(|(link, _)| *link) {
             self.tell(format!("connection {link} of node {number} is reset"));
             use super::network::{Packet, Way};
@@ -253,6 +256,7 @@ impl World {
     /// Everything that was broken is mended, and nothing more breaks.
     pub(crate) fn mend(&mut self) {
         self.fates.over = true;
+        self.mend_plane();
         for (_, undo) in std::mem::take(&mut self.fates.undo) {
             self.undo(undo);
         }

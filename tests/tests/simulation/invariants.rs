@@ -1,6 +1,6 @@
 //! What must be true after each step, each with a name.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use umbel_edge::simulation::{NodeView, Operation, View, stored};
 
@@ -24,6 +24,12 @@ pub(crate) const MUTATIONS: &[(&str, &str)] = &[
     ("a lost connection is not dialed again", "progress"),
     ("settings are in force before they are stored", "settings versions only grow"),
     ("slots are free before their streams ended", "an engine is never above its capacity"),
+    ("a stale close clears the new view", "a stale close changes nothing"),
+    ("a command is queued for later", "what was unavailable never runs"),
+    ("a view is kept over a restart", "a restart forgets the site"),
+    ("a control plane's generations begin anew", "an edge's generations only grow"),
+    ("a relayed command is not looked up", "a command runs once"),
+    ("the site waits for its control plane", "the site serves without its control plane"),
 ];
 
 /// What earlier steps have shown.
@@ -35,6 +41,12 @@ pub(crate) struct Judge {
     nodes: BTreeMap<String, Seen>,
     tokens: BTreeMap<String, (String, String)>,
     judged_done: usize,
+    /// At the control plane: the highest generation of the edge's connections.
+    owned: u64,
+    /// Commits, and the audit's last entry that was read.
+    audited: (u64, u64),
+    /// Commands that ran.
+    ran: BTreeSet<String>,
     fresh: bool,
 }
 
@@ -58,6 +70,9 @@ impl Judge {
             nodes: BTreeMap::new(),
             tokens: BTreeMap::new(),
             judged_done: 0,
+            owned: 0,
+            audited: (0, 0),
+            ran: BTreeSet::new(),
             fresh: false,
         }
     }
@@ -92,7 +107,7 @@ impl World {
             if let Some(node) = &host.process {
                 let most = host.setup.capacity as usize;
                 // One that its edge has lost beside a newer connection has ended there, a moment before the node hears it.
-                let lost = |link| self.network.wires.get(&link).is_none_or(|wire| !wire.edge_has);
+                let lost = |link| self.network.wires.get(&link).is_none_or(|wire| !wire.upper_has);
                 let work = node.work();
                 let count = work.iter().filter(|(_, link, cancelled)| *cancelled || !lost(*link)).count();
                 must(count <= most, "an engine is never above its capacity", || {
@@ -100,6 +115,8 @@ impl World {
                 })?;
             }
         }
+        self.commands_ran()?;
+        self.site_is_shown()?;
         let Some(edge) = &self.edge.process else { return Ok(()) };
         let view = edge.view(self.now(self.edge.clocks));
         growing(&mut self.judge, &view)?;
@@ -143,6 +160,72 @@ impl World {
             })?;
         }
         Ok(())
+    }
+
+    // Whichever way, and however often, it was asked for.
+    fn commands_ran(&mut self) -> Found {
+        let people = &self.people;
+        must(people.contradicted.is_empty(), "a repeated command has the same answer", || {
+            format!("{:?}", people.contradicted)
+        })?;
+        must(people.into_nothing.is_empty(), "who is not connected is unavailable at once", || {
+            format!("{:?}", people.into_nothing)
+        })?;
+        must(people.held_up.is_empty(), "the site serves without its control plane", || {
+            format!("{:?} got no slot", people.held_up)
+        })?;
+        let (commits, mut last) = self.judge.audited;
+        if commits == self.edge.disk.commits() {
+            return Ok(());
+        }
+        for entry in self.edge.disk.audit_after(last, 10_000).unwrap_or_default() {
+            last = entry.sequence;
+            let id = entry.record.command_id;
+            if id.is_empty() {
+                continue;
+            }
+            must(!people.never.contains(&id), "what was unavailable never runs", || format!("{id} ran"))?;
+            must(!self.judge.ran.contains(&id), "a command runs once", || format!("{id} ran again"))?;
+            self.judge.ran.insert(id);
+        }
+        self.judge.audited = (self.edge.disk.commits(), last);
+        Ok(())
+    }
+
+    // What the control plane shows is what the edge said, as old as it is.
+    fn site_is_shown(&mut self) -> Found {
+        let Some(shown) = self.plane_shows() else { return Ok(()) };
+        must(
+            shown.accepted > 0 || (shown.never && shown.summary.is_none()),
+            "a restart forgets the site",
+            || format!("{shown:?}, and nobody has said hello"),
+        )?;
+        let (owner, viewer) = shown.owners;
+        must(owner == viewer, "one owner connection an edge", || format!("{shown:?}"))?;
+        must(shown.alive.is_none() || owner >= shown.alive, "a stale close changes nothing", || {
+            format!("{shown:?}")
+        })?;
+        let highest = owner.unwrap_or(self.judge.owned);
+        must(highest >= self.judge.owned, "an edge's generations only grow", || {
+            format!("{shown:?} after {}", self.judge.owned)
+        })?;
+        self.judge.owned = highest;
+        let Some((revision, at, age)) = shown.summary else { return Ok(()) };
+        let said = (revision, at);
+        let since = match self.plane.shows {
+            Some((before, since)) if before == said => since,
+            before => {
+                let grows = before.is_none_or(|((before, _), _)| before <= revision);
+                must(grows, "what is shown never goes back", || format!("{shown:?} after {before:?}"))?;
+                self.plane.shows = Some((said, self.time));
+                self.time
+            }
+        };
+        let times = self.plane.said.get(&said).copied().unwrap_or(0);
+        must(times > 0, "what is shown was said", || format!("{shown:?}"))?;
+        let since = if times > 1 { self.plane.heard.max(since) } else { since };
+        let least = (self.time.saturating_sub(since)).as_millis() as u64;
+        must(age + 1 >= least, "an age is never understated", || format!("{shown:?}, {least} ms"))
     }
 
     fn answers_are_there(&mut self) -> Found {

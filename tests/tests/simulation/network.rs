@@ -1,4 +1,4 @@
-//! Connections between hosts and the edge as the network sees them: bytes in order, late, held back, or cut off.
+//! Connections between hosts and the edge, and between it and its control plane, as the network sees them: bytes in order, late, held back, or cut off.
 //!
 //! TCP loses nothing while it lives: loss is delay, and a cut that lasts is silence. Each direction of each host's path
 //! can be cut by itself.
@@ -15,9 +15,9 @@ pub(crate) type LinkId = u64;
 /// What travels.
 #[derive(Debug)]
 pub(crate) enum Packet {
-    /// To the edge: TCP and TLS, with the certificate shown.
+    /// To the dialed side: TCP and TLS, with the certificate shown.
     Open(Option<Box<PeerCertificate>>),
-    /// To the node: both are done.
+    /// To the side that dials: both are done.
     Opened,
     Bytes(Vec<u8>),
     /// The other side is gone, and its kernel says so.
@@ -43,10 +43,10 @@ pub(crate) struct Wire {
     pub(crate) host: usize,
     pub(crate) up: Pipe,
     pub(crate) down: Pipe,
-    /// The side has it open.
-    pub(crate) edge_has: bool,
-    pub(crate) node_has: bool,
-    /// The node waits for it no longer than this.
+    /// The side has it open: the one that was dialed, and the one that dials.
+    pub(crate) upper_has: bool,
+    pub(crate) lower_has: bool,
+    /// The side that dials waits for it no longer than this.
     pub(crate) dialed_until: Option<Duration>,
 }
 
@@ -81,8 +81,8 @@ impl Network {
             host,
             up: Pipe::default(),
             down: Pipe::default(),
-            edge_has: false,
-            node_has: true,
+            upper_has: false,
+            lower_has: true,
             dialed_until: Some(until),
         };
         self.wires.insert(self.next_link, wire);
@@ -132,6 +132,6 @@ impl Network {
 
     /// Connections that nobody has open any more are forgotten.
     pub(crate) fn forget(&mut self) {
-        self.wires.retain(|_, wire| wire.edge_has || wire.node_has || wire.dialed_until.is_some());
+        self.wires.retain(|_, wire| wire.upper_has || wire.lower_has || wire.dialed_until.is_some());
     }
 }

@@ -20,6 +20,11 @@ struct Asked {
     operation: Operation,
     again: Duration,
     host: Option<usize>,
+    attempts: u32,
+    /// It may have reached the edge.
+    sent: bool,
+    /// It is done, and asked for again all the same.
+    repeated: bool,
 }
 
 /// Who wants what.
@@ -35,6 +40,17 @@ pub(crate) struct People {
     over: bool,
     /// Commands that were told to be done, and what they were.
     pub(crate) done: Vec<(String, Operation)>,
+    /// The control plane said that it was not sent, and nobody asked for it again.
+    pub(crate) never: BTreeSet<String>,
+    /// Told so in answer to the last attempt.
+    unavailable: Option<String>,
+    /// Done, and then not.
+    pub(crate) contradicted: Vec<String>,
+    /// Sent to an edge that was not connected.
+    pub(crate) into_nothing: Vec<String>,
+    /// Requests that got no slot although one was free and no control plane there.
+    pub(crate) held_up: Vec<RequestId>,
+    refused: Option<RequestId>,
     /// Requests without an answer.
     pub(crate) requests: BTreeSet<RequestId>,
     /// Their applications went away.
@@ -57,6 +73,12 @@ impl People {
             next_request: Duration::from_secs(5),
             over: false,
             done: Vec::new(),
+            never: BTreeSet::new(),
+            unavailable: None,
+            contradicted: Vec::new(),
+            into_nothing: Vec::new(),
+            held_up: Vec::new(),
+            refused: None,
             requests: BTreeSet::new(),
             left: BTreeSet::new(),
             strange: Vec::new(),
@@ -93,14 +115,34 @@ impl People {
         if !self.requests.remove(&request) && !self.left.remove(&request) {
             self.strange.push(request);
         }
+        if answered == Answered::Refused {
+            self.refused = Some(request);
+        }
         self.complete += u64::from(answered == Answered::Complete);
     }
 
     pub(crate) fn outcome(&mut self, id: &str, outcome: Outcome) {
         let Some(asked) = self.commands.remove(id) else { return };
-        if outcome == Outcome::Done {
-            self.done.push((id.to_owned(), asked.operation));
+        if asked.repeated {
+            if outcome != Outcome::Done {
+                self.contradicted.push(format!("{id}: {outcome:?}"));
+            }
+            return;
         }
+        if outcome != Outcome::Done {
+            return;
+        }
+        self.done.push((id.to_owned(), asked.operation.clone()));
+        // An answer of an earlier attempt may still be on its way, unless there was one only.
+        if asked.attempts == 1 && self.done.len().is_multiple_of(3) && !self.over {
+            let again = asked.again;
+            self.commands.insert(id.to_owned(), Asked { again, repeated: true, ..asked });
+        }
+    }
+
+    /// The control plane did not send it.
+    pub(crate) fn unavailable(&mut self, id: &str) {
+        self.unavailable = Some(id.to_owned());
     }
 }
 
@@ -186,17 +228,25 @@ impl World {
     fn ask(&mut self, operation: Operation, host: Option<usize>) {
         self.people.numbers += 1;
         let id = format!("command-{:06}", self.people.numbers);
-        self.people.commands.insert(id.clone(), Asked { operation, again: self.time, host });
+        let asked = Asked { operation, again: self.time, host, attempts: 0, sent: false, repeated: false };
+        self.people.commands.insert(id.clone(), asked);
         self.send(&id);
     }
 
     fn send(&mut self, id: &str) {
         let Some(asked) = self.people.commands.get_mut(id) else { return };
         asked.again = self.time + PATIENCE;
+        asked.attempts += 1;
         let (operation, host) = (asked.operation.clone(), asked.host);
         self.tell(format!("{id}: {}", said(&operation)));
+        if self.plane.is_chosen() {
+            return self.send_through(id, &operation);
+        }
         if self.edge.paused {
             return;
+        }
+        if let Some(asked) = self.people.commands.get_mut(id) {
+            asked.sent = true;
         }
         // The token is at hand before the edge has said that it is good: who is too early is refused.
         if let (Operation::Mint { token_id, secret, .. }, Some(number)) = (&operation, host) {
@@ -208,6 +258,26 @@ impl World {
             }
         }
         self.with_edge(|edge, now, wall| edge.operate(id, &operation, now, wall));
+    }
+
+    // By way of the control plane; if the edge is not there, that is the answer, and some leave it at that.
+    fn send_through(&mut self, id: &str, operation: &Operation) {
+        let connected = self.plane_shows().is_some_and(|shown| shown.owners.0.is_some());
+        self.people.unavailable = None;
+        if !self.relay(id, operation) {
+            return;
+        }
+        let unavailable = self.people.unavailable.take().is_some();
+        if !unavailable && !connected {
+            self.people.into_nothing.push(id.to_owned());
+        }
+        let leaves = unavailable && !self.people.over && self.plane.fancies();
+        let Some(asked) = self.people.commands.get_mut(id) else { return };
+        asked.sent |= !unavailable;
+        if leaves && !asked.sent {
+            self.people.commands.remove(id);
+            self.people.never.insert(id.to_owned());
+        }
     }
 
     /// Hosts whose tokens are good try them.
@@ -271,7 +341,11 @@ impl World {
         let model = format!("m{}", self.luck.between(0, 2));
         let key = self.luck.between(0, 3) as u32;
         self.people.requests.insert(request);
+        let free = self.has_free(&model);
         self.with_edge(|edge, now, _| edge.ask(request, &model, key, now));
+        if free && (self.people.refused == Some(request) || self.edge_queues()) {
+            self.people.held_up.push(request);
+        }
         if self.luck.one_in(6) {
             let open: Vec<_> = self.people.requests.iter().copied().collect();
             if !open.is_empty() {
@@ -281,6 +355,24 @@ impl World {
                 self.with_edge(|edge, now, _| edge.leave(leaves, now));
             }
         }
+    }
+
+    // A slot is free for the model, nobody waits, and there is no control plane to ask.
+    fn has_free(&self, model: &str) -> bool {
+        let edge = self.edge.process.as_ref().filter(|edge| edge.plane_generation().is_none());
+        let Some(view) = edge.map(|edge| edge.view(self.now(self.edge.clocks))) else { return false };
+        view.waiting == 0
+            && view.nodes.iter().any(|node| {
+                node.dispatchable.iter().any(|(id, open, in_flight, capacity)| {
+                    let told = node.snapshot.providers.iter().find(|one| one.provider_id == *id);
+                    told.is_some_and(|told| told.model == model) && *open && in_flight < capacity
+                })
+            })
+    }
+
+    fn edge_queues(&self) -> bool {
+        let now = self.now(self.edge.clocks);
+        self.edge.process.as_ref().is_some_and(|edge| edge.view(now).waiting > 0)
     }
 
     /// Everybody may serve again.

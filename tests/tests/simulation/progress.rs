@@ -60,6 +60,9 @@ impl World {
                 return Some(format!("node {number} believes in another generation"));
             }
         }
+        if let Some(what) = self.plane_waits_for() {
+            return Some(what);
+        }
         if view.held.0 > 0 || view.waiting > 0 {
             return Some(format!("{} leases held, {} requests wait", view.held.0, view.waiting));
         }

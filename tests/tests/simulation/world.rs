@@ -1,7 +1,7 @@
-//! The world: one edge, some hosts, what lies between them, and the time.
+//! The world: one edge, its control plane, some hosts, what lies between them, and the time.
 //!
 //! Owns the loop: the next thing that happens, to whom, and what it sends. Leaves faults to `fate`, operators and
-//! applications to `people`, and judgement to `invariants`. Every process has clocks of its own.
+//! applications to `people`, the control plane to `plane`, and judgement to `invariants`. Every process has clocks of its own.
 
 use std::time::{Duration, Instant};
 
@@ -17,11 +17,12 @@ use super::invariants::Judge;
 use super::luck::Luck;
 use super::network::{LinkId, Network, Packet, Path, Way};
 use super::people::People;
+use super::plane::PlaneHost;
 
 /// 2026-06-01, when every world begins.
-const BEGIN: i64 = 1_780_272_000_000;
+pub(crate) const BEGIN: i64 = 1_780_272_000_000;
 /// How long a host waits for TCP and TLS.
-const DIAL: Duration = Duration::from_secs(5);
+pub(crate) const DIAL: Duration = Duration::from_secs(5);
 
 /// So much never happens at one instant.
 const STANDSTILL: u32 = 5_000;
@@ -68,6 +69,7 @@ pub(crate) struct World {
     pub(crate) luck: Luck,
     pub(crate) history: History,
     pub(crate) edge: EdgeHost,
+    pub(crate) plane: PlaneHost,
     pub(crate) hosts: Vec<Host>,
     pub(crate) network: Network,
     pub(crate) people: People,
@@ -98,6 +100,7 @@ impl World {
                 starts: 0,
                 writing: None,
             },
+            plane: PlaneHost::new(seed),
             people: People::new(count),
             judge: Judge::new(),
             fates: super::fate::Fates::default(),
@@ -107,6 +110,7 @@ impl World {
             luck,
             mutation,
         };
+        world.start_plane();
         world.start_edge();
         for number in 0..count {
             world.start_node(number);
@@ -127,7 +131,7 @@ impl World {
     }
 
     // When a process's deadline comes, in the world's time.
-    fn at(&self, deadline: Instant, clocks: Clocks) -> Duration {
+    pub(crate) fn at(&self, deadline: Instant, clocks: Clocks) -> Duration {
         deadline.saturating_duration_since(self.base + clocks.ahead)
     }
 
@@ -159,8 +163,9 @@ impl World {
         self.edge.paused = false;
         self.edge.writing = None;
         self.people.edge_died();
+        self.plane_loses_edge(power);
         let links: Vec<LinkId> =
-            self.network.wires.iter().filter(|(_, wire)| wire.edge_has).map(|(link, _)| *link).collect();
+            self.network.wires.iter().filter(|(_, wire)| wire.upper_has).map(|(link, _)| *link).collect();
         for link in links {
             self.hang_up(link, Way::Up, power);
         }
@@ -184,7 +189,7 @@ impl World {
             .network
             .wires
             .iter()
-            .filter(|(_, wire)| wire.host == number && wire.node_has)
+            .filter(|(_, wire)| wire.host == number && wire.lower_has)
             .map(|(link, _)| *link)
             .collect();
         for link in links {
@@ -197,11 +202,11 @@ impl World {
         let Some(wire) = self.network.wires.get_mut(&link) else { return };
         let other = match side {
             Way::Up => {
-                wire.edge_has = false;
+                wire.upper_has = false;
                 Way::Down
             }
             Way::Down => {
-                wire.node_has = false;
+                wire.lower_has = false;
                 wire.dialed_until = None;
                 Way::Up
             }
@@ -246,6 +251,9 @@ impl World {
             {
                 consider(wire.1, Next::Unanswered(wire.0));
             }
+            if let Some(at) = self.plane_next(edge_awake) {
+                consider(at, Next::Plane);
+            }
             consider(self.fates.next(), Next::Fate);
             consider(self.people.next(), Next::People);
             self.stands = if next > self.time { 0 } else { self.stands + 1 };
@@ -261,6 +269,7 @@ impl World {
                 Next::Node(number) => self.work_node(number),
                 Next::Disk => self.write(),
                 Next::Unanswered(link) => self.unanswered(link),
+                Next::Plane => self.work_plane(),
                 Next::Fate => self.fate(),
                 Next::People => self.people_act(),
             }
@@ -290,7 +299,7 @@ impl World {
             if over {
                 edge.lost(link, now, wall);
                 if let Some(wire) = self.network.wires.get_mut(&link) {
-                    wire.edge_has = false;
+                    wire.upper_has = false;
                 }
                 self.network.send(link, Way::Down, Packet::End, self.time, &mut self.luck);
             }
@@ -306,6 +315,7 @@ impl World {
         for (request, answered) in edge.answered() {
             self.people.answered(request, answered);
         }
+        self.edge_speaks();
     }
 
     fn write(&mut self) {
@@ -348,7 +358,7 @@ impl World {
             if over {
                 node.lost(link, now, wall);
                 if let Some(wire) = self.network.wires.get_mut(&link) {
-                    wire.node_has = false;
+                    wire.lower_has = false;
                 }
                 self.network.send(link, Way::Up, Packet::End, self.time, &mut self.luck);
             }
@@ -367,7 +377,7 @@ impl World {
     fn unanswered(&mut self, link: LinkId) {
         let Some(wire) = self.network.wires.get_mut(&link) else { return };
         wire.dialed_until = None;
-        wire.node_has = false;
+        wire.lower_has = false;
         let host = wire.host;
         self.with_node(host, |node, now, _| node.unreachable(now));
     }
@@ -384,19 +394,19 @@ impl World {
                 if self.edge.process.is_none() {
                     return self.network.send(link, Way::Down, Packet::End, self.time, &mut self.luck);
                 }
-                wire.edge_has = true;
+                wire.upper_has = true;
                 self.network.send(link, Way::Down, Packet::Opened, self.time, &mut self.luck);
                 self.with_edge(|edge, now, _| edge.connect(link, certificate.map(|shown| *shown), now));
             }
-            (Way::Up, Packet::Bytes(bytes)) if wire.edge_has => {
+            (Way::Up, Packet::Bytes(bytes)) if wire.upper_has => {
                 self.with_edge(|edge, now, wall| edge.receive(link, &bytes, now, wall));
             }
-            (Way::Up, Packet::End) if wire.edge_has => {
-                wire.edge_has = false;
+            (Way::Up, Packet::End) if wire.upper_has => {
+                wire.upper_has = false;
                 self.with_edge(|edge, now, wall| edge.lost(link, now, wall));
             }
             // Whoever has it not open says so.
-            (Way::Up, Packet::Bytes(_)) if wire.node_has => {
+            (Way::Up, Packet::Bytes(_)) if wire.lower_has => {
                 self.network.send(link, Way::Down, Packet::End, self.time, &mut self.luck);
             }
             (Way::Down, Packet::Opened) if wire.dialed_until.is_some() => {
@@ -405,17 +415,17 @@ impl World {
             }
             (Way::Down, Packet::End) if wire.dialed_until.is_some() => {
                 wire.dialed_until = None;
-                wire.node_has = false;
+                wire.lower_has = false;
                 self.with_node(host, |node, now, _| node.unreachable(now));
             }
-            (Way::Down, Packet::Bytes(bytes)) if wire.node_has => {
+            (Way::Down, Packet::Bytes(bytes)) if wire.lower_has => {
                 self.with_node(host, |node, now, wall| node.receive(link, &bytes, now, wall));
             }
-            (Way::Down, Packet::End) if wire.node_has => {
-                wire.node_has = false;
+            (Way::Down, Packet::End) if wire.lower_has => {
+                wire.lower_has = false;
                 self.with_node(host, |node, now, wall| node.lost(link, now, wall));
             }
-            (Way::Down, Packet::Bytes(_) | Packet::Opened) if wire.edge_has => {
+            (Way::Down, Packet::Bytes(_) | Packet::Opened) if wire.upper_has => {
                 self.network.send(link, Way::Up, Packet::End, self.time, &mut self.luck);
             }
             _ => {}
@@ -431,6 +441,7 @@ enum Next {
     Node(usize),
     Disk,
     Unanswered(LinkId),
+    Plane,
     Fate,
     People,
 }
