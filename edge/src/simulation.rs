@@ -15,7 +15,7 @@ mod rotation;
 mod settings;
 mod views;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use umbel_store::simulation::Disk;
@@ -99,6 +99,8 @@ pub struct Edge {
     flushed: Instant,
     notices: u64,
     uplink: control::Uplink,
+    /// Commands that took force in memory; so told until nothing is owed any more.
+    not_durable: BTreeSet<String>,
     /// Draws ids; from the seed.
     luck: u64,
 }
@@ -164,6 +166,7 @@ impl Edge {
             flushed: now,
             notices: 0,
             uplink: control::Uplink::new(now, luck),
+            not_durable: BTreeSet::new(),
             luck,
             setup,
         };

@@ -162,7 +162,10 @@ impl Edge {
         match self.commands.begin(&request, wall) {
             Err(error) => self.outcome(id, Outcome::Refused(error.reason.into_owned())),
             Ok(Begin::Join) => {}
-            Ok(Begin::Replay) => self.outcome(id, Outcome::Done),
+            Ok(Begin::Replay) => {
+                let owed = self.disk.owes() && self.not_durable.contains(id);
+                self.outcome(id, if owed { Outcome::NotDurable } else { Outcome::Done });
+            }
             Ok(Begin::New { .. }) => {
                 let row = CommandRow {
                     operation: request.operation.clone(),
@@ -291,6 +294,7 @@ impl Edge {
             }
             Err(CommitError::ReadOnly(_)) if operation.ends_harm() => {
                 self.in_memory(id, &operation, &row, change, now);
+                self.not_durable.insert(id.to_owned());
                 self.commands.apply(id, &row);
                 Outcome::NotDurable
             }
