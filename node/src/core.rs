@@ -6,6 +6,7 @@
 pub(crate) mod gpus;
 pub(crate) mod identity;
 pub(crate) mod inventory;
+pub(crate) mod problems;
 pub(crate) mod process_tree;
 pub(crate) mod sequence;
 pub(crate) mod settings;

@@ -4,7 +4,6 @@
 //! to `edge`. Invariant: every message fits its frame, and no sequence number is used twice, over restarts too.
 
 use std::{
-    collections::BTreeMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -23,7 +22,7 @@ use umbel_contracts::{
 use umbel_wire::clock::Wall;
 
 use crate::{
-    core::{identity::Identity, inventory, sequence::Sequence, telemetry::Pace},
+    core::{identity::Identity, inventory, problems::Problems, sequence::Sequence, telemetry::Pace},
     shell::{
         engines::{Declaration, Engines},
         settings::Settings,
@@ -78,7 +77,7 @@ pub(crate) struct Reports {
     declared: Mutex<Declaration>,
     heartbeats: AtomicU64,
     /// By code; those of GPUs are the watch's.
-    problems: Mutex<BTreeMap<&'static str, NodeProblem>>,
+    problems: Mutex<Problems>,
 }
 
 impl Reports {
@@ -227,28 +226,13 @@ impl Reports {
     /// Says what is wrong under a code, or that it is right again.
     pub(crate) fn set_problem(&self, code: &'static str, message: Option<String>) {
         let mut problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner);
-        match message {
-            None => drop(problems.remove(code)),
-            Some(message) => {
-                let new = || NodeProblem {
-                    code: code.to_owned(),
-                    message: String::new(),
-                    since_unix_ms: Wall::now().unix_ms(),
-                };
-                problems.entry(code).or_insert_with(new).message = message;
-            }
-        }
+        problems.set(code, message, Wall::now());
     }
 
     /// What is wrong with this node, besides lost GPUs.
     pub(crate) fn problems(&self) -> Vec<NodeProblem> {
-        let own = self
-            .problems
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .values()
-            .cloned()
-            .collect::<Vec<_>>();
+        let own =
+            self.problems.lock().unwrap_or_else(PoisonError::into_inner).all().cloned().collect::<Vec<_>>();
         own.into_iter()
             .chain(self.settings.problems())
             .chain(self.watch.problems())

@@ -9,10 +9,7 @@
 mod file;
 mod trial;
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sha2::{Digest as _, Sha256};
 use tokio::{sync::Notify, sync::watch, task::spawn_blocking};
@@ -25,7 +22,10 @@ use umbel_wire::{Code, Error, clock::Wall};
 
 use crate::{
     Config,
-    core::settings::{Kept, Offer, Record},
+    core::{
+        problems::Problems,
+        settings::{Kept, Offer, Record},
+    },
     shell::{engines::Engines, state::State},
 };
 
@@ -65,7 +65,7 @@ pub(crate) struct Settings {
     state: Arc<State>,
     engines: Arc<Engines>,
     now: Mutex<Now>,
-    problems: Mutex<BTreeMap<&'static str, NodeProblem>>,
+    problems: Mutex<Problems>,
     /// One change after the other.
     turn: tokio::sync::Mutex<()>,
     /// Counts changes of what is told of settings.
@@ -140,22 +140,12 @@ impl Settings {
 
     fn trouble(&self, code: &'static str, message: Option<String>) {
         let mut problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner);
-        match message {
-            None => drop(problems.remove(code)),
-            Some(message) => {
-                let new = || NodeProblem {
-                    code: code.to_owned(),
-                    message: String::new(),
-                    since_unix_ms: Wall::now().unix_ms(),
-                };
-                problems.entry(code).or_insert_with(new).message = message;
-            }
-        }
+        problems.set(code, message, Wall::now());
     }
 
     /// What is wrong with settings or file.
     pub(crate) fn problems(&self) -> Vec<NodeProblem> {
-        self.problems.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+        self.problems.lock().unwrap_or_else(PoisonError::into_inner).all().cloned().collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Now> {
