@@ -168,10 +168,10 @@ pub(super) async fn credential_revoke(
                 let entry = deed(caller, "credential.revoke", edge_id.as_str(), edge_id.as_str(), reason);
                 let owed = Owed::new()
                     .with(Commit::new().audit(entry.record()))
-                    .amend(EDGES, edge_id.as_str(), move |old| {
-                        amended(old, |row: &mut EdgeRow| row.revoked = Some(revoked.clone()))
+                    .amend_json(EDGES, edge_id.as_str(), move |row: &mut EdgeRow| {
+                        row.revoked = Some(revoked.clone());
                     })
-                    .amend(ENROLLMENTS, token_id, |old| amended(old, void));
+                    .amend_json(ENROLLMENTS, token_id, void);
                 return Err(plane.owe("The credential", owed));
             }
             Err(error) => return Err(error),
@@ -199,16 +199,6 @@ async fn still_owed<T: serde::de::DeserializeOwned>(
     let message =
         format!("{what} is revoked, and waits to be written until this control plane's store can be.");
     Err(Error::new(Code::InsufficientStorage, "NOT_DURABLE", message))
-}
-
-/// JSON of a row with a change.
-fn amended<T: serde::Serialize + serde::de::DeserializeOwned>(
-    old: &[u8],
-    set: impl FnOnce(&mut T),
-) -> Option<Vec<u8>> {
-    let mut row: T = serde_json::from_slice(old).ok()?;
-    set(&mut row);
-    serde_json::to_vec(&row).ok()
 }
 
 /// The token that a revoked credential came of gives it to nobody any more.
@@ -317,10 +307,11 @@ pub(super) async fn operator_revoke(
         Ok(position) => plane.operators().apply(row, position),
         Err(error) if error.code == Code::InsufficientStorage => {
             plane.operators().apply(row, position);
-            let owed =
-                Owed::new().with(Commit::new().audit(entry)).amend(OPERATORS, operator_id, move |old| {
-                    amended(old, |row: &mut OperatorRow| row.revoked_at_unix_ms = revoked_at)
-                });
+            let owed = Owed::new().with(Commit::new().audit(entry)).amend_json(
+                OPERATORS,
+                operator_id,
+                move |row: &mut OperatorRow| row.revoked_at_unix_ms = revoked_at,
+            );
             return Err(plane.owe("The token", owed));
         }
         Err(error) => return Err(error),

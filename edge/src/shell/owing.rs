@@ -1,7 +1,7 @@
 //! What takes force in memory while the store cannot be written: it is owed to the disk, with its audit entry.
 //!
-//! Owns what follows once it is written, and what of the store is a problem of the site. Leaves the order of writing to the store. Invariant: a change in force is
-//! either on disk, or owed to it and told as not durable.
+//! Owns what follows once it is written, and what of the store is a problem of the site. Leaves the order of writing to
+//! the store. Invariant: a change in force is either on disk, or owed to it and told as not durable.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -58,16 +58,6 @@ pub(crate) fn durable(row: &CommandRow) -> CommandRow {
     row
 }
 
-/// JSON of a row with a change.
-pub(crate) fn amended<T: serde::Serialize + serde::de::DeserializeOwned>(
-    old: &[u8],
-    set: impl FnOnce(&mut T),
-) -> Option<Vec<u8>> {
-    let mut row: T = serde_json::from_slice(old).ok()?;
-    set(&mut row);
-    serde_json::to_vec(&row).ok()
-}
-
 impl Site {
     /// Changes nodes' rows in memory; their change and `rest` are written when the store can be.
     ///
@@ -86,7 +76,7 @@ impl Site {
                 nodes.iter().copied().filter(|id| registry.apply_in_memory(*id, &set)).collect();
             for id in &changed {
                 let set = set.clone();
-                owed = owed.amend(NODES, id.to_string(), move |old| amended(old, &set));
+                owed = owed.amend_json(NODES, id.to_string(), set);
             }
             let settled = self.store.owe(owed);
             if settled.is_err() {
@@ -104,14 +94,13 @@ impl Site {
     /// `NOT_DURABLE`: it took force and is not kept for later.
     pub(crate) fn owe_token(self: &Arc<Self>, row: EnrollmentRow, rest: Commit) -> Result<(), Error> {
         let revoked_at = row.token.revoked_at_unix_ms;
-        let owed = Owed::new().with(rest).amend(ENROLLMENTS, row.token.token_id.clone(), move |old| {
-            amended::<EnrollmentRow>(old, |row| {
-                // One that was used in the same moment is the node's credential, not an open door.
-                if row.token.claim.is_none() {
-                    row.token.revoked_at_unix_ms = revoked_at;
-                }
-            })
-        });
+        let revoke = move |row: &mut EnrollmentRow| {
+            // One that was used in the same moment is the node's credential, not an open door.
+            if row.token.claim.is_none() {
+                row.token.revoked_at_unix_ms = revoked_at;
+            }
+        };
+        let owed = Owed::new().with(rest).amend_json(ENROLLMENTS, row.token.token_id.clone(), revoke);
         let settled = {
             let mut tokens = lock(&self.tokens);
             tokens.apply_in_memory(row);

@@ -7,6 +7,8 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tokio::sync::oneshot;
 
 use crate::commit::{Change, Commit};
@@ -38,6 +40,20 @@ impl Owed {
     ) -> Self {
         self.amends.push((table, key.into(), Box::new(amend)));
         self
+    }
+
+    /// [`Owed::amend`] for a row that is JSON; one that does not decode is left as it is.
+    pub fn amend_json<T: Serialize + DeserializeOwned>(
+        self,
+        table: &'static str,
+        key: impl Into<String>,
+        set: impl Fn(&mut T) + Send + 'static,
+    ) -> Self {
+        self.amend(table, key, move |old| {
+            let mut row: T = serde_json::from_slice(old).ok()?;
+            set(&mut row);
+            serde_json::to_vec(&row).ok()
+        })
     }
 
     /// Adds effects and audit entries; preconditions are left out. Entries keep the time at which they are owed.
