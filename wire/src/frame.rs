@@ -234,12 +234,6 @@ pub fn put_with<M: Message>(out: &mut Vec<u8>, header: Header<'_>, field: u32, p
     part.encode_raw(out);
 }
 
-/// Bytes a frame with this part would take, its length excluded.
-pub fn length_with<M: Message>(header: Header<'_>, field: u32, part: &M) -> usize {
-    let length = part.encoded_len();
-    header.len() + varint_len(u64::from(field << 3 | 2)) + varint_len(length as u64) + length
-}
-
 fn put_length(out: &mut Vec<u8>, length: usize) {
     out.reserve(PREFIX + length);
     // Senders keep to limits::FRAME_CEILING, far below u32.

@@ -99,8 +99,6 @@ pub const FAREWELL_BYTES: usize = 256 * KIB;
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Drain of streams before they are reset.
 pub const DRAIN_STREAMS: Duration = Duration::from_secs(600);
-/// A connection healthy for so long starts the back-off anew.
-pub const HEALTHY_AFTER: Duration = Duration::from_secs(60);
 /// Pause after accept() failed, for instance at the descriptor limit.
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 

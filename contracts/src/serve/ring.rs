@@ -102,12 +102,6 @@ impl EventRing {
         self.head.send_replace(CLOSED);
     }
 
-    /// How many were ever published.
-    #[must_use]
-    pub fn published(&self) -> u64 {
-        self.kept().next
-    }
-
     /// A feed from where the reader wants to begin.
     #[must_use]
     pub fn follow(self: &Arc<Self>, follow: &Follow) -> Feed<Told> {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, oneshot};
 
 use crate::audit::AuditHead;
 use crate::backend::{Backend, Failure, Reader, View};
@@ -281,11 +281,6 @@ impl Store {
     /// Since when it takes no writes, in milliseconds since 1970; `None` while it does.
     pub fn read_only_since(&self) -> Option<i64> {
         Some(self.told.fell.load(Ordering::SeqCst)).filter(|since| *since > 0)
-    }
-
-    /// Tells of each change of [`Store::health`].
-    pub fn watch_health(&self) -> watch::Receiver<Health> {
-        self.told.health.subscribe()
     }
 
     /// Writes nothing but tries to: finds out whether a read-only store can be written again.
