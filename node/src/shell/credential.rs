@@ -270,13 +270,18 @@ impl Credentials {
         Ok(())
     }
 
-    async fn request(&self, connection: &Connection) -> Result<NodeCredentialResponse, Error> {
-        let spare = self.lock().identity.spare_key_file();
-        let key = self.state.key(spare, false).map_err(|error| local("new key", error))?;
-        let signing_request = key.signing_request().map_err(|error| local("signing request", error))?;
+    async fn request(self: &Arc<Self>, connection: &Connection) -> Result<NodeCredentialResponse, Error> {
+        let signing_request = self.on_disk(Self::signing_request).await?;
         let request = NodeCredentialRequest { signing_request };
         let answer = connection.request(method::NODE_CREDENTIAL, request.encode_to_vec(), TIMEOUT).await?;
         bounds::decode::<NodeCredentialResponse>(&answer)
+    }
+
+    /// For the new key. Blocks on the disk.
+    fn signing_request(&self) -> Result<Vec<u8>, Error> {
+        let spare = self.lock().identity.spare_key_file();
+        let key = self.state.key(spare, false).map_err(|error| local("new key", error))?;
+        key.signing_request().map_err(|error| local("signing request", error))
     }
 
     /// Keeps the edge's answer, if it is about this node and its new key. Blocks on the disk.
