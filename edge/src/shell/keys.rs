@@ -157,23 +157,34 @@ impl Keys {
             Ok(_) => Ok(Revoked::Durable),
             Err(error @ CommitError::Conflict(_)) => {
                 // Only `also` has conditions. What it told of is refused; the revocation stands.
-                let _ = self.store.commit(commit()).await;
+                match self.store.commit(commit()).await {
+                    Ok(_) => {}
+                    Err(CommitError::ReadOnly(_)) => self.owe(key_id, commit())?,
+                    Err(error) => return Err(store_error(&error, false)),
+                }
                 Err(store_error(&error, false))
             }
-            // Revoked once more, nothing more is owed.
-            Err(CommitError::ReadOnly(_)) if self.is_unwritten(key_id) => Ok(Revoked::NotDurable),
             Err(CommitError::ReadOnly(_)) => {
-                // A key's row changes by this alone, so that the whole of it can be written later.
-                let settled = self.store.owe(Owed::new().with(commit().and(also))).map_err(not_kept)?;
-                lock(&self.unwritten).insert(key_id.to_owned());
-                let (unwritten, key_id) = (Arc::clone(&self.unwritten), key_id.to_owned());
-                once_written(&self.store, settled, move |_| {
-                    lock(&unwritten).remove(&key_id);
-                });
+                self.owe(key_id, commit().and(also))?;
                 Ok(Revoked::NotDurable)
             }
             Err(error) => Err(store_error(&error, false)),
         }
+    }
+
+    // A key's row changes by its revocation alone, so that the whole of it can be written later.
+    fn owe(&self, key_id: &str, commit: Commit) -> Result<(), Error> {
+        // Revoked once more, nothing more is owed.
+        if self.is_unwritten(key_id) {
+            return Ok(());
+        }
+        let settled = self.store.owe(Owed::new().with(commit)).map_err(not_kept)?;
+        lock(&self.unwritten).insert(key_id.to_owned());
+        let (unwritten, key_id) = (Arc::clone(&self.unwritten), key_id.to_owned());
+        once_written(&self.store, settled, move |_| {
+            lock(&unwritten).remove(&key_id);
+        });
+        Ok(())
     }
 }
 
