@@ -4,6 +4,8 @@
 //! lock (so that admission sees changes in the order in which they happened), and only then to people.
 //! Invariant: the lock is never held across an await.
 
+mod keeping;
+
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -40,15 +42,6 @@ pub(crate) const AUTHORITY: &str = "authority";
 const GENERATIONS: u64 = 65_536;
 /// Revisions reserved at a time.
 const REVISIONS: u64 = 1_048_576;
-/// Ends of tokens told in one commit; more at once than operators mint.
-const EXPIRED_A_COMMIT: usize = 400;
-/// Reports written in one commit.
-const REPORTS_A_COMMIT: usize = 500;
-/// How often it is written when connected nodes were last seen. What a hello or an inventory changes is written
-/// with the next sweep; a crash in between loses what the node says again.
-const SEEN_EVERY: Duration = Duration::from_secs(300);
-/// How often the wall clock is written.
-const WALL_EVERY: Duration = Duration::from_secs(60);
 
 /// What every part of the running edge shares.
 pub(crate) struct Site {
@@ -97,11 +90,6 @@ pub(crate) struct Opening {
     pub(crate) settings: Settings,
 }
 
-/// How often liveness is judged: a third of the heartbeat, so that `stale` is right to a fraction of one.
-fn sweep_period(heartbeat: Duration) -> Duration {
-    (heartbeat / 3).clamp(Duration::from_millis(100), Duration::from_secs(5))
-}
-
 /// Why the stored site could not be taken up.
 fn unreadable(error: impl std::fmt::Display) -> Error {
     Error::new(Code::Internal, "STORE_UNREADABLE", format!("{error}; restore the last backup"))
@@ -129,7 +117,7 @@ impl Site {
         let revisions = mark(&store, "revision", REVISIONS).await?;
         let now = clock::now();
         let above = Generation(generations.last());
-        let mut registry = Registry::new(times, sweep_period(heartbeat), above, now);
+        let mut registry = Registry::new(times, keeping::sweep_period(heartbeat), above, now);
         registry.set_authority(authorities.held().row.clone());
         registry.set_targets(settings.targets());
         registry.set_allowed_skew(settings.in_force().clock.allowed_skew);
@@ -326,77 +314,6 @@ impl Site {
             Call::Draining { node, draining } => dispatch.node_draining(node, draining),
             Call::Eligible { node, eligible } => dispatch.node_eligible(node, eligible),
             Call::Lost { node, generation } => dispatch.node_lost(node, generation),
-        }
-    }
-
-    /// Judges liveness for ever, and has written now and then what nodes reported. A disk that is slow delays only
-    /// that.
-    pub(crate) async fn keep(self: Arc<Self>) {
-        let started = clock::now();
-        let (mut seen, mut flushed) = (started, started);
-        let mut writing: Option<tokio::task::JoinHandle<()>> = None;
-        loop {
-            let deadline = self.read(Registry::next_deadline);
-            tokio::time::sleep_until(deadline.into()).await;
-            let now = clock::now();
-            self.change(|registry| registry.sweep(now));
-            self.observed.tick(now);
-            if now.saturating_duration_since(seen) >= SEEN_EVERY {
-                seen = now;
-                let wall = self.wall();
-                self.tokens.lock().unwrap_or_else(PoisonError::into_inner).forget_answers(wall);
-                self.read_mut(Registry::save_connected);
-            }
-            let due = now.saturating_duration_since(flushed) >= WALL_EVERY;
-            let flush = due || self.read(Registry::has_unsaved);
-            let check = self.store_trouble().is_some();
-            let busy = writing.as_ref().is_some_and(|task| !task.is_finished());
-            if (flush || check) && !busy {
-                if flush {
-                    flushed = now;
-                }
-                let site = Arc::clone(&self);
-                writing = Some(tokio::spawn(async move {
-                    if flush {
-                        site.flush().await;
-                    }
-                    if check {
-                        site.store.check().await;
-                    }
-                }));
-            }
-        }
-    }
-
-    /// Writes what nodes reported since the last time, and the wall clock.
-    pub(crate) async fn flush(&self) {
-        let now = self.wall();
-        let since = *self.wall_stored.lock().unwrap_or_else(PoisonError::into_inner);
-        // With the clock on disk, so that each end is told once, also across a restart.
-        let expired = self.tokens.lock().unwrap_or_else(PoisonError::into_inner).expired(since, now);
-        let mut commit = Commit::new().put_json(SELF, WALL, &now.unix_ms());
-        for id in expired.into_iter().take(EXPIRED_A_COMMIT) {
-            commit = commit.audit(AuditRecord::new("token.expired", id, "observed").by("edge"));
-        }
-        loop {
-            let unsaved = {
-                let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
-                registry.take_unsaved(REPORTS_A_COMMIT)
-            };
-            let count = unsaved.len();
-            for (id, report) in &unsaved {
-                commit = commit.put_json(REPORTS, id.to_string(), report);
-            }
-            if let Err(error) = self.store.commit(commit).await {
-                tracing::warn!(%error, "what nodes reported could not be written; it stays in memory");
-                self.read_mut(|registry| registry.keep_unsaved(unsaved.into_iter().map(|(id, _)| id)));
-                return;
-            }
-            *self.wall_stored.lock().unwrap_or_else(PoisonError::into_inner) = now;
-            if count < REPORTS_A_COMMIT {
-                return;
-            }
-            commit = Commit::new();
         }
     }
 
