@@ -5,14 +5,13 @@
 //! goes away cancels nothing.
 
 mod context;
+mod running;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde_json::Value;
-use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 use umbel_contracts::objects::{
     CommandErrorObject, CommandEventObject, CommandPhase, ProgressObject, timestamp,
 };
@@ -27,11 +26,10 @@ use crate::shell::owing;
 use crate::shell::site::Site;
 
 pub(crate) use context::Context;
+pub(crate) use running::Running;
 
 /// Table of the store.
 pub(crate) const COMMANDS: &str = "commands";
-/// Control planes that follow one command.
-const FOLLOWERS: usize = 16;
 /// A command that is done within this time is answered with its outcome.
 pub(crate) const AT_ONCE: Duration = Duration::from_secs(1);
 
@@ -42,14 +40,6 @@ pub(crate) struct Standing {
     pub(crate) error: Option<CommandErrorObject>,
     pub(crate) result: Option<Value>,
     pub(crate) replayed: bool,
-}
-
-/// One that runs.
-pub(crate) struct Running {
-    step: watch::Sender<CommandEventObject>,
-    pub(crate) cancel: CancellationToken,
-    row: Mutex<CommandRow>,
-    origins: Mutex<Vec<String>>,
 }
 
 /// All commands of the site.
@@ -204,12 +194,7 @@ impl Commands {
             result: None,
             at: timestamp(self.site.wall().unix_ms()),
         };
-        let running = Arc::new(Running {
-            step: watch::Sender::new(first),
-            cancel: CancellationToken::new(),
-            row: Mutex::new(row),
-            origins: Mutex::default(),
-        });
+        let running = Arc::new(Running::new(first, row));
         lock(&self.running).insert(id.to_owned(), Arc::clone(&running));
         running
     }
@@ -364,35 +349,6 @@ pub(crate) fn error_object(error: &Error) -> CommandErrorObject {
         code: error.code.name().to_owned(),
         reason: error.reason.clone().into_owned(),
         message: error.message.clone(),
-    }
-}
-
-impl Running {
-    // True if this control plane did not follow it before.
-    fn follow(&self, origin: Option<String>) -> bool {
-        let mut origins = lock(&self.origins);
-        match origin {
-            Some(origin) if !origins.contains(&origin) && origins.len() < FOLLOWERS => {
-                origins.push(origin);
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// Its steps from the latest one on.
-    pub(crate) fn steps(&self) -> watch::Receiver<CommandEventObject> {
-        self.step.subscribe()
-    }
-
-    /// The end if it comes in time, else the latest step.
-    async fn end(&self, wait: Duration) -> CommandEventObject {
-        let mut steps = self.steps();
-        let ended = tokio::time::timeout(wait, steps.wait_for(|event| event.phase.is_end())).await;
-        if let Ok(Ok(event)) = ended {
-            return event.clone();
-        }
-        self.step.borrow().clone()
     }
 }
 
