@@ -115,7 +115,10 @@ fn confirmed(node: &Node, confirm: &str) -> Result<(), Error> {
 pub(super) fn resume(commands: &Arc<Commands>, id: String, row: CommandRow, running: Arc<Running>) {
     let commands = Arc::clone(commands);
     tokio::spawn(async move {
-        let Some(node) = row.nodes.first().and_then(|id| NodeId::parse(id).ok()) else { return };
+        let Some(node) = row.nodes.first().and_then(|id| NodeId::parse(id).ok()) else {
+            let message = "what is stored of this command names no node: ask again with a new id";
+            return commands.ended(&id, row, Err(Error::new(Code::Internal, "INTERNAL", message))).await;
+        };
         let until = Wall(row.until_unix_ms.unwrap_or(0));
         let left = until.unix_ms().saturating_sub(commands.site.wall().unix_ms());
         let left = Duration::from_millis(u64::try_from(left).unwrap_or(0));
