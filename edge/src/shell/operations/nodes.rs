@@ -37,14 +37,15 @@ pub(super) fn outcome(site: &Site, node: &Node, row: &NodeRow, not_durable: bool
         .filter_map(|engine| site.dispatch.figures(&node.provider_id(&engine.name)))
         .map(|figures| u64::from(figures.in_flight))
         .sum();
+    let after = Node { row: row.clone(), ..node.clone() };
     NodeOutcome {
         node_id: node.id.to_string(),
         name: row.name.clone(),
         changed: node.row != *row,
         draining: row.draining,
         eligible: row.eligible,
-        state: Node { row: row.clone(), ..node.clone() }.state().to_owned(),
-        labels: Node { row: row.clone(), ..node.clone() }.all_labels(),
+        state: after.state().to_owned(),
+        labels: after.all_labels(),
         in_flight,
         not_durable,
     }
