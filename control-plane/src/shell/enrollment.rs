@@ -23,6 +23,7 @@ use crate::core::audit::{Deed, Detail};
 use crate::core::edges::{EDGES, EDGES_MAX, EdgeRow};
 use crate::core::enrollments::{ENROLLMENTS, EnrollmentRow, Judged, judge};
 use crate::core::views::clip;
+use crate::core::witness::WITNESS;
 
 /// Tries of one request when another one's commit came between: the second finds the token used.
 const TRIES: usize = 3;
@@ -166,15 +167,14 @@ async fn attempt(plane: &Arc<Plane>, asked: &Asked) -> Result<Option<EdgeEnrollR
     let commit = commit
         .put_json(ENROLLMENTS, asked.token_id.as_str(), &claimed(row, asked, &issued, now.unix_ms()))
         .put_json(EDGES, asked.edge_id.as_str(), &edge)
+        // Its audit may be another one.
+        .remove(WITNESS, asked.edge_id.as_str())
         .audit(deed(asked, "succeeded").record());
     match plane.store().commit(commit).await {
         Ok(position) => {
             plane.metrics.audit_total.inc();
             plane.fleet().edges.apply(edge, position);
-            // Its audit may be another one.
-            if let Ok(edge_id) = EdgeId::parse(&asked.edge_id) {
-                plane.witness().forget(&edge_id);
-            }
+            plane.witness().forget(&edge_id);
             tracing::info!(edge = %edge_id, token = %asked.token_id, "edge enrolled");
             plane.tell(&edge_id, "edge_enrolled", None, "The edge was enrolled.");
             Ok(Some(response(plane, &asked.edge_id, issued.chain)))
