@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use umbel_contracts::proto::control::{CheckResult, ReadinessCheck};
 use umbel_contracts::proto::node::AgentHealth;
+use umbel_wire::clock::Wall;
 use umbel_wire::liveness::State;
 
 use super::Moment;
@@ -14,15 +15,13 @@ use super::gpus::Absence;
 use super::node::{Lifecycle, Node};
 use super::problems::{CLOCK_AHEAD, CLOCK_BEHIND, DUPLICATE_IDENTITY};
 use super::snapshot::{self, FIGURES_AGE};
+use crate::core::credentials::GRACE;
+use crate::core::rotation::WARNED;
 
 /// An inventory older than this says nothing of the host as it is.
 pub(crate) const INVENTORY_AGE: Duration = Duration::from_secs(15 * 60);
 /// Telemetry older than this has stopped.
 pub(crate) const TELEMETRY_AGE: Duration = Duration::from_secs(30);
-/// A certificate that ends within this time is told of.
-const ENDS_SOON_MS: i64 = 14 * DAY_MS;
-/// A certificate that has ended is renewed by proof of its key within this time.
-const GRACE_MS: i64 = 30 * DAY_MS;
 const DAY_MS: i64 = 24 * 3_600 * 1_000;
 /// The capability of an agent that sends telemetry.
 const TELEMETRY: &str = "hardware.telemetry";
@@ -82,8 +81,9 @@ fn connection(node: &Node, moment: Moment) -> ReadinessCheck {
     if node.connected() {
         return connected(node, moment);
     }
-    let ended = moment.wall.saturating_sub(credential.not_after_unix_ms);
-    if credential.not_after_unix_ms > 0 && ended > GRACE_MS {
+    let ends = Wall(credential.not_after_unix_ms);
+    if credential.not_after_unix_ms > 0 && Wall(moment.wall) > ends + GRACE {
+        let ended = moment.wall.saturating_sub(ends.unix_ms());
         let next = format!(
             "It is too late to renew it: umbel ctl token create --replace {who}, then enroll the host."
         );
@@ -121,13 +121,14 @@ fn connection(node: &Node, moment: Moment) -> ReadinessCheck {
 fn connected(node: &Node, moment: Moment) -> ReadinessCheck {
     let name = "connection";
     let said = format!("connected, generation {}", node.generation);
-    let ends_in = node.row.credential.not_after_unix_ms.saturating_sub(moment.wall);
+    let ends = Wall(node.row.credential.not_after_unix_ms);
     if node.problems.keys().any(|(code, _)| *code == DUPLICATE_IDENTITY) {
         let next = "A state directory was copied: stop the second agent, remove its state directory and enroll that \
                     host with a token of its own.";
         return check(name, CheckResult::Passed, format!("{said}; another process shows its identity"), next);
     }
-    if node.row.credential.not_after_unix_ms > 0 && ends_in < ENDS_SOON_MS {
+    if node.row.credential.not_after_unix_ms > 0 && ends < Wall(moment.wall) + WARNED {
+        let ends_in = ends.unix_ms().saturating_sub(moment.wall);
         let when = match ends_in {
             ..0 => format!("ended {} days ago", -ends_in / DAY_MS),
             _ => format!("ends in {} days", ends_in / DAY_MS),
