@@ -80,11 +80,8 @@ impl NodeSession {
     fn heartbeat(&self, connection: &Connection, payload: &[u8]) -> Result<Vec<u8>, Error> {
         let mut heartbeat = bounds::decode::<NodeHeartbeat>(payload)?;
         if heartbeat.engines.len() > reports::ENGINES_MAX {
-            return Err(Error::new(
-                Code::InvalidArgument,
-                "TOO_MANY_ENGINES",
-                "a node has at most 64 engines",
-            ));
+            let message = format!("a node has at most {} engines", reports::ENGINES_MAX);
+            return Err(Error::new(Code::InvalidArgument, "TOO_MANY_ENGINES", message));
         }
         let wall = self.site.wall().unix_ms();
         let taken = self.site.change(|registry| {
