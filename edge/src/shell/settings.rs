@@ -184,7 +184,8 @@ impl Site {
     pub(crate) async fn set_settings(&self, proposal: Proposal, also: Commit) -> Result<(), CommitError> {
         let position = lock(&self.settings.stored).position;
         let position = self.store.commit(proposal.commit(position).and(also)).await?;
-        let changes_edge = proposal.changes_edge();
+        // What was wrong with the document before is judged anew, whatever this one changes.
+        let changes_edge = proposal.changes_edge() || lock(&self.settings.trouble).is_some();
         let targets = {
             let mut stored = lock(&self.settings.stored);
             *stored = Stored { row: Arc::new(proposal.row), position: Some(position) };
