@@ -34,7 +34,7 @@ pub(crate) use changing::{Declaration, Standing};
 
 pub(crate) use leftovers::end_leftovers;
 
-/// A second asking to stop overtakes the first; more are the same.
+/// One word of a change, and demands to stop: a second one overtakes the first; more are the same.
 const COMMANDS: usize = 4;
 
 /// The way to a ready engine.

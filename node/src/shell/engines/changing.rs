@@ -146,7 +146,7 @@ impl Engines {
                     kept.push(engine);
                 }
                 None => {
-                    // A full queue holds a demand to end already.
+                    // A full queue holds a demand to end already: but for one word of a change it holds nothing else.
                     let _ = engine.commands.try_send(Command::Stop { drain: config.drain, grace: GRACE });
                     list.leaving.push(engine);
                 }
@@ -255,7 +255,10 @@ impl Engine {
             shared.config = Arc::new(wanted.clone());
         }
         tracing::info!(engine = %self.name, "what this engine shall be has changed");
-        // A full queue holds the same demand, or one to end.
-        let _ = self.commands.try_send(Command::Changed);
+        // What is in the queue reads the newest configuration, or is a demand to end; one word of a change at the most
+        // leaves room for those.
+        if self.commands.capacity() == COMMANDS {
+            let _ = self.commands.try_send(Command::Changed);
+        }
     }
 }
