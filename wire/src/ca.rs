@@ -29,6 +29,8 @@ pub use change::names;
 
 /// How long a client certificate is good.
 pub const CLIENT_VALIDITY: Duration = Duration::from_secs(90 * 24 * 3600);
+/// A host that was off may come back with an expired certificate for so long, by proof of its key.
+pub const CLIENT_GRACE: Duration = Duration::from_secs(30 * 24 * 3600);
 /// How long a server certificate is good; the issuer renews its own at two thirds.
 pub const SERVER_VALIDITY: Duration = Duration::from_secs(90 * 24 * 3600);
 /// How long a CA is good.

@@ -8,6 +8,8 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 use umbel_contracts::CONTROL_PROTOCOL as PROTOCOL;
 use umbel_store::Position;
+use umbel_wire::ca::CLIENT_GRACE;
+use umbel_wire::clock::Wall;
 use umbel_wire::error::{Code, Error};
 use umbel_wire::ids::{EdgeId, KeyHash};
 use umbel_wire::version::{Verdict, VersionRange};
@@ -45,9 +47,6 @@ pub(crate) struct Pending {
     pub(crate) not_after_unix_ms: i64,
     pub(crate) issued_at_unix_ms: i64,
 }
-
-/// A host that was off may come back with an expired certificate for so long, by proof of its key.
-pub(crate) const GRACE_MS: i64 = 30 * 24 * 3_600_000;
 
 impl EdgeRow {
     fn keys(&self) -> impl Iterator<Item = KeyHash> {
@@ -259,7 +258,7 @@ impl Edges {
                 "This edge's credential was revoked by an operator. Enroll the edge again with a new token.",
             ));
         }
-        let ends = not_after.min(known.row.not_after(&key)).saturating_add(GRACE_MS);
+        let ends = (Wall(not_after.min(known.row.not_after(&key))) + CLIENT_GRACE).unix_ms();
         if now_unix_ms.is_some_and(|now| now > ends) {
             return Err(refuse(
                 "CERTIFICATE_EXPIRED",

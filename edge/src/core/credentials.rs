@@ -6,14 +6,13 @@
 
 use std::time::Duration;
 
+use umbel_wire::ca::CLIENT_GRACE;
 use umbel_wire::clock::Wall;
 use umbel_wire::peer::{PeerCertificate, PeerName};
 use umbel_wire::{Code, EdgeId, Error, NodeId};
 
 use super::registry::node::{KeyState, Lifecycle, NodeRow, Retirement};
 
-/// A host that was off may come back with an expired certificate for so long, by proof of its key.
-pub(crate) const GRACE: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Before this the clock is wrong: this program did not exist (2026-01-01).
 pub(crate) const CLOCK_FLOOR: Wall = Wall(1_767_225_600_000);
 
@@ -64,7 +63,7 @@ pub(crate) fn judge(
     if !expired {
         return Ok(Good::Valid);
     }
-    if now > ends + GRACE {
+    if now > ends + CLIENT_GRACE {
         return Err(refuse(
             Code::Unauthenticated,
             "CERTIFICATE_EXPIRED",

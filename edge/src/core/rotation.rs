@@ -5,11 +5,11 @@
 //! first hello with the pending one retires the active one, in one write.
 
 use umbel_store::{AuditRecord, Commit};
+use umbel_wire::ca::CLIENT_GRACE;
 use umbel_wire::clock::Wall;
 use umbel_wire::{Code, Error, KeyHash, NodeId};
 
 use super::authority::AuthorityRow;
-use super::credentials::GRACE;
 use super::registry::node::{Credential, Lifecycle, Node, NodeRow};
 
 /// People are told of a certificate that ends within this time: two weeks, when one that renews itself at two thirds
@@ -82,7 +82,7 @@ pub(crate) fn standing(row: &NodeRow, now: Wall) -> Standing {
         || now < super::credentials::CLOCK_FLOOR
     {
         Standing::Good
-    } else if now > ends + GRACE {
+    } else if now > ends + CLIENT_GRACE {
         Standing::Lost
     } else if now > ends {
         Standing::Expired

@@ -3,6 +3,8 @@
 
 use super::*;
 
+const GRACE_MS: i64 = 30 * 24 * 3_600_000;
+
 fn row(edge_id: &str, key: u8) -> EdgeRow {
     EdgeRow {
         edge_id: edge_id.into(),

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use umbel_contracts::proto::control::{CheckResult, ReadinessCheck};
 use umbel_contracts::proto::node::AgentHealth;
+use umbel_wire::ca::CLIENT_GRACE;
 use umbel_wire::clock::Wall;
 use umbel_wire::liveness::State;
 
@@ -15,7 +16,6 @@ use super::gpus::Absence;
 use super::node::{Lifecycle, Node};
 use super::problems::{CLOCK_AHEAD, CLOCK_BEHIND, DUPLICATE_IDENTITY};
 use super::snapshot::{self, FIGURES_AGE};
-use crate::core::credentials::GRACE;
 use crate::core::rotation::WARNED;
 
 /// An inventory older than this says nothing of the host as it is.
@@ -82,7 +82,7 @@ fn connection(node: &Node, moment: Moment) -> ReadinessCheck {
         return connected(node, moment);
     }
     let ends = Wall(credential.not_after_unix_ms);
-    if credential.not_after_unix_ms > 0 && Wall(moment.wall) > ends + GRACE {
+    if credential.not_after_unix_ms > 0 && Wall(moment.wall) > ends + CLIENT_GRACE {
         let ended = moment.wall.saturating_sub(ends.unix_ms());
         let next = format!(
             "It is too late to renew it: umbel ctl token create --replace {who}, then enroll the host."
