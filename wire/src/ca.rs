@@ -106,6 +106,7 @@ pub struct ServerCredential {
 #[derive(Debug)]
 pub struct Authority {
     certificate: CertificateDer<'static>,
+    digest: [u8; 32],
     issuer: Issuer<'static, KeyPair>,
 }
 
@@ -212,7 +213,7 @@ impl Authority {
         validity: Duration,
     ) -> Result<ServerCredential, AuthorityError> {
         let key = KeyPair::generate()?;
-        let mut params = leaf(names.first().map_or("umbel", String::as_str), now, validity);
+        let mut params = leaf(names.first().map_or("umbel", String::as_str), random_serial(), now, validity);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         for name in names {
             params.subject_alt_names.push(match name.parse::<IpAddr>() {
@@ -238,7 +239,7 @@ impl Authority {
     /// SHA-256 of [`Self::certificate_der`]: what an enrollment token carries.
     #[must_use]
     pub fn digest(&self) -> [u8; 32] {
-        certificate_digest(&self.certificate)
+        self.digest
     }
 
     fn sign_client(
@@ -249,17 +250,17 @@ impl Authority {
         validity: Duration,
     ) -> Result<Issued, AuthorityError> {
         let uri = name.to_string();
-        let mut params = leaf(&uri, now, validity);
+        let serial = random_serial();
+        let mut params = leaf(&uri, serial, now, validity);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         params.subject_alt_names = vec![SanType::URI(uri.as_str().try_into()?)];
+        let not_after = Wall(params.not_after.unix_timestamp() * 1000);
         let certificate = params.signed_by(&request.0.public_key, &self.issuer)?;
-        let issued = PeerCertificate::parse(certificate.der())
-            .map_err(|error| AuthorityError::Request(format!("what it would give is unreadable: {error}")))?;
         Ok(Issued {
             chain: vec![certificate.der().to_vec(), self.certificate.to_vec()],
-            key_hash: issued.key_hash,
-            serial: issued.serial,
-            not_after: issued.not_after,
+            key_hash: request.key_hash(),
+            serial: data_encoding::HEXLOWER.encode(&serial),
+            not_after,
             issuer: self.digest(),
         })
     }
@@ -285,7 +286,8 @@ impl Authority {
 
     fn assemble(certificate: CertificateDer<'static>, key: KeyPair) -> Result<Self, AuthorityError> {
         let issuer = Issuer::from_ca_cert_der(&certificate, key)?;
-        Ok(Self { certificate, issuer })
+        let digest = certificate_digest(&certificate);
+        Ok(Self { certificate, digest, issuer })
     }
 }
 
@@ -337,8 +339,7 @@ fn read_request(request: &[u8]) -> Result<CertificateSigningRequestParams, Autho
     Ok(parsed)
 }
 
-fn leaf(common: &str, now: Wall, validity: Duration) -> CertificateParams {
-    let serial = random_serial();
+fn leaf(common: &str, serial: [u8; 16], now: Wall, validity: Duration) -> CertificateParams {
     let mut params = CertificateParams::default();
     params.distinguished_name = common_name(common);
     params.serial_number = Some(SerialNumber::from_slice(&serial));

@@ -15,6 +15,8 @@ use crate::error::{Code, Error};
 use crate::ids::KeyHash;
 use crate::secret::{Secret, SecretHash};
 
+mod chain;
+
 /// Longest life of a token.
 pub const LONGEST_LIFE: Duration = Duration::from_secs(24 * 3600);
 /// Life of a token when nothing else is asked.
@@ -48,7 +50,9 @@ pub struct ClaimRow {
     pub claimed_at_unix_ms: i64,
     /// The node id or edge id that came of it.
     pub subject: String,
-    /// The chain that was answered, DER, leaf first: the same bytes are answered again.
+    /// The chain that was answered, DER, leaf first: the same bytes are answered again. Stored as base64; rows from before
+    /// that hold arrays of numbers, and are read too.
+    #[serde(with = "chain")]
     pub certificate_chain: Vec<Vec<u8>>,
     /// That credential was revoked, rotated or decommissioned since: it is not given out again.
     pub void: bool,

@@ -43,6 +43,22 @@ fn decide(now: i64, row: Option<&TokenRow>, secret_of: u8, key_of: u8) -> Claim 
 }
 
 #[test]
+fn a_stored_chain_is_base64_and_one_from_before_that_still_decodes() {
+    let mut row = claimed(7, MINTED);
+    row.claim.as_mut().unwrap().certificate_chain = vec![vec![0, 1, 255], vec![]];
+    let stored = serde_json::to_value(&row).unwrap();
+    assert_eq!(stored["claim"]["certificate_chain"], serde_json::json!(["AAH/", ""]));
+    assert_eq!(serde_json::from_value::<TokenRow>(stored.clone()).unwrap(), row);
+    let mut old = stored;
+    old["claim"]["certificate_chain"] = serde_json::json!([[0, 1, 255], []]);
+    assert_eq!(serde_json::from_slice::<TokenRow>(old.to_string().as_bytes()).unwrap(), row);
+    for bad in [serde_json::json!(["AAH"]), serde_json::json!([[256]]), serde_json::json!([7])] {
+        old["claim"]["certificate_chain"] = bad;
+        assert!(serde_json::from_value::<TokenRow>(old.clone()).is_err());
+    }
+}
+
+#[test]
 fn a_fresh_token_is_claimed_once_and_replayed_to_the_same_key() {
     let fresh = row();
     assert_eq!(decide(MINTED, Some(&fresh), 1, 7), Claim::Fresh);

@@ -15,7 +15,7 @@ use super::Moment;
 use super::gpus::Absence;
 use super::node::{Lifecycle, Node};
 use super::problems::{CLOCK_AHEAD, CLOCK_BEHIND, DUPLICATE_IDENTITY};
-use super::snapshot::{self, FIGURES_AGE};
+use super::snapshot::{self, FIGURES_AGE, Reports};
 use crate::core::rotation::WARNED;
 
 /// An inventory older than this says nothing of the host as it is.
@@ -27,13 +27,13 @@ const DAY_MS: i64 = 24 * 3_600 * 1_000;
 const TELEMETRY: &str = "hardware.telemetry";
 
 /// All five checks of exactly this node.
-pub(crate) fn checks(node: &Node, moment: Moment) -> Vec<ReadinessCheck> {
+pub(crate) fn checks(node: &Node, reports: &Reports, moment: Moment) -> Vec<ReadinessCheck> {
     vec![
         connection(node, moment),
-        inventory(node, moment),
+        inventory(node, reports, moment),
         protocol(node),
         agent(node),
-        telemetry(node, moment),
+        telemetry(node, reports, moment),
     ]
 }
 
@@ -173,9 +173,9 @@ fn clock(node: &Node) -> Option<(String, String)> {
     ))
 }
 
-fn inventory(node: &Node, moment: Moment) -> ReadinessCheck {
+fn inventory(node: &Node, reports: &Reports, moment: Moment) -> ReadinessCheck {
     let name = "inventory";
-    let Some(kept) = &node.report.inventory else {
+    let (Some(kept), Some(report)) = (&node.report.inventory, &reports.inventory) else {
         return failed(
             name,
             "never reported",
@@ -194,7 +194,6 @@ fn inventory(node: &Node, moment: Moment) -> ReadinessCheck {
         };
         return failed(name, old, next);
     }
-    let report = kept.report();
     if !report.complete {
         return failed(
             name,
@@ -255,9 +254,9 @@ fn agent(node: &Node) -> ReadinessCheck {
     }
 }
 
-fn telemetry(node: &Node, moment: Moment) -> ReadinessCheck {
+fn telemetry(node: &Node, reports: &Reports, moment: Moment) -> ReadinessCheck {
     let name = "telemetry";
-    let Some(kept) = &node.report.telemetry else {
+    let (Some(kept), Some(report)) = (&node.report.telemetry, &reports.telemetry) else {
         // An agent that does not name the capability is not missing anything.
         return match node.capabilities.iter().any(|name| name == TELEMETRY) {
             true => failed(name, "none received yet", "Wait for one, at most ten seconds."),
@@ -276,7 +275,7 @@ fn telemetry(node: &Node, moment: Moment) -> ReadinessCheck {
         };
         return failed(name, old, next);
     }
-    let driver = kept.report().gpus.iter().map(|gpu| gpu.age_ms).max().unwrap_or(0);
+    let driver = report.gpus.iter().map(|gpu| gpu.age_ms).max().unwrap_or(0);
     if Duration::from_millis(driver.into()) > FIGURES_AGE {
         return failed(
             name,

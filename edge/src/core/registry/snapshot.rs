@@ -19,7 +19,7 @@ use super::readiness;
 
 mod hardware;
 
-pub(crate) use hardware::FIGURES_AGE;
+pub(crate) use hardware::{FIGURES_AGE, Reports};
 
 /// A provider's counts as admission holds them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,7 +38,8 @@ pub(crate) fn node(
     moment: Moment,
     figures: &dyn Fn(&str) -> Option<Figures>,
 ) -> EdgeNodeSnapshot {
-    let readiness = readiness::checks(node, moment);
+    let reports = Reports::of(node);
+    let readiness = readiness::checks(node, &reports, moment);
     let streams = [node.streams.inventory, node.streams.telemetry];
     let ready = readiness.iter().all(|check| check.result() != CheckResult::Failed);
     EdgeNodeSnapshot {
@@ -56,8 +57,8 @@ pub(crate) fn node(
         protocol: node.protocol,
         protocol_verdict: if node.protocol == 0 { String::new() } else { "COMPATIBLE".to_owned() },
         config: Some(config(node)),
-        inventory: hardware::inventory(node, moment),
-        telemetry: hardware::telemetry(node, moment),
+        telemetry: hardware::telemetry(node, &reports, moment),
+        inventory: hardware::inventory(node, reports, moment),
         providers: node.report.engines.iter().map(|engine| provider(node, engine, figures)).collect(),
         capabilities: node.capabilities.clone(),
         problems: shown_problems(node),

@@ -9,7 +9,7 @@ use umbel_contracts::proto::control::{
     EngineMemorySummary, GpuFigures, GpuState, GpuSummary, InventorySummary, MigSummary, StorageSummary,
     TelemetrySummary,
 };
-use umbel_contracts::proto::node::{Gpu, GpuTelemetry, NodeTelemetry};
+use umbel_contracts::proto::node::{Gpu, GpuTelemetry, NodeInventory, NodeTelemetry};
 
 use super::super::Moment;
 use super::super::gpus::{Absence, AbsentGpu};
@@ -19,11 +19,23 @@ use super::super::reports::GPUS_MAX;
 /// Three intervals of telemetry: what is older says nothing of now.
 pub(crate) const FIGURES_AGE: Duration = Duration::from_secs(15);
 
+/// What a node last reported, unpacked once for all that is told of it.
+pub(crate) struct Reports {
+    pub(crate) inventory: Option<NodeInventory>,
+    pub(crate) telemetry: Option<NodeTelemetry>,
+}
+
+impl Reports {
+    pub(super) fn of(node: &Node) -> Self {
+        Self { inventory: node.inventory(), telemetry: node.telemetry() }
+    }
+}
+
 /// The hardware with the figures of each GPU.
-pub(super) fn inventory(node: &Node, moment: Moment) -> Option<InventorySummary> {
+pub(super) fn inventory(node: &Node, reports: Reports, moment: Moment) -> Option<InventorySummary> {
     let kept = node.report.inventory.as_ref()?;
-    let report = kept.report();
-    let fresh = fresh(node, moment);
+    let report = reports.inventory?;
+    let fresh = fresh(node, reports.telemetry, moment);
     let free = |name: &str| {
         let fresh = fresh.as_ref()?;
         fresh.telemetry.storage.iter().find(|root| root.name == name).map(|root| root.free_bytes)
@@ -61,9 +73,9 @@ pub(super) fn inventory(node: &Node, moment: Moment) -> Option<InventorySummary>
 }
 
 /// The host's figures with their age, however old.
-pub(super) fn telemetry(node: &Node, moment: Moment) -> Option<TelemetrySummary> {
+pub(super) fn telemetry(node: &Node, reports: &Reports, moment: Moment) -> Option<TelemetrySummary> {
     let kept = node.report.telemetry.as_ref()?;
-    let report = kept.report();
+    let report = reports.telemetry.as_ref()?;
     Some(TelemetrySummary {
         age_ms: millis(kept.age(moment)),
         memory_used_bytes: report.memory_used_bytes,
@@ -75,18 +87,18 @@ pub(super) fn telemetry(node: &Node, moment: Moment) -> Option<TelemetrySummary>
 }
 
 /// Telemetry that still says something of now.
-pub(crate) struct Fresh {
-    pub(crate) telemetry: NodeTelemetry,
+struct Fresh {
+    telemetry: NodeTelemetry,
     age: Duration,
     received_at_unix_ms: i64,
 }
 
 /// The last telemetry, unless it is too old.
-pub(crate) fn fresh(node: &Node, moment: Moment) -> Option<Fresh> {
+fn fresh(node: &Node, telemetry: Option<NodeTelemetry>, moment: Moment) -> Option<Fresh> {
     let kept = node.report.telemetry.as_ref()?;
     let age = kept.age(moment);
     let received_at_unix_ms = kept.received_at_unix_ms;
-    (age <= FIGURES_AGE).then(|| Fresh { telemetry: kept.report(), age, received_at_unix_ms })
+    telemetry.filter(|_| age <= FIGURES_AGE).map(|telemetry| Fresh { telemetry, age, received_at_unix_ms })
 }
 
 fn gpu(node: &Node, gpu: Gpu, told: i64, fresh: Option<&Fresh>) -> GpuSummary {
