@@ -100,9 +100,19 @@ fn a_whole_document_is_shown_before_it_replaces_everything() {
         ran.err
     );
     assert_eq!(sent(&server)["dry_run"], true);
-    assert_eq!(server.ctl(&[&words[..], &["--yes"]].concat()).code, 0);
+    let ran = server.ctl(&[&words[..], &["--yes"]].concat());
+    assert_eq!((ran.code, ran.err.contains("Would")), (0, false), "{}", ran.err);
     assert_ne!(sent(&server)["dry_run"], true);
     assert_eq!(sent(&server)["args"]["document"]["edge"]["liveness"]["offline"], "2m");
+}
+
+#[test]
+fn nothing_at_all_takes_no_settings_away() {
+    let server = server();
+    server.on(COMMANDS, 200, done(&example("settings.set", "whole")));
+    let ran = server.ctl(&["settings", "set", "-y", "-f", "/dev/null"]);
+    assert_eq!(ran.code, 2, "{}", ran.err);
+    assert!(server.asked().iter().all(|asked| !asked.line.starts_with("POST")));
 }
 
 #[test]
@@ -203,11 +213,18 @@ fn an_export_goes_to_a_new_file_of_one_record_a_line() {
     let words = ["audit", "export", "--out", file.to_str().unwrap()];
     assert_eq!(server.ctl(&words).code, 0);
     assert_eq!(server.ctl(&words).code, 2, "a file that is there stays");
+    for format in ["json", "yaml", "name"] {
+        assert_eq!(server.ctl(&["audit", "export", "-o", format]).code, 2, "{format}");
+    }
+    assert_eq!(server.ctl(&["audit", "export", "-o", "jsonl"]).code, 0);
     assert_eq!(std::fs::read_to_string(&file).unwrap().lines().count(), 1);
     // Its hash is an example's, not the entry's.
     let ran = run(&["ctl", "--socket", "/nonexistent", "audit", "verify", "--file", file.to_str().unwrap()]);
     assert_eq!(ran.code, 3, "{}", ran.err);
     assert!(ran.out.contains("number 41 is not what was hashed"), "{}", ran.out);
+    std::fs::write(&file, "{\"seq").unwrap();
+    let ran = run(&["ctl", "--socket", "/nonexistent", "audit", "verify", "--file", file.to_str().unwrap()]);
+    assert_eq!(ran.code, 3, "{}", ran.err);
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! `ctl settings`: a site's settings, how far they have got, and changing them.
 //!
-//! Leaves the words of a change to `change`. Invariant: what is in force at a node is shown with where it comes from.
+//! Leaves the words of a change to `change` and a whole document to `document`. Invariant: what is in force at a node is shown with where it comes from.
 
 mod change;
+mod document;
 
 use serde_json::{Map, Value};
 use umbel_contracts::operations::{

@@ -19,7 +19,7 @@ use crate::{
     client::parse,
     ctl::Ctl,
     exit::{Exit, Failure, Outcome},
-    output::{line, members, put, say},
+    output::{Format, line, members, put, say},
 };
 
 /// Lines on one page.
@@ -58,6 +58,9 @@ fn tell(ctl: &Ctl, raw: &str, found: &AuditVerifyResult, whose: &str) -> Outcome
 
 /// Writes the chain page by page.
 pub(super) async fn export(ctl: &Ctl, after: Option<u64>, out: Option<&Path>) -> Outcome {
+    if !matches!(ctl.global.output, Format::Table | Format::Jsonl) {
+        return Err(Failure::usage("an export is one JSON object a line and nothing else: leave out -o"));
+    }
     let site = match &ctl.global.site {
         Some(_) => Some(ctl.one_site().await?),
         None => None,
@@ -117,12 +120,25 @@ async fn page(ctl: &Ctl, site: Option<&str>, after: Option<u64>) -> Outcome<Stri
 pub(super) fn verify_file(ctl: &Ctl, path: &Path) -> Outcome {
     let file = File::open(path)
         .map_err(|error| Failure::usage(format!("cannot read {}: {error}", path.display())))?;
-    let found = check(BufReader::new(file).lines().map(|line| line.map_err(Failure::from)))?;
+    let found = check(BufReader::new(file).lines())?;
     let raw = serde_json::to_string(&found).map_err(|error| Failure::failed(error.to_string()))?;
     tell(ctl, &raw, &found, &path.display().to_string())
 }
 
-fn check(lines: impl Iterator<Item = Outcome<String>>) -> Outcome<AuditVerifyResult> {
+/// A line of an export, and nothing beside it: a key more would be read by people, and no hash covers it.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Line {
+    sequence: u64,
+    previous: String,
+    entry: String,
+    hash: String,
+}
+
+/// A line as text, or that it is no text; an error is one of reading.
+type Read = std::io::Result<String>;
+
+fn check(lines: impl Iterator<Item = Read>) -> Outcome<AuditVerifyResult> {
     let mut found = AuditVerifyResult {
         whole: true,
         entries: 0,
@@ -133,21 +149,20 @@ fn check(lines: impl Iterator<Item = Outcome<String>>) -> Outcome<AuditVerifyRes
         message: "the chain is whole".to_owned(),
     };
     for (number, text) in lines.enumerate() {
-        let text = text?;
-        if text.trim().is_empty() {
-            continue;
-        }
-        let line: AuditLine = serde_json::from_str(&text)
-            .map_err(|error| Failure::usage(format!("line {} is no record: {error}", number + 1)))?;
-        let wrong = if found.entries > 0 && line.sequence != found.last_sequence + 1 {
-            Some(format!("after number {} comes {}", found.last_sequence, line.sequence))
-        } else if found.entries > 0 && line.previous != found.last_hash {
-            Some(format!("number {} does not follow the one before it", line.sequence))
-        } else if hash(&line).as_ref() != Some(&line.hash) {
-            Some(format!("number {} is not what was hashed", line.sequence))
-        } else {
-            None
+        let line = match text {
+            Ok(text) if text.trim().is_empty() => continue,
+            Ok(text) => serde_json::from_str::<Line>(&text).map_err(|error| error.to_string()),
+            Err(error) if error.kind() == std::io::ErrorKind::InvalidData => Err(error.to_string()),
+            Err(error) => return Err(error.into()),
         };
+        let line = match line {
+            Ok(Line { sequence, previous, entry, hash }) => AuditLine { sequence, previous, entry, hash },
+            Err(error) => {
+                (found.whole, found.message) = (false, format!("line {} is no record: {error}", number + 1));
+                return Ok(found);
+            }
+        };
+        let wrong = wrong(&found, &line);
         if found.entries == 0 {
             found.first_sequence = line.sequence;
         }
@@ -158,7 +173,23 @@ fn check(lines: impl Iterator<Item = Outcome<String>>) -> Outcome<AuditVerifyRes
         }
         (found.last_sequence, found.last_hash) = (line.sequence, line.hash);
     }
+    if found.entries == 0 {
+        (found.whole, found.message) = (false, "no record is in it".to_owned());
+    }
     Ok(found)
+}
+
+/// What is wrong with a line behind those that were found good.
+fn wrong(found: &AuditVerifyResult, line: &AuditLine) -> Option<String> {
+    if found.entries > 0 && found.last_sequence.checked_add(1) != Some(line.sequence) {
+        Some(format!("after number {} comes {}", found.last_sequence, line.sequence))
+    } else if found.entries > 0 && line.previous != found.last_hash {
+        Some(format!("number {} does not follow the one before it", line.sequence))
+    } else if hash(line).as_ref() != Some(&line.hash) {
+        Some(format!("number {} is not what was hashed", line.sequence))
+    } else {
+        None
+    }
 }
 
 /// SHA-256 over the previous hash and the entry's text, as the operation says.
@@ -207,5 +238,27 @@ mod tests {
         line.entry.push(' ');
         line.hash = hash(line).unwrap();
         assert_eq!(checked(&rehashed), (false, Some(7)));
+    }
+
+    #[test]
+    fn what_is_no_record_is_not_whole_either() {
+        let broken = |texts: Vec<std::io::Result<String>>| {
+            let found = check(texts.into_iter()).unwrap();
+            assert!(!found.whole, "{found:?}");
+            found.message
+        };
+        assert_eq!(broken(Vec::new()), "no record is in it");
+        let good: Vec<String> = chain().iter().map(|line| serde_json::to_string(line).unwrap()).collect();
+        let mut cut = good.clone();
+        let last = cut.last_mut().unwrap();
+        last.truncate(last.len() - 9);
+        assert!(broken(cut.into_iter().map(Ok).collect()).starts_with("line 4 is no record"));
+        let mut more = good.clone();
+        *more.get_mut(1).unwrap() = good.get(1).unwrap().replacen('{', "{\"actor\":\"evil\",", 1);
+        assert!(broken(more.into_iter().map(Ok).collect()).contains("unknown field `actor`"));
+        let no_text = std::io::Error::new(std::io::ErrorKind::InvalidData, "no UTF-8");
+        assert!(broken(vec![Err(no_text)]).starts_with("line 1 is no record"));
+        let failing = std::io::Error::other("the disk");
+        assert!(check(std::iter::once(Err(failing))).is_err());
     }
 }

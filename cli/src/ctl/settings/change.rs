@@ -3,18 +3,18 @@
 //! Invariant: replacing the whole document is asked for with the difference; one site's failure hides no other's
 //! success.
 
-use std::{
-    io::{Read as _, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
-    path::Path,
-};
+use std::{io::Write as _, os::unix::fs::OpenOptionsExt as _};
 
 use serde_json::Value;
 use umbel_contracts::operations::{
     SettingsChange, SettingsChangedResult, SettingsGetArgs, SettingsRollbackArgs, SettingsSetArgs,
 };
 
-use super::{difference, get};
+use super::{
+    difference,
+    document::{document_of, read},
+    get,
+};
 use crate::{
     args::SettingsVerb,
     calls::{Call, new_command_id},
@@ -25,8 +25,6 @@ use crate::{
 
 /// How long a site may take to store a version.
 const WAIT: std::time::Duration = std::time::Duration::from_secs(10);
-/// A document above this cannot be taken: arguments of a command are smaller.
-const LARGEST: u64 = 1024 * 1024;
 
 pub(super) async fn run(ctl: &Ctl, verb: &SettingsVerb) -> Outcome {
     match verb {
@@ -61,30 +59,6 @@ fn change_of(word: &str) -> Outcome<SettingsChange> {
     Ok(SettingsChange { path: path.to_owned(), value })
 }
 
-fn read(path: &Path) -> Outcome<String> {
-    let mut text = String::new();
-    let read = if path == Path::new("-") {
-        std::io::stdin().lock().take(LARGEST).read_to_string(&mut text)
-    } else {
-        std::fs::File::open(path).and_then(|file| file.take(LARGEST).read_to_string(&mut text))
-    };
-    read.map_err(|error| Failure::usage(format!("cannot read {}: {error}", path.display())))?;
-    Ok(text)
-}
-
-/// A document in JSON, or in TOML as the hosts' own files.
-fn document_of(text: &str) -> Outcome<Value> {
-    let json = serde_json::from_str::<Value>(text);
-    let value = match json {
-        Ok(value) => value,
-        Err(json) => toml::from_str::<toml::Table>(text)
-            .ok()
-            .and_then(|table| serde_json::to_value(table).ok())
-            .ok_or_else(|| Failure::usage(format!("this is neither JSON nor TOML; as JSON: {json}")))?,
-    };
-    if value.is_object() { Ok(value) } else { Err(Failure::usage("the settings are a table of keys")) }
-}
-
 /// Sends a change to each selected site.
 async fn set(ctl: &Ctl, args: SettingsSetArgs) -> Outcome {
     let sites: Vec<String> = match &ctl.global.site {
@@ -94,7 +68,8 @@ async fn set(ctl: &Ctl, args: SettingsSetArgs) -> Outcome {
     if args.document.is_some() && !ctl.global.dry_run {
         for site in &sites {
             let (changed, _) = send(ctl, site, "settings.set", &args, true).await?;
-            if changed.changed {
+            // Whoever is not asked reads it once, when it is done.
+            if changed.changed && !ctl.global.yes {
                 say(&format!("Would change at {site}:\n{}", difference(&changed.diff).trim_end()));
             }
         }
@@ -211,7 +186,7 @@ mod tests {
 
     use serde_json::json;
 
-    use super::{change_of, document_of};
+    use super::change_of;
 
     #[test]
     fn a_value_is_json_or_a_text() {
@@ -229,13 +204,5 @@ mod tests {
             assert_eq!((change.path.as_str(), change.value), (path, value), "{word}");
         }
         assert!(change_of("a.b").is_err() && change_of("=1").is_err());
-    }
-
-    #[test]
-    fn a_document_is_json_or_toml() {
-        let wanted = json!({ "edge": { "queue": { "max_wait": "30s" } } });
-        assert_eq!(document_of(r#"{"edge":{"queue":{"max_wait":"30s"}}}"#).unwrap(), wanted);
-        assert_eq!(document_of("[edge.queue]\nmax_wait = \"30s\"\n").unwrap(), wanted);
-        assert!(document_of("[1]").is_err() && document_of("nonsense").is_err());
     }
 }
