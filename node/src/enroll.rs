@@ -99,6 +99,12 @@ async fn stands(state: &State, identity: &Identity) -> Result<bool, StartError> 
 async fn opens(state: &State, identity: &Identity) -> Result<bool, StartError> {
     let Err(error) = standing::ask(state, identity).await? else { return Ok(true) };
     let lost = match &error.rejection {
+        Some(rejection) if rejection.error.reason == "NODE_DECOMMISSIONED" => {
+            return Err(StartError::Refused(format!(
+                "node {} was decommissioned for good, and its identity stands in this state directory: move the directory                  aside, then enroll the host as a new node. The token was not used.",
+                identity.node_id
+            )));
+        }
         Some(rejection) => is_lost(&rejection.error.reason),
         // It missed a change of the edge's authority; the token names the one that is to be trusted.
         None => error.step == DialStep::Tls,

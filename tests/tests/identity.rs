@@ -243,11 +243,13 @@ fn a_retired_node_never_comes_back() {
         let ran = s.edge.ctl(words);
         assert_ne!(ran.code, 0, "{words:?}: {ran:?}");
     }
-    // Its key never enrolls again; its host with another key is a new node, which may have the name.
+    // The identity says so itself, and the token stays good; its key never enrolls again; its host with another key is a new node, which may have the name.
+    s.node.daemon.kill();
+    let tombstone = s.node.enroll(&s.edge.token("gpu-1"));
+    assert!(tombstone.code != 0 && tombstone.err.contains("decommissioned"), "{tombstone:?}");
     std::fs::remove_file(s.node.state.join("identity.json")).unwrap();
     let same_key = s.node.enroll(&s.edge.token("gpu-1"));
     assert_ne!(same_key.code, 0, "{same_key:?}");
-    s.node.daemon.kill();
     let mut host = s.fleet.node_files("new-life", &external(&s.engine, 4));
     let _ = host.enroll(&s.edge.token("gpu-1")).ok();
     host.daemon.start();
