@@ -99,6 +99,11 @@ impl World {
         self.judged().map_err(|(invariant, what)| self.history.failure(invariant, what))
     }
 
+    /// Judges what only the control plane did.
+    pub(crate) fn look_at_plane(&mut self) -> Result<(), Box<Failure>> {
+        self.site_is_shown().map_err(|(invariant, what)| self.history.failure(invariant, what))
+    }
+
     fn judged(&mut self) -> Found {
         must(self.people.strange.is_empty(), "a request has one answer", || {
             format!("{:?} were answered again", self.people.strange)

@@ -274,7 +274,12 @@ impl World {
                 Next::People => self.people_act(),
             }
             self.network.forget();
-            self.look()?;
+            if matches!(what, Next::Plane) {
+                // What it brought to the site is judged with the site's next step.
+                self.look_at_plane()?;
+            } else {
+                self.look()?;
+            }
         }
     }
 
