@@ -166,6 +166,11 @@ fn a_revoked_node_comes_back_only_by_replacement() {
     let start = Instant::now();
     s.edge.wait_node("gpu-1", "cut off", AT_ONCE, |node| node["connected"] == false);
     assert!(start.elapsed() < AT_ONCE);
+    for name in ["gpu-1", id.as_str()] {
+        let why = s.edge.ctl(&["node", "why", name]);
+        assert_eq!(why.code, 3, "{why:?}");
+        assert!(why.out.contains("it was decommissioned") && why.out.contains("token create"), "{}", why.out);
+    }
     s.edge.daemon.kill();
     s.edge.start();
     let error = said_hello(&s.edge, &old, &id).unwrap_err();

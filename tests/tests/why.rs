@@ -83,6 +83,10 @@ fn a_node_that_people_keep_out() {
     let _ = s.edge.ctl(&["node", "revoke", "gpu-1", "--confirm", "gpu-1", "-m", "a test"]).ok();
     let revoked = why(&s.edge, "gpu-1", "certificate", 3);
     assert_eq!(revoked["next_step"], "umbel ctl token create --replace gpu-1");
+    assert_eq!(s.edge.node("gpu-1")["state"], "credential_revoked");
+    let enabled = s.edge.ctl(&["node", "enable", "gpu-1"]).ok();
+    let told = format!("{}{}", enabled.out, enabled.err);
+    assert!(told.contains("credential is revoked") && told.contains("--replace gpu-1"), "{told}");
 }
 
 /// Row 11 and 17: a clock that is ahead is named with how far; when it is right again, all is well by itself.

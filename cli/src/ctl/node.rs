@@ -34,7 +34,7 @@ pub(crate) async fn run(ctl: &Ctl, name: Option<&str>, verb: Option<&NodeVerb>) 
         (None | Some(NodeVerb::List { .. }), None) => list(ctl, all(ctl).await?).await,
         (Some(NodeVerb::Show { name }), _) => show::run(ctl, name).await,
         (Some(NodeVerb::Why { name }), _) => {
-            let (node, _) = find(ctl, name).await?.item;
+            let (node, _) = find_even_retired(ctl, name).await?;
             why::run(ctl, &node)
         }
         (Some(NodeVerb::Decommission { name, preview, deadline, confirm }), _) => {
@@ -91,6 +91,27 @@ fn found((nodes, missing): Nodes, name: &str) -> Outcome<pick::Picked<(SiteNode,
     })
 }
 
+/// A node to look at. Retired ones are in no list unless asked for; by their whole name or id they are still found, before
+/// one whose name only begins so.
+async fn find_even_retired(ctl: &Ctl, name: &str) -> Outcome<(SiteNode, String)> {
+    let living = find(ctl, name).await;
+    match &living {
+        Ok(picked) if picked.exact => {}
+        Err(failure) if failure.exit() != Exit::NotFound => {}
+        _ => {
+            let mut nodes = retired(ctl).await.unwrap_or_default();
+            nodes.0.retain(|(node, _)| node.node.lifecycle.as_str() == "decommissioned");
+            let is = |(node, _): &(SiteNode, String)| {
+                [&node.node.name, &node.node.node_id].contains(&&name.to_owned())
+            };
+            if nodes.0.iter().any(is) {
+                return found(nodes, name).map(|picked| picked.item);
+            }
+        }
+    }
+    living.map(|picked| picked.item)
+}
+
 /// The node whose whole name this is: for what cannot be undone the start of one is not enough.
 pub(crate) async fn whole(ctl: &Ctl, name: &str) -> Outcome<SiteNode> {
     let picked = find(ctl, name).await?;
@@ -104,6 +125,15 @@ pub(crate) async fn whole(ctl: &Ctl, name: &str) -> Outcome<SiteNode> {
 /// The word for what a node does now.
 fn state(node: &NodeObject) -> &str {
     if node.draining && node.state == "online" { "draining" } else { &node.state }
+}
+
+fn is_revoked(node: &NodeObject) -> bool {
+    node.credential.as_ref().is_some_and(|credential| credential.revoked_at.is_some())
+}
+
+/// How a node whose credential opens nothing any more comes back as the same node.
+fn comes_back(node: &NodeObject) -> String {
+    format!("umbel ctl token create --replace {}, then umbel node enroll on its host", node.name)
 }
 
 fn yes(value: bool) -> &'static str {

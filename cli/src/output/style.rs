@@ -90,9 +90,8 @@ pub(crate) fn state_tone(state: &str) -> Tone {
         }
         "stale" | "loading" | "draining" | "degraded" | "cached" | "timed_out" | "unknown" | "running"
         | "accepted" | "claimed" | "read_only" => Tone::Warn,
-        "offline" | "failed" | "unavailable" | "disconnected" | "revoked" | "expired" | "cancelled" => {
-            Tone::Bad
-        }
+        "offline" | "failed" | "unavailable" | "disconnected" | "revoked" | "expired" | "cancelled"
+        | "credential_revoked" | "credential_expired" => Tone::Bad,
         "never" | "disabled" | "decommissioned" | "no" => Tone::Dim,
         _ => Tone::Plain,
     }

@@ -34,7 +34,7 @@ pub struct NodeObject {
     pub name: String,
     /// From the node's file and from operators.
     pub labels: BTreeMap<String, String>,
-    /// One word for people: decommissioned, else disabled, else credential_expired, else the liveness.
+    /// One word for people: decommissioned, else disabled, else credential_revoked, else credential_expired, else the liveness.
     pub state: String,
     /// What people decided.
     pub lifecycle: NodeLifecycle,
@@ -98,6 +98,10 @@ pub struct NodeObject {
     pub reports_missed: u64,
 }
 
+fn is_revoked(node: &control::EdgeNodeSnapshot) -> bool {
+    node.credential.as_ref().is_some_and(|credential| credential.revoked_at_unix_ms > 0)
+}
+
 impl NodeObject {
     /// From the wire.
     #[must_use]
@@ -105,6 +109,7 @@ impl NodeObject {
         let lifecycle = NodeLifecycle::from_number(node.lifecycle);
         let liveness = NodeLiveness::from_number(node.liveness);
         let state = match lifecycle {
+            NodeLifecycle::Enrolled if is_revoked(&node) => "credential_revoked",
             NodeLifecycle::Enrolled if node.problems.iter().any(|one| one.code == CREDENTIAL_EXPIRED) => {
                 "credential_expired"
             }

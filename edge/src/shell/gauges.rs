@@ -145,8 +145,17 @@ const GPU_COUNTS: [GpuCount; 3] = [
 ];
 
 /// Every word that a node's state may be.
-const STATES: [&str; 8] =
-    ["online", "stale", "offline", "never", "unknown", "credential_expired", "disabled", "decommissioned"];
+const STATES: [&str; 9] = [
+    "online",
+    "stale",
+    "offline",
+    "never",
+    "unknown",
+    "credential_revoked",
+    "credential_expired",
+    "disabled",
+    "decommissioned",
+];
 
 /// Telemetry older than three intervals says nothing of now.
 fn fresh(node: &NodeObject) -> Option<&umbel_contracts::objects::TelemetryObject> {

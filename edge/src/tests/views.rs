@@ -79,6 +79,15 @@ fn row_6_every_view_says_the_same() {
         agree(&edge, &node, "disabled").await;
         connection.closed().await;
         agree(&edge, &node, "disabled").await;
+        // Nothing that was measured says as much of it as this.
+        edge.ask("node.enable", "node:n", json!({})).await.unwrap();
+        edge.ask("node.credential.revoke", "node:n", json!({})).await.unwrap();
+        agree(&edge, &node, "credential_revoked").await;
+        until("offline", || edge.view(&node).liveness == State::Offline).await;
+        agree(&edge, &node, "credential_revoked").await;
+        let problems = status::node(&edge.running.site, &edge.view(&node)).problems;
+        let offline = problems.iter().find(|problem| problem.code == "NODE_OFFLINE").unwrap();
+        assert!(offline.message.contains("token create --replace n"), "{}", offline.message);
     });
 }
 

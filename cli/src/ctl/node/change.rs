@@ -65,7 +65,13 @@ pub(super) async fn run(ctl: &Ctl, verb: &NodeVerb) -> Outcome {
         NodeVerb::Disable { name } => disable(ctl, name).await,
         NodeVerb::Enable { name } => {
             let node = write_to(ctl, name, "Enable").await?;
-            let then = "It connects by itself within a minute.".to_owned();
+            let then = match super::is_revoked(&node.node) {
+                true => format!(
+                    "But its credential is revoked: it does not connect before it has a new one. To let it back: {}",
+                    super::comes_back(&node.node)
+                ),
+                false => "It connects by itself within a minute.".to_owned(),
+            };
             let words = Words { done: "is enabled", would: "would be enabled", then };
             send(ctl, &node, with_reason(ctl, "node.enable"), words).await
         }

@@ -4,10 +4,10 @@
 
 use umbel_contracts::objects::{GpuFiguresObject, GpuObject, GpuState, NodeObject, SiteNode};
 
-use super::{certificate, find, found, gpus, labels, retired, settings, state, yes};
+use super::{certificate, find_even_retired, gpus, labels, settings, state, yes};
 use crate::{
     ctl::Ctl,
-    exit::{Exit, Outcome},
+    exit::Outcome,
     output::{
         Column, Format, Table, Tone, age_ms, ago, bytes, details, duration_ms, printable, put, say,
         state_tone, utc, width,
@@ -15,17 +15,7 @@ use crate::{
 };
 
 pub(super) async fn run(ctl: &Ctl, name: &str) -> Outcome {
-    let picked = match find(ctl, name).await {
-        // Retired nodes are in no list unless asked for; by their whole name they are still found.
-        Err(failure) if failure.exit() == Exit::NotFound && !failure.is_ambiguous() => {
-            match retired(ctl).await.and_then(|nodes| found(nodes, name)) {
-                Ok(picked) if picked.exact => picked,
-                _ => return Err(failure),
-            }
-        }
-        other => other?,
-    };
-    let (SiteNode { edge_id, node }, raw) = picked.item;
+    let (SiteNode { edge_id, node }, raw) = find_even_retired(ctl, name).await?;
     if ctl.put_object(&raw) {
         return Ok(());
     }

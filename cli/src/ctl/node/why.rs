@@ -11,7 +11,7 @@ use super::show::{engine_name, is_gone, skewed};
 use crate::{
     ctl::Ctl,
     exit::{Exit, Failure, Outcome},
-    output::{Tone, ago, printable, put, until},
+    output::{Tone, ago, printable, put, until, utc},
 };
 
 /// A certificate that ends within this time should have been renewed by itself long before.
@@ -144,12 +144,16 @@ fn decided(node: &NodeObject) -> Vec<Check> {
     let name = &node.name;
     let result = |passed: bool| if passed { "passed" } else { "failed" };
     let lifecycle = node.lifecycle.as_str();
+    let is = match node.decommissioned_at {
+        Some(at) => format!("it was decommissioned {} ago ({}), for ever", ago(Some(at)), utc(Some(at))),
+        None => format!("it is {lifecycle}"),
+    };
     let step = match lifecycle {
         "disabled" => format!("umbel ctl node enable {name}"),
         _ => format!("its host joins as a new node: umbel ctl token create {name}"),
     };
     vec![
-        Check::new("lifecycle", result(lifecycle == "enrolled"), format!("it is {lifecycle}"), Some(step)),
+        Check::new("lifecycle", result(lifecycle == "enrolled"), is, Some(step)),
         Check::new(
             "eligible",
             result(node.eligible),
@@ -279,6 +283,7 @@ fn step(code: &str, node: &NodeObject) -> Option<String> {
         "GPU_MISSING" | "GPU_LOST" => format!(
             "dmesg and nvidia-smi on its host say more; to repair it: umbel ctl node drain {name} -m 'GPU'"
         ),
+        "NODE_OFFLINE" if super::is_revoked(node) => super::comes_back(node),
         "NODE_OFFLINE" => "umbel node doctor on its host".to_owned(),
         "ENGINE_FAILED" => "umbel node status on its host has the engine's last lines".to_owned(),
         _ => return None,

@@ -210,6 +210,7 @@ impl Node {
         match self.row.lifecycle {
             Lifecycle::Decommissioned => "decommissioned",
             Lifecycle::Disabled => "disabled",
+            Lifecycle::Enrolled if self.row.credential.revoked_at_unix_ms.is_some() => "credential_revoked",
             Lifecycle::Enrolled if self.credential_is_lost() => "credential_expired",
             Lifecycle::Enrolled => self.liveness.name(),
         }

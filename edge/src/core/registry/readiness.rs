@@ -75,7 +75,10 @@ fn connection(node: &Node, moment: Moment) -> ReadinessCheck {
         Lifecycle::Enrolled => {}
     }
     if credential.revoked_at_unix_ms.is_some() {
-        let next = format!("Give the host a new credential: umbel ctl token create --replace {who}");
+        let next = format!(
+            "Give the host a new credential: umbel ctl token create --replace {who}, then `umbel node enroll` on it, \
+             where it stands."
+        );
         return failed(name, "its credential is revoked", next);
     }
     if node.connected() {

@@ -221,12 +221,19 @@ fn absent_gpus(node: &Node) -> impl Iterator<Item = control::Problem> {
 /// Follows from the liveness, so it is kept nowhere.
 fn offline(node: &Node) -> Option<control::Problem> {
     let lost = node.row.lifecycle == Lifecycle::Enrolled && node.liveness == State::Offline;
+    let name = &node.row.name;
+    let message = match node.row.credential.revoked_at_unix_ms {
+        Some(_) => format!(
+            "{name} is offline and its credential is revoked: it comes back with a new one, umbel ctl token create \
+             --replace {name}, then `umbel node enroll` on its host, where it stands"
+        ),
+        None => format!(
+            "{name} is offline: look whether its host and its agent run, then at `umbel node doctor` there"
+        ),
+    };
     lost.then(|| control::Problem {
         code: NODE_OFFLINE.to_owned(),
-        message: format!(
-            "{} is offline: look whether its host and its agent run, then at `umbel node doctor` there",
-            node.row.name
-        ),
+        message,
         since_unix_ms: node.report.last_seen_at_unix_ms,
         subject: node.id.to_string(),
     })
@@ -262,7 +269,10 @@ pub(crate) fn counts<'a>(nodes: impl Iterator<Item = &'a Node>) -> Counts {
     let mut counts = Counts::default();
     for node in nodes.filter(|node| node.row.lifecycle != Lifecycle::Decommissioned) {
         counts.nodes_total += 1;
+        let revoked = node.row.credential.revoked_at_unix_ms.is_some();
         match (node.row.lifecycle, node.liveness) {
+            // It was heard a moment ago, and nothing lets it in again.
+            (Lifecycle::Enrolled, State::Online | State::Stale) if revoked => counts.nodes_offline += 1,
             (Lifecycle::Enrolled, State::Online) => counts.nodes_online += 1,
             (Lifecycle::Enrolled, State::Stale) => counts.nodes_stale += 1,
             (Lifecycle::Enrolled, State::Offline) => counts.nodes_offline += 1,
