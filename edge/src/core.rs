@@ -12,3 +12,4 @@ pub(crate) mod providers;
 pub(crate) mod registry;
 pub(crate) mod rotation;
 pub(crate) mod settings;
+pub(crate) mod tombstones;

@@ -47,7 +47,7 @@ pub(super) async fn verify(plane: &Plane) -> Result<AuditVerifyResult, Error> {
     let check = plane.store().audit_check().await.map_err(unreadable)?;
     Ok(AuditVerifyResult {
         message: check.sentence(),
-        whole: check.broken.is_none(),
+        whole: check.is_whole(),
         entries: check.entries,
         first_sequence: check.first,
         last_sequence: check.last.sequence,

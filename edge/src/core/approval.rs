@@ -15,8 +15,9 @@ use umbel_wire::clock::Wall;
 use umbel_wire::peer::{PeerCertificate, PeerName};
 use umbel_wire::{Code, EdgeId, Error, KeyHash, NodeId};
 
-use super::registry::node::{Credential, Node, NodeRow};
+use super::registry::node::{Credential, Decision, Node, NodeRow};
 use super::registry::{NODES, Registry};
+use super::tombstones::{TOMBSTONES, Tombstone};
 
 /// Certificates that wait at once: more than enroll between two backups.
 pub(crate) const WAITING_MAX: usize = 256;
@@ -34,6 +35,8 @@ pub(crate) struct Held {
     pub(crate) node: NodeId,
     pub(crate) issued: Wall,
     pub(crate) not_after: Wall,
+    /// The store was rescued from a damaged file: the row is lost, and with it what people decided about the node.
+    pub(crate) lost: bool,
     since: Wall,
     last: Wall,
 }
@@ -59,7 +62,14 @@ pub(crate) fn is_newer(
 
 impl Approvals {
     /// A host showed such a certificate: it is remembered, and told what it waits for. True with it: that is news.
-    pub(crate) fn hold(&mut self, certificate: &PeerCertificate, node: NodeId, now: Wall) -> (Error, bool) {
+    /// `lost`: the store was rescued from a damaged file, not restored.
+    pub(crate) fn hold(
+        &mut self,
+        certificate: &PeerCertificate,
+        node: NodeId,
+        lost: bool,
+        now: Wall,
+    ) -> (Error, bool) {
         self.0.retain(|_, one| one.last + WAITING_FOR > now);
         let key = certificate.key_hash;
         let since = self.0.get(&key).map_or(now, |one| one.since);
@@ -73,12 +83,18 @@ impl Approvals {
             node,
             issued: certificate.not_before + BACKDATED,
             not_after: certificate.not_after,
+            lost,
             since,
             last: now,
         };
         self.0.insert(key, held);
-        let message = "this edge was restored from a backup that is older than this host's certificate; an operator can \
-                       let it in with node.credential.approve, the site's problems name its key";
+        let message = if lost {
+            "this edge's store was rescued: this host's row is lost; an operator can let it in with \
+             node.credential.approve, the site's problems name its key"
+        } else {
+            "this edge was restored from a backup that is older than this host's certificate; an operator can let it in \
+             with node.credential.approve, the site's problems name its key"
+        };
         (Error::new(Code::PermissionDenied, CREDENTIAL_HELD, message).with_retry_after(RETRY), news)
     }
 
@@ -105,11 +121,19 @@ impl Approvals {
         let waiting = self.0.values().filter(|one| one.last + WAITING_FOR > now);
         let problem = |one: &Held| Problem {
             code: CREDENTIAL_HELD.to_owned(),
-            message: format!(
-                "a host shows a certificate that is newer than this restored edge; if it is yours: \
-                 node.credential.approve {}",
-                one.key
-            ),
+            message: if one.lost {
+                format!(
+                    "a host shows a certificate of this site that the edge does not know (rescued: its row is lost); if it \
+                     is yours: node.credential.approve {}, which lets it back disabled",
+                    one.key
+                )
+            } else {
+                format!(
+                    "a host shows a certificate that is newer than this restored edge; if it is yours: \
+                     node.credential.approve {}",
+                    one.key
+                )
+            },
             since_unix_ms: one.since.unix_ms(),
             subject: one.node.to_string(),
         };
@@ -129,7 +153,7 @@ pub(crate) struct Approved {
 /// Lets a held certificate in.
 ///
 /// # Errors
-/// GONE: its node is a tombstone. CONFLICT: its key is a node's meanwhile.
+/// GONE: its node is a tombstone. UNAUTHENTICATED: its key was revoked. CONFLICT: its key is a node's meanwhile.
 pub(crate) fn approve<H: Clone>(
     registry: &Registry<H>,
     held: &Held,
@@ -140,6 +164,7 @@ pub(crate) fn approve<H: Clone>(
         let message = "a node of this site holds this key by now; there is nothing left to approve";
         return Err(Error::new(Code::Conflict, "KEY_IN_USE", message));
     }
+    registry.tombstones.check(&held.key, Some(&held.node))?;
     let credential = Credential {
         key_sha256: held.key.to_string(),
         not_after_unix_ms: held.not_after.unix_ms(),
@@ -164,8 +189,26 @@ pub(crate) fn approve<H: Clone>(
         None => {
             // Its name, labels and marks were lost: an operator gives them anew.
             let name = format!("recovered-{}", key.get(..8).unwrap_or_default());
-            (NodeRow::enrolled(&name, "", credential, now), commit.require_absent(NODES, key.clone()))
+            let mut row = NodeRow::enrolled(&name, "", credential, now);
+            if let Some(stone) = registry.tombstones.get(&held.node) {
+                row.retired = stone.retired();
+            }
+            if held.lost {
+                // Whether people had disabled it is lost as well: they say so again.
+                row.disable(Decision {
+                    at_unix_ms: now.unix_ms(),
+                    by: "edge".to_owned(),
+                    reason:
+                        "its row was lost, and with it whether it was disabled: enable it if it may come in"
+                            .to_owned(),
+                });
+            }
+            (row, commit.require_absent(NODES, key.clone()))
         }
+    };
+    let commit = match Tombstone::of(&row) {
+        Some(stone) => commit.put_json(TOMBSTONES, key.clone(), &stone),
+        None => commit,
     };
     let commit = commit.put_json(NODES, key, &row);
     Ok(Approved { row, known, commit })
@@ -205,6 +248,42 @@ mod tests {
         );
     }
 
+    /// Whoever waits already when its identity turns out to be over is not let in either.
+    #[test]
+    fn what_was_ended_cannot_be_approved() {
+        use super::super::tombstones::Tombstone;
+        use umbel_wire::liveness::Times;
+        let now = std::time::Instant::now();
+        let mut registry: Registry<()> =
+            Registry::new(Times::default(), Duration::from_secs(1), umbel_wire::Generation(0), now);
+        let (gone, revoked) = (NodeId::random(), NodeId::random());
+        let stone = |key: u8, decommissioned| Tombstone {
+            keys: [KeyHash([key; 32]).to_string()].into(),
+            at_unix_ms: 1,
+            decommissioned,
+        };
+        registry.tombstones.insert(gone, stone(1, true));
+        registry.tombstones.insert(revoked, stone(2, false));
+        let ask = |key: u8, node| {
+            let held = Held {
+                key: KeyHash([key; 32]),
+                node,
+                issued: Wall(1),
+                not_after: Wall(2),
+                lost: true,
+                since: Wall(1),
+                last: Wall(1),
+            };
+            approve(&registry, &held, AuditRecord::default(), Wall(3)).map(|approved| approved.row)
+        };
+        for (key, node) in [(1, gone), (9, gone), (1, NodeId::random())] {
+            assert_eq!(ask(key, node).unwrap_err().reason, "NODE_DECOMMISSIONED");
+        }
+        assert_eq!(ask(2, revoked).unwrap_err().reason, "CREDENTIAL_REVOKED");
+        let back = ask(3, revoked).unwrap();
+        assert!(back.key(&KeyHash([2; 32])).is_some() && !back.admits(), "its old key stays ended");
+    }
+
     #[test]
     fn those_that_wait_are_bounded_and_forgotten() {
         let edge = EdgeId::parse("ber1").unwrap();
@@ -215,8 +294,8 @@ mod tests {
             let [first, second, ..] = u16::try_from(n).unwrap().to_be_bytes();
             one.key_hash.0[0] = first;
             one.key_hash.0[1] = second;
-            assert!(approvals.hold(&one, node, Wall(n)).1);
-            assert!(!approvals.hold(&one, node, Wall(n)).1, "it is known now");
+            assert!(approvals.hold(&one, node, false, Wall(n)).1);
+            assert!(!approvals.hold(&one, node, false, Wall(n)).1, "it is known now");
         }
         assert_eq!(approvals.problems(Wall(400)).len(), WAITING_MAX);
         assert!(approvals.problems(Wall(400) + WAITING_FOR).is_empty());

@@ -19,7 +19,7 @@ pub(crate) const CLOCK_FLOOR: Wall = Wall(1_767_225_600_000);
 /// Who enables a node looks for it to come back: it asks this often while it is disabled.
 const ENABLED_SOON: Duration = Duration::from_secs(20);
 /// A refusal that waits for people asks to be tried again after this.
-const MINUTES: Duration = Duration::from_secs(300);
+pub(super) const MINUTES: Duration = Duration::from_secs(300);
 
 /// A good credential.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,7 +15,7 @@ use umbel_wire::{
     VersionRange, negotiate,
 };
 
-use super::credentials::{self, Good};
+use super::credentials::{self, Good, MINUTES};
 use super::registry::{Registry, StaleGeneration};
 
 /// What a newcomer shows, and when and where.
@@ -51,6 +51,13 @@ pub(crate) fn credential<H: Clone>(
 ) -> Result<(NodeId, Good), Error> {
     let known = shown.certificate.and_then(|certificate| registry.by_key(&certificate.key_hash));
     let row = known.map(|node| (node.id, &node.row));
+    if let (Some(certificate), None) = (shown.certificate, known) {
+        // Its row is lost, and what people ended stays so.
+        registry
+            .tombstones
+            .check(&certificate.key_hash, None)
+            .map_err(|error| error.with_retry_after(MINUTES))?;
+    }
     let good = credentials::judge(shown.certificate, row, shown.edge, shown.wall)?;
     // `judge` refuses every key that is not known.
     let id = known.map(|node| node.id).ok_or_else(|| {

@@ -43,6 +43,7 @@ use self::problems::Problem;
 pub(crate) use self::told::Call;
 use self::told::Told;
 use crate::core::settings::Targets;
+use crate::core::tombstones::Tombstones;
 
 /// Table of the nodes' stored identities.
 pub(crate) const NODES: &str = "nodes";
@@ -67,6 +68,8 @@ pub(crate) struct Notice {
 pub(crate) struct Registry<H> {
     nodes: HashMap<NodeId, Arc<Node>>,
     keys: HashMap<KeyHash, NodeId>,
+    /// Of nodes whose rows were lost.
+    pub(crate) tombstones: Tombstones,
     pub(crate) slots: Slots<NodeId, H>,
     liveness: Liveness<NodeId>,
     told: HashMap<NodeId, Told>,
@@ -104,6 +107,7 @@ impl<H: Clone> Registry<H> {
         Self {
             nodes: HashMap::new(),
             keys: HashMap::new(),
+            tombstones: Tombstones::default(),
             slots: Slots::new(above),
             liveness: Liveness::new(times, period, now),
             told: HashMap::new(),

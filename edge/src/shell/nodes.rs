@@ -50,7 +50,7 @@ pub(crate) struct NodeDoor {
 
 impl Door for NodeDoor {
     fn knows(&self, key: &KeyHash) -> bool {
-        self.site.read(|registry| registry.by_key(key).is_some())
+        self.site.read(|registry| registry.by_key(key).is_some() || registry.tombstones.has(key))
     }
 
     fn may_be_ours(&self, leaf: &[u8]) -> bool {
@@ -130,7 +130,8 @@ async fn judge(site: &Arc<Site>, newcomer: &Newcomer) -> Result<Judged, Box<Reje
 /// A certificate that this edge gave after the backup that it was restored from: it waits for an operator.
 fn withheld(site: &Site, newcomer: &Newcomer) -> Option<Error> {
     let certificate = newcomer.certificate()?;
-    if site.read(|registry| registry.by_key(&certificate.key_hash).is_some()) {
+    let key = &certificate.key_hash;
+    if site.read(|registry| registry.by_key(key).is_some() || registry.tombstones.has(key)) {
         return None;
     }
     let restored = site.store.restored_at().map(Wall);
@@ -139,11 +140,20 @@ fn withheld(site: &Site, newcomer: &Newcomer) -> Option<Error> {
     if site.read(|registry| registry.node(&node).is_some_and(|node| node.is_tombstone())) {
         return None;
     }
+    if let Err(gone) = site.read(|registry| registry.tombstones.check(key, Some(&node))) {
+        return Some(gone);
+    }
+    let lost = site.store.origin().is_some_and(|origin| origin.rescued.is_some());
     let mut approvals = site.approvals.lock().unwrap_or_else(PoisonError::into_inner);
-    let (error, news) = approvals.hold(certificate, node, site.wall());
+    let (error, news) = approvals.hold(certificate, node, lost, site.wall());
     if news {
         let record = AuditRecord::new("node.credential.held", node.to_string(), "refused").by("edge");
-        site.audit_soon(vec![record.because("its certificate is newer than the backup of this edge")]);
+        let why = if lost {
+            "its row is lost: the store was rescued from a damaged file"
+        } else {
+            "its certificate is newer than the backup of this edge"
+        };
+        site.audit_soon(vec![record.because(why)]);
     }
     Some(error)
 }

@@ -14,6 +14,7 @@ use umbel_wire::{Code, Error, NodeId};
 use crate::core::commands::CommandRow;
 use crate::core::enrollment::{EnrollmentRow, Tokens};
 use crate::core::registry::node::NodeRow;
+use crate::core::tombstones::{TOMBSTONES, Tombstone};
 use crate::shell::site::{ENROLLMENTS, NODES, Site};
 
 /// What a revocation, a drain or its undoing does to a node's row.
@@ -72,8 +73,17 @@ impl Site {
         // Under the registry's lock, so that changes of one node are written in the order in which they took force.
         let settled = self.change(|registry| {
             let mut owed = Owed::new().with(rest);
+            let before: Vec<_> = nodes.iter().filter_map(|id| registry.node(id).cloned()).collect();
             let changed: Vec<_> =
                 nodes.iter().copied().filter(|id| registry.apply_in_memory(*id, &set)).collect();
+            let mut ended = Commit::new();
+            for old in &before {
+                let made = registry.node(&old.id).and_then(|node| Tombstone::made_by(&old.row, &node.row));
+                if let Some(stone) = made {
+                    ended = ended.put_json(TOMBSTONES, old.id.to_string(), &stone);
+                }
+            }
+            owed = owed.with(ended);
             for id in &changed {
                 let set = set.clone();
                 owed = owed.amend_json(NODES, id.to_string(), set);
@@ -185,8 +195,12 @@ pub(crate) fn store_problems(store: &Store, now: Wall) -> Vec<Problem> {
                 "STORE_RESCUED",
                 format!(
                     "the store's file was damaged and moved aside: {kept} records were read out of it, {} could not be \
-                     used; compare nodes, keys and settings with what they should be, or restore a backup",
-                    origin.unusable
+                     used{}; compare nodes, keys and settings with what they should be, or restore a backup",
+                    origin.unusable,
+                    match origin.audit_lost_sentence() {
+                        lost if lost.is_empty() => lost,
+                        lost => format!(", and {lost}"),
+                    }
                 ),
             ),
         };

@@ -21,6 +21,7 @@ use crate::core::enrollment::{EnrollmentRow, Refusals, Tokens};
 use crate::core::providers::{self, spec};
 use crate::core::registry::node::{Node, NodeRow, ReportRow};
 use crate::core::registry::{Call, Notice, Registry};
+use crate::core::tombstones::{TOMBSTONES, Tombstone};
 use crate::shell::authority::{Authorities, Expiries};
 use crate::shell::backups::Backups;
 use crate::shell::dispatch::{Dispatch, ProviderUp};
@@ -42,6 +43,8 @@ pub(crate) const AUTHORITY: &str = "authority";
 const GENERATIONS: u64 = 65_536;
 /// Revisions reserved at a time.
 const REVISIONS: u64 = 1_048_576;
+/// Tombstones written in one commit at the start.
+const TOMBSTONES_A_COMMIT: usize = 500;
 
 /// What every part of the running edge shares.
 pub(crate) struct Site {
@@ -134,6 +137,7 @@ impl Site {
             let report = reports.remove(&stored.key).unwrap_or_default();
             registry.insert(id, row, stored.position, report);
         }
+        tombstones(&store, &mut registry).await?;
         let mut tokens = Tokens::default();
         for (stored, row) in store.load_json::<EnrollmentRow>(ENROLLMENTS).await.map_err(unreadable)? {
             tokens.apply(row, stored.position);
@@ -226,7 +230,10 @@ impl Site {
         let mut commit = Commit::new();
         for (node, row) in &changes {
             let key = node.id.to_string();
-            commit = commit.require_at(NODES, key.clone(), node.position).put_json(NODES, key, row);
+            commit = commit.require_at(NODES, key.clone(), node.position).put_json(NODES, key.clone(), row);
+            if let Some(stone) = Tombstone::made_by(&node.row, row) {
+                commit = commit.put_json(TOMBSTONES, key, &stone);
+            }
         }
         let own = changes.len();
         match self.store.commit(commit.and(also)).await {
@@ -326,6 +333,39 @@ impl Site {
         let nodes = u32::try_from(self.read(Registry::len)).unwrap_or(u32::MAX);
         (Duration::from_millis(5) * nodes).max(Duration::from_millis(200))
     }
+}
+
+/// Tombstones of nodes whose rows were lost are taken up, and those that rows of before this table make are written.
+async fn tombstones(store: &Store, registry: &mut Registry<Connection>) -> Result<(), Error> {
+    let mut kept = std::collections::HashMap::new();
+    for (stored, stone) in store.load_json::<Tombstone>(TOMBSTONES).await.map_err(unreadable)? {
+        let Ok(id) = NodeId::parse(&stored.key) else {
+            store.not_usable(TOMBSTONES, &stored.key, "its key is no node id");
+            continue;
+        };
+        if registry.node(&id).is_none() {
+            registry.tombstones.insert(id, stone);
+        } else {
+            kept.insert(id, stone);
+        }
+    }
+    let lacking = |node: &Arc<Node>| {
+        let stone = Tombstone::of(&node.row)?;
+        let stands = kept.get(&node.id).is_some_and(|kept| kept.covers(&stone));
+        (!stands).then_some((node.id, stone))
+    };
+    let lacking: Vec<_> = registry.all().iter().filter_map(lacking).collect();
+    for part in lacking.chunks(TOMBSTONES_A_COMMIT) {
+        let put = |commit: Commit, (id, stone): &(NodeId, Tombstone)| {
+            commit.put_json(TOMBSTONES, id.to_string(), stone)
+        };
+        if let Err(error) = store.commit(part.iter().fold(Commit::new(), put)).await {
+            // The rows still say so; the next start tries again.
+            tracing::warn!(%error, "tombstones could not be written apart from their nodes' rows");
+            break;
+        }
+    }
+    Ok(())
 }
 
 async fn mark(store: &Store, name: &'static str, block: u64) -> Result<HighWater, Error> {

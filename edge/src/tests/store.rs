@@ -8,11 +8,12 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use umbel_contracts::objects::CommandPhase;
 use umbel_store::{AuditRecord, Commit, Health, Store};
-use umbel_wire::clock;
 use umbel_wire::tls::KeyPair;
+use umbel_wire::{Code, clock};
 
-use super::rig::{Edge, TIME, beat, run, until};
+use super::rig::{Edge, TIME, beat, reason, run, until};
 use crate::app::{STORE_FILE, STORE_OWNER};
+use crate::core::tombstones::{TOMBSTONES, Tombstone};
 use crate::shell::site::NODES;
 use crate::shell::status;
 
@@ -218,7 +219,78 @@ fn row_103_a_damaged_file_is_moved_aside_and_the_site_goes_on() {
         assert!(problems(&edge).await.iter().any(|(code, _)| code == "STORE_RESCUED"));
         let _connection = node.connect(&edge).await;
         assert!(edge.connected(&node), "credentials are kept");
-        assert_eq!(edge.audit("store.rescued").await.len(), 1);
+        let told = edge.audit("store.rescued").await;
+        assert_eq!(told.len(), 1);
+        let summary = status::summary(&edge.running.site).await;
+        let problem = summary.problems.iter().find(|one| one.code == "STORE_RESCUED").unwrap();
+        for said in [&told[0].record.detail, &problem.message] {
+            assert!(said.contains("audit entries are lost, numbers 1 to "), "{said}");
+        }
+        let verified = done(&edge, "audit.verify", json!({})).await;
+        assert_eq!((&verified["whole"], &verified["broken_at"]), (&json!(false), &Value::Null));
+        assert!(verified["message"].as_str().unwrap().contains("cut the chain"), "{verified}");
+    });
+}
+
+/// Changes a word wherever it stands in a stored file.
+fn damage(config: &crate::Config, word: &[u8], other: &[u8]) {
+    let path = config.state_dir.join(STORE_FILE);
+    let bytes = std::fs::read(&path).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    for at in (0..bytes.len()).filter(|from| bytes[*from..].starts_with(word)) {
+        file.write_at(other, at as u64).unwrap();
+    }
+}
+
+/// Row 103: what people ended stays ended when the node's row is lost; a node of which nothing is known any more comes
+/// back disabled.
+#[test]
+fn row_103_a_tombstone_holds_without_its_row() {
+    run(async {
+        let edge = Edge::start().await;
+        let (gone, revoked, lost) =
+            (edge.node("n-gone").await, edge.node("n-revoked").await, edge.node("n-lost").await);
+        edge.ask_confirmed("node:n-gone", "n-gone", json!({})).await.unwrap();
+        edge.ask("node.credential.revoke", "node:n-revoked", json!({})).await.unwrap();
+        let stones = |edge: &Edge| {
+            let store = edge.running.site.store.clone();
+            async move { store.load_json::<Tombstone>(TOMBSTONES).await.unwrap() }
+        };
+        let first = stones(&edge).await;
+        assert_eq!(first.len(), 2);
+        // A store from before they stood apart is filled from the rows.
+        let ids = [gone.id.to_string(), revoked.id.to_string()];
+        let edge = edge
+            .meanwhile(false, |config| {
+                let none = ids.into_iter().fold(Commit::new(), |commit, id| commit.remove(TOMBSTONES, id));
+                tamper(&config.state_dir.join(STORE_FILE), none);
+            })
+            .await;
+        let again: Vec<_> = stones(&edge).await.into_iter().map(|(_, stone)| stone).collect();
+        assert_eq!(again, first.into_iter().map(|(_, stone)| stone).collect::<Vec<_>>());
+
+        let edge = edge.meanwhile(false, |config| damage(config, b"\"name\":\"n-", b"\"name\":\"N-")).await;
+        assert!(edge.running.site.nodes().1.is_empty(), "every row is lost");
+        for _ in 0..2 {
+            assert_eq!(reason(gone.dial(&edge).await), (Code::Gone, "NODE_DECOMMISSIONED".to_owned()));
+            assert_eq!(reason(revoked.dial(&edge).await).1, "CREDENTIAL_REVOKED");
+            assert_eq!(reason(lost.dial(&edge).await).1, "CREDENTIAL_HELD");
+        }
+        let (token, secret) = edge.token("again").await;
+        let refused = edge.enroll(&token, &secret, &gone.key).await.unwrap_err();
+        assert_eq!(refused.rejection.unwrap().error.reason, "KEY_IN_USE");
+        let summary = status::summary(&edge.running.site).await;
+        let held: Vec<_> = summary.problems.iter().filter(|one| one.code == "CREDENTIAL_HELD").collect();
+        assert_eq!(held.len(), 1, "only whom nobody ended waits");
+        assert!(held[0].message.contains("rescued: its row is lost"), "{}", held[0].message);
+        let request = lost.key.signing_request().unwrap();
+        let key = umbel_wire::ca::request_key_hash(&request).unwrap().to_string();
+        done(&edge, "node.credential.approve", json!({ "key_sha256": key })).await;
+        assert_eq!(reason(lost.dial(&edge).await).1, "NODE_DISABLED");
+        edge.ask("node.enable", &format!("node:{}", lost.id), json!({})).await.unwrap();
+        let _connection = lost.connect(&edge).await;
+        let edge = edge.restart().await;
+        assert_eq!(reason(gone.dial(&edge).await).1, "NODE_DECOMMISSIONED");
     });
 }
 

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::limits;
+use crate::opening::lost_sentence;
 
 /// What a user of the store says of one privileged action. Never a secret, never message content.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -121,13 +122,29 @@ pub struct AuditCheck {
     pub last: AuditHead,
     /// The first entry that does not hold, and how.
     pub broken: Option<(u64, String)>,
+    /// Entries that a rescue from a damaged file lost and that age would not have taken yet: the first and the last of
+    /// each range. Numbers at the end of a range may have been given again.
+    pub lost: Vec<(u64, u64)>,
 }
 
 impl AuditCheck {
+    /// Nothing breaks, and nothing is missing but what was too old.
+    pub fn is_whole(&self) -> bool {
+        self.broken.is_none() && self.lost.is_empty()
+    }
+
     /// What it found, for people.
     pub fn sentence(&self) -> String {
         match &self.broken {
             None if self.entries == 0 => "there is no entry".to_owned(),
+            None if !self.lost.is_empty() => format!(
+                "{} entries, {} to {}, follow from each other, but a rescue from a damaged file cut the chain: {}; look \
+                 for them in the file that was moved aside, in a backup or in an export",
+                self.entries,
+                self.first,
+                self.last.sequence,
+                lost_sentence(&self.lost)
+            ),
             None => {
                 format!(
                     "{} entries, {} to {}, follow from each other",

@@ -12,6 +12,9 @@ use crate::limits;
 
 const HEAD_KEY: &[u8] = b"audit";
 const CHECKPOINT_KEY: &[u8] = b"audit/checkpoint";
+const LOST_KEY: &[u8] = b"audit/lost";
+/// Ranges that are remembered as lost: as many as a store is rescued within the time that its audit is kept.
+const LOST_MAX: usize = 16;
 /// The end of every sequence.
 const END: [u8; 9] = [0xFF; 9];
 
@@ -54,6 +57,22 @@ fn put_end(tx: &mut dyn Transaction, key: &[u8], end: AuditHead) -> Result<(), F
     let mut bytes = end.sequence.to_be_bytes().to_vec();
     bytes.extend_from_slice(&end.hash);
     tx.put(Space::Meta, key, &bytes)
+}
+
+/// Ranges of entries that a rescue lost, as long as what is kept begins there or before: age has not reached them.
+pub(crate) fn lost(view: &dyn View) -> Result<Vec<(u64, u64)>, Failure> {
+    let Some(bytes) = view.get(Space::Meta, LOST_KEY)? else { return Ok(Vec::new()) };
+    let mut ranges: Vec<(u64, u64)> = serde_json::from_slice(&bytes).unwrap_or_default();
+    let checkpoint = checkpoint(view)?.sequence;
+    ranges.retain(|(_, last)| *last >= checkpoint);
+    Ok(ranges)
+}
+
+/// Remembers ranges that a rescue lost; the newest last.
+pub(crate) fn put_lost(tx: &mut dyn Transaction, ranges: &[(u64, u64)]) -> Result<(), Failure> {
+    let newest = ranges.get(ranges.len().saturating_sub(LOST_MAX)..).unwrap_or_default();
+    let json = serde_json::to_vec(newest).map_err(|error| Failure(error.to_string()))?;
+    tx.put(Space::Meta, LOST_KEY, &json)
 }
 
 /// Appends entries in order.

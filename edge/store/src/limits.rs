@@ -28,8 +28,8 @@ pub const KEY: usize = 512;
 /// Longest value, in bytes: a stored command result is 8 KiB, a node row some tens.
 pub const VALUE: usize = 1024 * 1024;
 
-/// Effects and preconditions of one commit.
-pub const EFFECTS: usize = 1_024;
+/// Effects and preconditions of one commit: what ends the credentials of 500 nodes at once.
+pub const EFFECTS: usize = 1_536;
 
 /// Positions that `changes_since` can still tell; older ones are gone and the reader loads anew.
 pub const CHANGES_KEPT: u64 = 10_000;

@@ -27,11 +27,31 @@ pub struct Origin {
     /// Records of the damaged file that could not be used, as far as they could be counted.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub unusable: u64,
+    /// Audit entries of the damaged file that are not in this store: the first and the last of each range.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub audit_lost: Vec<(u64, u64)>,
+}
+
+impl Origin {
+    /// Which audit entries a rescue lost, for people; empty: none.
+    pub fn audit_lost_sentence(&self) -> String {
+        lost_sentence(&self.audit_lost)
+    }
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_zero(number: &u64) -> bool {
     *number == 0
+}
+
+/// Ranges of lost audit entries, for people.
+pub(crate) fn lost_sentence(ranges: &[(u64, u64)]) -> String {
+    if ranges.is_empty() {
+        return String::new();
+    }
+    let count: u64 = ranges.iter().map(|(first, last)| last.saturating_sub(*first).saturating_add(1)).sum();
+    let each: Vec<_> = ranges.iter().map(|(first, last)| format!("{first} to {last}")).collect();
+    format!("{count} audit entries are lost, numbers {}", each.join(" and "))
 }
 
 /// What is known of a file that is ours.

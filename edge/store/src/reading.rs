@@ -100,7 +100,8 @@ impl Store {
             let page = self.read(move |view| chain::check(view, so_far)).await?;
             if page.done {
                 let chain::Checked { last, entries, first, broken, .. } = page;
-                return Ok(AuditCheck { entries, first, last, broken });
+                let lost = self.read(chain::lost).await?;
+                return Ok(AuditCheck { entries, first, last, broken, lost });
             }
             so_far = Some(page);
         }

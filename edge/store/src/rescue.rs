@@ -119,16 +119,29 @@ fn read_out(path: &Path, owner: &str, part: &Path) -> Result<Origin, Failure> {
     // A number that cannot be believed is no reason to begin again below it.
     let told = damaged.read(&mut |view| core::position(view)).unwrap_or_default();
     let position = if told.0 < newest.0 + (1 << 40) { told.max(newest) } else { newest };
-    finish(&mut to, &Identity { ..identity }, position, &origin)?;
+    let told = Told {
+        before: damaged.read(&mut |view| chain::checkpoint(view)).unwrap_or_default(),
+        last: damaged.read(&mut |view| chain::head(view)).unwrap_or_default(),
+        lost: damaged.read(&mut |view| chain::lost(view)).unwrap_or_default(),
+    };
+    finish(&mut to, &Identity { ..identity }, position, &mut origin, told)?;
     to.close();
     Ok(origin)
+}
+
+/// What the damaged file says of its audit.
+struct Told {
+    before: AuditHead,
+    last: AuditHead,
+    lost: Vec<(u64, u64)>,
 }
 
 fn finish(
     to: &mut RedbFile,
     identity: &Identity,
     position: Position,
-    origin: &Origin,
+    origin: &mut Origin,
+    told: Told,
 ) -> Result<(), Failure> {
     let reader = to.reader();
     let mut ends = (AuditHead::default(), AuditHead::default());
@@ -150,11 +163,19 @@ fn finish(
         }
         to.write(&mut |tx| old.iter().try_for_each(|(key, _)| tx.remove(Space::Audit, key)))?;
     }
+    // Between what was let go of by age and the run that is kept, and after that.
+    let around = [(told.before.sequence + 1, checkpoint.sequence), (head.sequence + 1, told.last.sequence)];
+    origin.audit_lost = around.into_iter().filter(|(first, last)| first <= last).collect();
+    let origin = &*origin;
+    let mut lost = told.lost;
+    lost.retain(|(_, last)| *last >= checkpoint.sequence);
+    lost.extend(&origin.audit_lost);
     to.write(&mut |tx| {
         core::initialise(tx, identity)?;
         core::put_position(tx, position)?;
         chain::put_checkpoint(tx, checkpoint)?;
         chain::put_head(tx, head)?;
+        chain::put_lost(tx, &lost)?;
         reborn(tx, origin, origin.placed_unix_ms)
     })
 }

@@ -163,8 +163,12 @@ pub(crate) fn reborn(tx: &mut dyn Transaction, origin: &Origin, now_unix_ms: i64
     let sentence = match origin.rescued {
         None => format!("its state is of {} ms since 1970", origin.state_of_unix_ms),
         Some(kept) => format!(
-            "read out of a damaged file, which was moved aside: {kept} records were kept, {} could not be used",
-            origin.unusable
+            "read out of a damaged file, which was moved aside: {kept} records were kept, {} could not be used{}",
+            origin.unusable,
+            match origin.audit_lost_sentence() {
+                lost if lost.is_empty() => lost,
+                lost => format!("; {lost}"),
+            }
         ),
     };
     let action = if origin.rescued.is_some() { "store.rescued" } else { "store.restored" };

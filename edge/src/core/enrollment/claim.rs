@@ -15,6 +15,7 @@ use umbel_wire::{Code, Error, KeyHash, NodeId};
 use super::{ENROLLMENTS, EnrollmentRow};
 use crate::core::registry::node::{Credential, KeyState, Lifecycle, Node, NodeRow};
 use crate::core::registry::{NODES, Registry};
+use crate::core::tombstones::{TOMBSTONES, Tombstone};
 
 /// Whom a claim makes.
 #[derive(Clone, Debug)]
@@ -39,6 +40,9 @@ pub(crate) fn place<H: Clone>(
     if let Some(node) = registry.by_key(key) {
         return again(node, row, key);
     }
+    if registry.tombstones.has(key) {
+        return Err(key_in_use("was ended for good"));
+    }
     let Some(replaces) = &row.replaces else { return Ok(Place::New) };
     let node = NodeId::parse(replaces).ok().and_then(|id| registry.node(&id).cloned());
     node.filter(|node| !node.is_tombstone()).map(Place::Of).ok_or_else(|| {
@@ -59,11 +63,15 @@ fn again(node: &Arc<Node>, row: &EnrollmentRow, key: &KeyHash) -> Result<Place, 
         return Ok(Place::Again(Arc::clone(node)));
     }
     let whose = if node.is_tombstone() { "was decommissioned for good" } else { "is another host's" };
+    Err(key_in_use(whose))
+}
+
+fn key_in_use(whose: &str) -> Error {
     let message = format!(
         "this host's key is that of a node of this site which {whose}; give this host a state directory of its own, or \
          remove the key file in it so that it makes a new key"
     );
-    Err(Error::new(Code::Conflict, "KEY_IN_USE", message))
+    Error::new(Code::Conflict, "KEY_IN_USE", message)
 }
 
 /// A host that holds the key, and the certificate that was signed for it.
@@ -127,6 +135,10 @@ pub(crate) fn claimed(claimant: Claimant<'_>) -> Claimed {
             }
             node
         }
+    };
+    let commit = match Tombstone::of(&node) {
+        Some(stone) => commit.put_json(TOMBSTONES, key.clone(), &stone),
+        None => commit,
     };
     let commit = commit.put_json(ENROLLMENTS, token_id, &token).put_json(NODES, key, &node);
     Claimed { token, node, commit }

@@ -15,7 +15,7 @@ use umbel_wire::Error;
 
 use super::{result, stored};
 use crate::core::approval::{Approved, Held, approve};
-use crate::core::registry::node::ReportRow;
+use crate::core::registry::node::{Lifecycle, ReportRow};
 use crate::shell::commands::{Commands, Context, store_error};
 use crate::shell::events::Happened;
 use crate::shell::site::Site;
@@ -63,7 +63,11 @@ pub(super) async fn start(context: &Context<'_>, args: &CredentialApproveArgs) -
             Err(error) => return Err(store_error(&error)),
         };
         site.approvals.lock().unwrap_or_else(PoisonError::into_inner).remove(&held.key);
-        let message = format!("{}: its host is let in by an operator", row.name);
+        let message = if row.lifecycle == Lifecycle::Disabled {
+            format!("{}: its host is known again, and disabled until people enable it", row.name)
+        } else {
+            format!("{}: its host is let in by an operator", row.name)
+        };
         site.change(|registry| match known {
             Some(_) => registry.apply(held.node, row, position),
             None => registry.insert(held.node, row, position, ReportRow::default()),

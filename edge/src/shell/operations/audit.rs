@@ -156,10 +156,10 @@ pub(crate) async fn verify(store: &Store) -> Result<AuditVerifyResult, Error> {
 }
 
 fn verified(check: AuditCheck) -> AuditVerifyResult {
-    let message = check.sentence();
-    let AuditCheck { entries, first, last, broken } = check;
+    let (whole, message) = (check.is_whole(), check.sentence());
+    let AuditCheck { entries, first, last, broken, .. } = check;
     AuditVerifyResult {
-        whole: broken.is_none(),
+        whole,
         entries,
         first_sequence: first,
         last_sequence: last.sequence,

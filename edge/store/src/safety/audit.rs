@@ -70,3 +70,43 @@ fn the_audit_is_pruned_with_a_checkpoint_and_checked() {
         });
     }
 }
+
+/// Row 103: what a rescue cuts off the audit is counted, and the check says so until age would have taken it anyway.
+#[test]
+fn row_103_a_rescue_says_which_entries_it_lost() {
+    use std::os::unix::fs::FileExt;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store.redb");
+    run(async {
+        super::filled(&path, 30).await;
+        let bytes = std::fs::read(&path).unwrap();
+        let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        let (word, other) = (b"\"subject\":\"12\"", b"\"subject\":\"22\"");
+        for at in (0..bytes.len()).filter(|from| bytes[*from..].starts_with(word)) {
+            file.write_at(other, at as u64).unwrap();
+        }
+        let store = Store::open_rescuing(&path, "edge").unwrap();
+        let origin = store.origin().unwrap();
+        assert_eq!(origin.audit_lost, [(1, 13)]);
+        let told = store.audit_tail(1).await.unwrap();
+        assert!(
+            told[0].record.detail.contains("13 audit entries are lost, numbers 1 to 13"),
+            "{:?}",
+            told[0].record
+        );
+        let check = store.audit_check().await.unwrap();
+        assert_eq!((check.first, &check.broken, &check.lost), (14, &None, &vec![(1, 13)]));
+        assert!(!check.is_whole() && check.sentence().contains("cut the chain"), "{}", check.sentence());
+        // It is remembered until what is kept begins later.
+        store.close().await;
+        let store = Store::open_existing(&path, "edge").unwrap();
+        assert!(!store.audit_check().await.unwrap().is_whole());
+        store.keep_audit(10, Duration::from_secs(3600));
+        for n in 30..60 {
+            store.commit(audited(n)).await.unwrap();
+        }
+        let check = store.audit_check().await.unwrap();
+        assert!(check.is_whole() && check.first > 14, "{check:?}");
+        store.close().await;
+    });
+}
