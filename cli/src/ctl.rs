@@ -44,6 +44,9 @@ pub(crate) struct Ctl {
 
 /// Runs one command of `ctl`.
 pub(crate) async fn run(args: CtlArgs) -> Outcome {
+    if args.global.output == Format::Name && !has_names(&args.noun) {
+        return Err(Failure::usage("this prints no list of names: use -o table, json or yaml"));
+    }
     let server = find_server(&args.global)?;
     let style = Style::stdout(args.global.color);
     let ctl = Ctl { client: Client::new(server, args.global.timeout), global: args.global, style };
@@ -68,6 +71,17 @@ pub(crate) async fn run(args: CtlArgs) -> Outcome {
         }
         tokio::time::sleep(every.max(Duration::from_millis(200))).await;
     }
+}
+
+/// Whether there is something that `-o name` could print; where nothing is printed anyway, nothing is wrong with it.
+fn has_names(noun: &Noun) -> bool {
+    use crate::args::{AuditVerb, NodeVerb, SettingsVerb};
+    !matches!(
+        noun,
+        Noun::Node { verb: Some(NodeVerb::Why { .. }), .. }
+            | Noun::Audit { verb: Some(AuditVerb::Verify { .. }), .. }
+            | Noun::Settings { verb: Some(SettingsVerb::Status { .. } | SettingsVerb::Diff { .. }) }
+    )
 }
 
 /// Whether the command only reads and ends by itself.

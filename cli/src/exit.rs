@@ -39,6 +39,7 @@ impl Exit {
     pub(crate) fn of(code: Code) -> Self {
         match code {
             Code::Unauthenticated | Code::PermissionDenied => Exit::NotAllowed,
+            Code::InvalidArgument => Exit::Usage,
             Code::NotFound | Code::Gone => Exit::NotFound,
             Code::Conflict => Exit::Conflict,
             Code::Unavailable => Exit::Unreachable,

@@ -123,3 +123,21 @@ fn a_flag_wins_over_a_variable() {
     let output = umbel().args(["ctl", "status"]).env("UMBEL_ADDR", "https://localhost:1").output().unwrap();
     assert_eq!(output.status.code(), Some(2));
 }
+
+#[test]
+fn what_cannot_be_meant_is_refused_before_a_server_is_asked() {
+    for words in [
+        &["node", "why", "a", "-o", "name"][..],
+        &["audit", "verify", "-o", "name"],
+        &["settings", "status", "-o", "name"],
+        &["events", "--after", "nonsense"],
+        &["audit", "--action", "**"],
+        &["status", "--timeout", "0s"],
+        &["node", "approve", "x"],
+    ] {
+        let ran = run(&[&["ctl", "--socket", "/nonexistent/x.sock"], words].concat());
+        assert_eq!((ran.code, ran.out.as_str()), (2, ""), "{words:?}: {}", ran.err);
+    }
+    let ran = run(&["ctl", "--socket", "/nonexistent/x.sock", "settings", "keys", "zz"]);
+    assert_eq!((ran.code, ran.out.as_str()), (6, ""), "{}", ran.err);
+}

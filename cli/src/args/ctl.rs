@@ -89,7 +89,7 @@ pub(crate) struct Global {
     )]
     pub(crate) ca_file: Option<PathBuf>,
     /// How long an answer may take
-    #[arg(long, global = true, value_name = "SPAN", default_value = "15s", value_parser = span, help_heading = "Server")]
+    #[arg(long, global = true, value_name = "SPAN", default_value = "15s", value_parser = super::span::some, help_heading = "Server")]
     pub(crate) timeout: Duration,
     /// Which sites: a name, a glob or `all`
     #[arg(short, long, global = true, value_name = "SITE", help_heading = "What")]

@@ -89,6 +89,7 @@ pub(crate) enum NodeVerb {
     /// Let in a node whose certificate is newer than the backup that the site was restored from
     Approve {
         /// SHA-256 of its public key, as the site's problem names it
+        #[arg(value_parser = digest)]
         key_sha256: String,
     },
     /// Retire it for good: shows what is lost, then asks for its name
@@ -105,4 +106,12 @@ pub(crate) enum NodeVerb {
         #[arg(long, value_name = "NAME")]
         confirm: Option<String>,
     },
+}
+
+/// A SHA-256 in hex.
+fn digest(text: &str) -> Result<String, String> {
+    if text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return Ok(text.to_owned());
+    }
+    Err("this is no SHA-256: 64 digits in hex (umbel ctl status names it)".to_owned())
 }

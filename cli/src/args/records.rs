@@ -109,7 +109,7 @@ pub(crate) struct AuditFilter {
     #[arg(long, value_name = "WHO")]
     pub(crate) actor: Option<String>,
     /// What: exactly, or a prefix that ends with `*`: `node.*`
-    #[arg(long, value_name = "ACTION")]
+    #[arg(long, value_name = "ACTION", value_parser = pattern)]
     pub(crate) action: Option<String>,
     /// Of what: a part of it
     #[arg(long, value_name = "TEXT")]
@@ -129,6 +129,15 @@ pub(crate) struct AuditFilter {
     /// Before: a time, or how long ago
     #[arg(long, value_name = "WHEN")]
     pub(crate) until: Option<Moment>,
+}
+
+/// The name of an action, or the beginning of some with one `*` at its end.
+fn pattern(text: &str) -> Result<String, String> {
+    let name = text.strip_suffix('*').unwrap_or(text);
+    if name.contains('*') {
+        return Err(format!("`{text}`: only one `*` may stand in it, at the end (node.*)"));
+    }
+    Ok(text.to_owned())
 }
 
 /// A time, or a span before now.

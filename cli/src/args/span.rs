@@ -31,9 +31,22 @@ pub(super) fn span(text: &str) -> Result<Duration, String> {
     Ok(total)
 }
 
+/// As [`span`], for a limit that has to leave some time.
+pub(super) fn some(text: &str) -> Result<Duration, String> {
+    match span(text)? {
+        Duration::ZERO => Err(format!("`{text}` leaves no time at all")),
+        some => Ok(some),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::span;
+    use super::{some, span};
+
+    #[test]
+    fn a_limit_leaves_some_time() {
+        assert!(some("0s").is_err() && some("0h0m").is_err() && some("1ms").is_ok());
+    }
 
     #[test]
     fn spans_are_read_or_refused_with_examples() {

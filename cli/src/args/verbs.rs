@@ -84,7 +84,7 @@ pub(crate) struct EventsArgs {
     #[arg(short = 'n', long, default_value_t = 20, value_name = "N")]
     pub(crate) recent: u32,
     /// Only events after this one
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", value_parser = event_id)]
     pub(crate) after: Option<String>,
 }
 
@@ -176,4 +176,13 @@ pub(crate) enum OperatorVerb {
         /// An id or name, or the start of one
         id: String,
     },
+}
+
+/// An event's id as servers give it: `INCARNATION.NUMBER`.
+fn event_id(text: &str) -> Result<String, String> {
+    let parts = text.rsplit_once('.').filter(|(incarnation, _)| !incarnation.is_empty());
+    match parts.map(|(_, number)| number.parse::<u64>()) {
+        Some(Ok(_)) => Ok(text.to_owned()),
+        _ => Err("this is no event's id (umbel ctl events -o name prints them)".to_owned()),
+    }
 }

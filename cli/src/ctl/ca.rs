@@ -9,7 +9,7 @@ use crate::{
     args::{CaVerb, Step},
     calls::Call,
     exit::Outcome,
-    output::{Column, Format, Table, ago, count, details, put, say, utc, width},
+    output::{Column, Format, Table, ago, count, details, put, utc, width},
 };
 
 pub(crate) async fn run(ctl: &Ctl, verb: Option<&CaVerb>) -> Outcome {
@@ -112,8 +112,7 @@ async fn rotate(ctl: &Ctl, step: Step, leave_behind: bool) -> Outcome {
         .reason(ctl.global.reason.as_deref())
         .dry_run(ctl.global.dry_run);
     if ctl.global.dry_run {
-        say("Nothing is changed.");
-        return command::send(ctl, &site, &call, "This step could be gone.").await;
+        return command::send(ctl, &site, &call, "Nothing was changed: this step can be taken now.").await;
     }
     command::send(ctl, &site, &call, done).await
 }

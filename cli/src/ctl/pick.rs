@@ -25,6 +25,8 @@ pub(crate) fn one<T>(
     names: impl Fn(&T) -> Vec<String>,
     list: &str,
 ) -> Outcome<Picked<T>> {
+    // What is echoed has a bound: a name is far shorter.
+    let said: String = wanted.chars().take(80).collect();
     let is = |item: &T| names(item).iter().any(|name| name == wanted);
     let begins = |item: &T| !wanted.is_empty() && names(item).iter().any(|name| name.starts_with(wanted));
     let exact = items.iter().any(is);
@@ -36,13 +38,13 @@ pub(crate) fn one<T>(
         if fit.len() > LISTED {
             candidates.push(format!("and {} more", fit.len() - LISTED));
         }
-        return Err(Failure::new(Exit::NotFound, format!("`{wanted}` fits {} {what}s", fit.len()))
+        return Err(Failure::new(Exit::NotFound, format!("`{said}` fits {} {what}s", fit.len()))
             .candidates(candidates)
             .remedy("give more of the name or id, or --site"));
     }
     match fit.pop() {
         Some(item) => Ok(Picked { item, exact }),
-        None => Err(Failure::new(Exit::NotFound, format!("there is no {what} `{wanted}`")).remedy(list)),
+        None => Err(Failure::new(Exit::NotFound, format!("there is no {what} `{said}`")).remedy(list)),
     }
 }
 

@@ -5,7 +5,7 @@ use umbel_contracts::objects::SiteStatus;
 use super::Ctl;
 use crate::{
     calls::segment,
-    exit::{Exit, Outcome},
+    exit::{Exit, Failure, Outcome},
     output::{Column, Format, Table, duration_ms, members},
 };
 
@@ -53,6 +53,11 @@ pub(crate) async fn run(ctl: &Ctl, model: Option<&str>) -> Outcome {
             ]);
             names.push(queue.model);
         }
+    }
+    if let (Some(model), true, true) = (model, names.is_empty(), silent.is_empty()) {
+        return Err(
+            Failure::new(Exit::NotFound, format!("no model `{model}` is served")).remedy("umbel ctl queue")
+        );
     }
     if ctl.global.output == Format::Name {
         ctl.put_names(names.iter().map(String::as_str));

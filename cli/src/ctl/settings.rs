@@ -222,6 +222,10 @@ async fn diff(ctl: &Ctl, from: Option<u64>, to: Option<u64>) -> Outcome {
 fn keys(ctl: &Ctl, prefix: Option<&str>) -> Outcome {
     let prefix = prefix.unwrap_or_default();
     let rows: Vec<_> = rows().into_iter().filter(|row| row.path.starts_with(prefix)).collect();
+    if rows.is_empty() {
+        return Err(Failure::new(Exit::NotFound, format!("no key begins with `{prefix}`"))
+            .remedy("umbel ctl settings keys"));
+    }
     if ctl.global.output.is_object() {
         let list: Vec<Value> = rows
             .iter()
@@ -239,7 +243,7 @@ fn keys(ctl: &Ctl, prefix: Option<&str>) -> Outcome {
         ctl.put_names(rows.iter().filter(|row| row.settable).map(|row| row.path.as_str()));
         return Ok(());
     }
-    ctl.put_table(&table, &format!("No key begins with `{prefix}`."));
+    ctl.put_table(&table, "");
     say("agents.… stands for agents.default.… and agents.nodes.NODE.…");
     Ok(())
 }

@@ -14,7 +14,7 @@ use crate::{
     args::NodeVerb,
     calls::Call,
     ctl::{Ctl, command},
-    exit::{Failure, Outcome},
+    exit::{Exit, Failure, Outcome},
     output::count,
 };
 
@@ -46,9 +46,9 @@ pub(super) async fn run(ctl: &Ctl, verb: &NodeVerb) -> Outcome {
         }
         NodeVerb::Eligible { name, value } => eligible(ctl, name, value == "yes").await,
         NodeVerb::Rename { name, new } => {
-            let node = write_to(ctl, name, "Rename").await?;
+            let node = to_rename(ctl, name, new).await?;
             let call = with_reason(ctl, "node.rename").args(&NodeRenameArgs { name: new.clone() })?;
-            let then = format!("Undo: umbel ctl node rename {new} {}", node.node.name);
+            let then = format!("Undo: umbel ctl node rename {new} {}", undo_name(name, new, &node));
             send(ctl, &node, call, Words { done: "is renamed", would: "would be renamed", then }).await
         }
         NodeVerb::Label { name, labels } => {
@@ -110,6 +110,21 @@ async fn write_to(ctl: &Ctl, name: &str, act: &str) -> Outcome<SiteNode> {
         ctl.confirm(&format!("{act} {} at {}?", node.node.name, node.edge_id))?;
     }
     Ok(node)
+}
+
+/// The node to rename. A command that is repeated under its id finds it by its new name: that is what it did.
+async fn to_rename(ctl: &Ctl, name: &str, new: &str) -> Outcome<SiteNode> {
+    match write_to(ctl, name, "Rename").await {
+        Err(failure) if failure.exit() == Exit::NotFound && ctl.global.command_id.is_some() => {
+            whole(ctl, new).await.map_err(|_| failure)
+        }
+        found => found,
+    }
+}
+
+/// The name before: a node that has the new one already is not called so.
+fn undo_name<'a>(name: &'a str, new: &str, node: &'a SiteNode) -> &'a str {
+    if node.node.name == new { name } else { &node.node.name }
 }
 
 async fn send(ctl: &Ctl, node: &SiteNode, call: Call, words: Words) -> Outcome {
