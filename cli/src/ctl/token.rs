@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use umbel_contracts::{objects::EnrollmentState, operations::EnrollmentObject};
+use umbel_contracts::{
+    objects::{EnrollmentState, NodeObject},
+    operations::EnrollmentObject,
+};
 
 use super::{Ctl, command, gather::gather, pick};
 use crate::{
@@ -72,7 +75,39 @@ async fn create(ctl: &Ctl, site: &str, wish: &NodeTokenWish, out: Option<&Path>)
         made.id,
         made.id,
     ));
+    if wish.replace.is_none() {
+        namesakes(ctl, site, name, &made.id).await;
+    }
     Ok(())
+}
+
+/// Two nodes of one name are told apart by their ids only: it is said while the token can still be revoked.
+async fn namesakes(ctl: &Ctl, site: &str, name: &str, made: &str) {
+    // The token is there; that its neighbours cannot be listed now changes nothing.
+    if let Ok(gathered) = gather(ctl, "node.list", "nodes").await {
+        let nodes = gathered.items.iter().filter(|(of, _)| of == site);
+        let mut nodes = nodes.filter_map(|(_, raw)| parse::<NodeObject>(raw.get()).ok());
+        if let Some(node) = nodes.find(|node| node.name == name) {
+            say(&format!(
+                "warning: a node at {site} is called {name} already ({}); two of one name are told apart by id only. To \
+                 give that node a new key: umbel ctl token create --replace {name}",
+                node.node_id
+            ));
+        }
+    }
+    if let Ok(gathered) = gather(ctl, "enrollment.list", "enrollments").await {
+        let tokens = gathered.items.iter().filter(|(of, _)| of == site);
+        let tokens = tokens.filter_map(|(_, raw)| parse::<EnrollmentObject>(raw.get()).ok());
+        let same = tokens.filter(|token| token.name == name && token.token_id != made);
+        let open: Vec<String> =
+            same.filter(|token| token.state == EnrollmentState::Open).map(|token| token.token_id).collect();
+        if !open.is_empty() {
+            say(&format!(
+                "warning: {name} has another open token at {site}: {}. Each host that uses one is a node of its own.",
+                open.join(", ")
+            ));
+        }
+    }
 }
 
 fn labels(words: &[String]) -> Outcome<BTreeMap<String, String>> {

@@ -123,7 +123,13 @@ fn names_are_unique_and_ids_stay() {
             (Code::Conflict, "NAME_TAKEN".to_owned())
         );
         assert_eq!(refused(&edge, "node.rename", "all", json!({ "name": "x" })).await.1, "SELECTOR");
-        assert_eq!(refused(&edge, "node.rename", "node:b", json!({ "name": " " })).await.1, "ARGS");
+        for name in [" ", "", "..", "A!", "é", "A B", "-a", &"a".repeat(64)] {
+            assert_eq!(
+                refused(&edge, "node.rename", "node:b", json!({ "name": name })).await.1,
+                "ARGS",
+                "{name}"
+            );
+        }
         // Two at once that want one name: one of them gets it.
         let (one, other) = tokio::join!(
             edge.ask("node.rename", "node:gpu-1", json!({ "name": "same" })),

@@ -149,6 +149,7 @@ fn row_102_it_starts_and_serves_on_a_full_disk() {
         let generation = edge.view(&node).generation;
         drop(connection);
         let edge = edge.meanwhile(true, |_| ()).await;
+        assert!(problems(&edge).await.iter().any(|(code, _)| code == "STORE_READ_ONLY"), "before any write");
         let _connection = node.connect(&edge).await;
         assert!(edge.connected(&node) && edge.slot().is_some());
         assert!(edge.view(&node).generation > generation);

@@ -132,7 +132,10 @@ impl RedbFile {
     fn ready(mut self) -> Result<(Self, Option<String>), OpenError> {
         self.compact();
         // All four tables exist from the first transaction on, so that readers need no special case.
-        let Err(Failure(cause)) = self.write(&mut |_| Ok(())) else { return Ok((self, None)) };
+        let written = self.write(&mut |_| Ok(()));
+        // So little may fit into freed pages: whether its disk has room is known, and told, from the start.
+        let written = written.and_then(|()| self.probe().map_err(|error| Failure(error.to_string())));
+        let Err(Failure(cause)) = written else { return Ok((self, None)) };
         let readable = self.read_only().and_then(|()| self.shared.read(&mut |_| Ok(())));
         match readable {
             Ok(()) => Ok((self, Some(cause))),

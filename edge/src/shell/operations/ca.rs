@@ -11,7 +11,8 @@ use umbel_contracts::objects::timestamp;
 use umbel_contracts::operations::{
     CaLacking, CaObject, CaResult, CaRotate, CaRotateArgs, CaShow, CaStep, NoArgs, Operation,
 };
-use umbel_store::Commit;
+use umbel_store::{Commit, CommitError};
+use umbel_wire::ca::AuthorityError;
 use umbel_wire::{Code, Error};
 
 use super::{args, result, stored, unknown};
@@ -60,7 +61,7 @@ pub(super) async fn start(context: &Context<'_>) -> Result<(), Error> {
     let made = if step.step == CaStep::Begin {
         // Refused before a key is made.
         before.begin(String::new())?;
-        Some(on_disk(site, |site| site.authorities.make().map_err(failed)).await?)
+        Some(on_disk(site, |site| site.authorities.make().map_err(not_made)).await?)
     } else {
         None
     };
@@ -198,6 +199,38 @@ fn failed(error: impl std::fmt::Display) -> Error {
     )
 }
 
+/// Where there is no room for a key there is none for the audit either: the same answer as for every other change.
+fn not_made(error: AuthorityError) -> Error {
+    use std::io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    match &error {
+        AuthorityError::File { error: cause, .. }
+            if matches!(cause.kind(), StorageFull | QuotaExceeded | ReadOnlyFilesystem) =>
+        {
+            store_error(&CommitError::ReadOnly(cause.to_string()))
+        }
+        _ => failed(error),
+    }
+}
+
 fn unusable(error: StartError) -> Error {
     failed(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use umbel_wire::Code;
+    use umbel_wire::ca::AuthorityError;
+
+    use super::not_made;
+
+    #[test]
+    fn a_key_that_finds_no_room_is_refused_as_every_change_on_a_full_disk() {
+        let refused = |kind: std::io::ErrorKind| {
+            let error = not_made(AuthorityError::File { path: "ca".into(), error: kind.into() });
+            (error.code, error.reason.to_string())
+        };
+        let full = (Code::InsufficientStorage, "AUDIT_UNAVAILABLE".to_owned());
+        assert_eq!(refused(std::io::ErrorKind::StorageFull), full);
+        assert_eq!(refused(std::io::ErrorKind::PermissionDenied), (Code::Internal, "CA_FILES".to_owned()));
+    }
 }

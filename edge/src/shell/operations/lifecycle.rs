@@ -14,7 +14,7 @@ use umbel_contracts::operations::{
 };
 use umbel_wire::{Error, NodeId};
 
-use super::nodes::{self, Deed, Full, check_labels, check_name, only_here};
+use super::nodes::{self, Deed, Full, check_labels, check_node_name, only_here};
 use super::{invalid, one, result, select_any};
 use crate::core::commands::Request;
 use crate::core::registry::node::{Decision, Node, NodeRow};
@@ -112,7 +112,7 @@ pub(super) fn credentials(
 pub(super) async fn rename(context: &Context<'_>, args: NodeRenameArgs) -> Result<(), Error> {
     let site = &context.commands.site;
     let node = one(context.commands, context.request)?;
-    check_name("name", &args.name)?;
+    check_node_name(&args.name)?;
     let reserved = Name::reserve(site, node.id, &args.name)?;
     let name = args.name;
     let done =
@@ -128,6 +128,7 @@ pub(super) fn preview_rename(
     args: &NodeRenameArgs,
 ) -> Result<Value, Error> {
     let node = one(commands, request)?;
+    check_node_name(&args.name)?;
     let site = &commands.site;
     site.read(|registry| registry.name_free(node.id, &args.name))?;
     nodes::preview(commands, request, |row| row.name.clone_from(&args.name), nodes::outcomes)

@@ -170,6 +170,21 @@ pub(super) fn check_name(what: &str, name: &str) -> Result<(), Error> {
     }
 }
 
+/// A name that a node gets from now on: it is pasted into commands and file names, and is a key in the settings. Those
+/// that were given before stay.
+pub(super) fn check_node_name(name: &str) -> Result<(), Error> {
+    let begins = name.starts_with(|c: char| c.is_ascii_alphanumeric());
+    let sound = name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-'));
+    if begins && sound && name.len() <= NAME {
+        return Ok(());
+    }
+    let message = format!(
+        "a node's name has 1 to {NAME} of the letters a-z and A-Z, digits, `.`, `_` and `-`, and begins with a letter \
+         or digit"
+    );
+    Err(invalid("ARGS", message))
+}
+
 pub(super) fn check_labels(labels: &std::collections::BTreeMap<String, String>) -> Result<(), Error> {
     if labels.len() > LABELS {
         return Err(invalid("ARGS", format!("a node has at most {LABELS} labels")));

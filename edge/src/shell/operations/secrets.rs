@@ -17,7 +17,7 @@ use umbel_wire::secret::SecretHash;
 use umbel_wire::token::is_token_id;
 use umbel_wire::{Code, Error};
 
-use super::nodes::{check_labels, check_name};
+use super::nodes::{check_labels, check_name, check_node_name};
 use super::reading::page;
 use super::{invalid, result, stored};
 use crate::core::commands::Request;
@@ -38,7 +38,11 @@ pub(super) fn token(
     let Some(secret_hash) = SecretHash::from_hex(&args.secret_sha256) else {
         return Err(invalid("ARGS", "secret_sha256 must have 64 hexadecimal digits"));
     };
-    check_name("name", &args.name)?;
+    match args.replace {
+        // The node keeps its name, which may be of an older kind.
+        Some(_) => check_name("name", &args.name)?,
+        None => check_node_name(&args.name)?,
+    }
     check_labels(&args.labels)?;
     if args.expires_in_seconds == 0 || args.expires_in_seconds > LONGEST_LIFE.as_secs() {
         return Err(invalid("ARGS", "expires_in_seconds must be 1 to 86400"));
