@@ -28,6 +28,7 @@ mod error;
 mod fold;
 mod handle;
 pub mod limits;
+mod locks;
 mod marks;
 mod memory;
 mod observed;

@@ -5,13 +5,13 @@
 //! the pages kept are bounded.
 
 use std::collections::HashMap;
-use std::ops::Bound;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use redb::StorageBackend;
 use redb::backends::FileBackend;
-use redb::{BackendError, StorageBackend};
 
 use crate::limits;
+use crate::locks::locked_as_the_file;
 
 /// Bytes of a page here; any power of two would do.
 const PAGE: usize = 4096;
@@ -132,32 +132,5 @@ impl StorageBackend for Overlay {
         Ok(())
     }
 
-    fn close(&self) -> std::io::Result<()> {
-        self.file.close()
-    }
-
-    // One process at a time, as for a file that is written.
-    fn try_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
-        self.file.try_lock_range(start, end)
-    }
-
-    fn try_lock_shared_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
-        self.file.try_lock_shared_range(start, end)
-    }
-
-    fn lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
-        self.file.lock_range(start, end)
-    }
-
-    fn lock_shared_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
-        self.file.lock_shared_range(start, end)
-    }
-
-    fn unlock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
-        self.file.unlock_range(start, end)
-    }
-
-    fn query_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
-        self.file.query_lock_range(start, end)
-    }
+    locked_as_the_file!();
 }

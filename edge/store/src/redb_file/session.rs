@@ -3,12 +3,11 @@
 //! Owns the mapping of spaces to tables, and the backend that a test can make fail. Leaves opening and closing to
 //! the engine above.
 
-use std::ops::Bound;
-
 use redb::backends::FileBackend;
-use redb::{BackendError, ReadTransaction, ReadableTable, TableDefinition, WriteTransaction};
+use redb::{ReadTransaction, ReadableTable, TableDefinition, WriteTransaction};
 
 use crate::backend::{Failure, Pair, Space, Transaction, View};
+use crate::locks::locked_as_the_file;
 use crate::switch::WriteSwitch;
 
 type Bytes = TableDefinition<'static, &'static [u8], &'static [u8]>;
@@ -189,31 +188,5 @@ impl redb::StorageBackend for Switched {
         self.file.write(offset, data)
     }
 
-    fn close(&self) -> std::io::Result<()> {
-        self.file.close()
-    }
-
-    fn try_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
-        self.file.try_lock_range(start, end)
-    }
-
-    fn try_lock_shared_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
-        self.file.try_lock_shared_range(start, end)
-    }
-
-    fn lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
-        self.file.lock_range(start, end)
-    }
-
-    fn lock_shared_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
-        self.file.lock_shared_range(start, end)
-    }
-
-    fn unlock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<(), BackendError> {
-        self.file.unlock_range(start, end)
-    }
-
-    fn query_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
-        self.file.query_lock_range(start, end)
-    }
+    locked_as_the_file!();
 }
