@@ -10,6 +10,8 @@ pub(crate) mod enrollment;
 pub(crate) mod keys;
 pub(crate) mod providers;
 pub(crate) mod registry;
+pub(crate) mod requests;
 pub(crate) mod rotation;
 pub(crate) mod settings;
 pub(crate) mod tombstones;
+pub(crate) mod usage;

@@ -13,6 +13,7 @@ pub(crate) mod keys;
 pub(crate) mod nodes;
 pub(crate) mod operations;
 pub(crate) mod owing;
+pub(crate) mod requests;
 pub(crate) mod settings;
 pub(crate) mod site;
 pub(crate) mod status;

@@ -14,8 +14,11 @@ use umbel_wire::{Code, Terminal};
 use super::answer::Answer;
 use super::error::Failure;
 use super::{Front, FrontOptions};
+use crate::core::usage::{Usage, UsageSource};
 use crate::metrics::{ModelMetrics, Route};
 use crate::shell::dispatch::Slot;
+pub(super) use crate::shell::requests::Phase;
+use crate::shell::requests::{CLIENT_LEFT, End, Given, Running};
 
 /// How a try at an engine failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,24 +77,6 @@ pub(super) fn judge(terminal: &Terminal) -> Option<Miss> {
     }
 }
 
-/// Where a request is, for those who leave.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
-    Queued,
-    Prefill,
-    Streaming,
-}
-
-impl Phase {
-    fn word(self) -> &'static str {
-        match self {
-            Self::Queued => "queued",
-            Self::Prefill => "prefill",
-            Self::Streaming => "streaming",
-        }
-    }
-}
-
 /// A request's account: it is settled exactly once, by an answer, a failure, or the client's leaving (a drop).
 pub(super) struct Exchange {
     front: Arc<Front>,
@@ -102,11 +87,15 @@ pub(super) struct Exchange {
     /// The client asked for an event stream.
     pub(super) stream: bool,
     started: Instant,
-    pub(super) phase: Phase,
+    phase: Phase,
     /// The provider that answers.
     provider: Option<Arc<str>>,
     first_bytes: bool,
     settled: bool,
+    /// The request's record, and how it ends there: when the account is dropped, so that the engine's word on tokens
+    /// that comes behind its last event is in it.
+    running: Running,
+    end: End,
 }
 
 impl Exchange {
@@ -116,11 +105,22 @@ impl Exchange {
         route: Route,
         request_id: HeaderValue,
         stream: bool,
-        started: Instant,
+        (started, running): (Instant, Running),
     ) -> Self {
-        let phase = Phase::Queued;
-        let (provider, first_bytes, settled) = (None, false, false);
-        Self { front, metrics, route, request_id, stream, started, phase, provider, first_bytes, settled }
+        Self {
+            front,
+            metrics,
+            route,
+            request_id,
+            stream,
+            started,
+            phase: Phase::Queued,
+            provider: None,
+            first_bytes: false,
+            settled: false,
+            running,
+            end: End { status: CLIENT_LEFT, reason: None, usage: Usage::default(), answer_bytes: 0 },
+        }
     }
 
     /// The edge is going down.
@@ -128,10 +128,32 @@ impl Exchange {
         self.front.is_draining()
     }
 
+    /// It asks for a slot, perhaps again.
+    pub(super) fn queued(&mut self) {
+        if self.phase != Phase::Queued {
+            self.phase = Phase::Queued;
+            self.running.queued();
+        }
+    }
+
+    /// The engine's head is here.
+    pub(super) fn streaming(&mut self) {
+        self.phase = Phase::Streaming;
+        self.running.streaming();
+    }
+
     /// A slot of this provider is used now.
     pub(super) fn uses(&mut self, slot: &Slot) {
-        self.provider = Some(Arc::clone(slot.provider_id()));
+        let provider_id = Arc::clone(slot.provider_id());
+        self.provider = Some(Arc::clone(&provider_id));
         self.phase = Phase::Prefill;
+        self.running.granted(Given {
+            provider_id,
+            lease: slot.lease().0,
+            estimated_tokens: 0,
+            long: false,
+            affinity: false,
+        });
         self.metrics.waited(slot.waited().as_secs_f64());
     }
 
@@ -140,6 +162,7 @@ impl Exchange {
         let provider = self.provider.as_deref().unwrap_or_default();
         let node = provider.split_once('/').map_or("", |(node, _)| node);
         self.metrics.upstream_error(node, miss.kind());
+        self.running.missed(miss.kind());
         let (request_id, kind) = (self.request_id(), miss.kind());
         tracing::info!(request_id, model = self.metrics.name(), provider, kind, "an engine failed a request");
     }
@@ -154,13 +177,21 @@ impl Exchange {
     }
 
     /// Reads the terminal of an answer whose head came: `None` if it is whole. Counts tokens and failures.
-    pub(super) fn judge(&self, terminal: Option<&Terminal>) -> Option<Miss> {
+    pub(super) fn judge(&mut self, terminal: Option<&Terminal>) -> Option<Miss> {
         let terminal = terminal?;
         if let Terminal::Ended { payload, .. } = terminal
             && let Ok(end) = decode::<InferenceEnd>(payload)
         {
             let (input, output) = (end.prompt_tokens.unwrap_or(0), end.completion_tokens.unwrap_or(0));
             self.metrics.tokens(u64::from(input), u64::from(output));
+            if end.prompt_tokens.is_some() {
+                self.end.usage = Usage {
+                    prompt_tokens: input.into(),
+                    completion_tokens: output.into(),
+                    cached_tokens: 0,
+                    source: UsageSource::Reported,
+                };
+            }
         }
         let miss = judge(terminal)?;
         self.missed(miss);
@@ -179,6 +210,7 @@ impl Exchange {
     pub(super) fn answered(&mut self, status: u16) {
         if !self.settled {
             self.settled = true;
+            self.end.status = status;
             let seconds = self.started.elapsed().as_secs_f64();
             self.metrics.answered(self.route, status, self.stream, seconds);
             let (request_id, stream) = (self.request_id(), self.stream);
@@ -197,6 +229,7 @@ impl Exchange {
     pub(super) fn failed(&mut self, failure: &Failure) -> Response<Answer> {
         if !self.settled {
             self.metrics.rejected(failure.reason);
+            self.end.reason = Some(failure.reason);
         }
         self.answered(failure.status.as_u16());
         failure.response()
@@ -206,6 +239,7 @@ impl Exchange {
     pub(super) fn broken(&mut self, miss: Miss) {
         if !self.settled {
             self.metrics.broken(miss.kind());
+            self.end.reason = Some(miss.kind());
         }
         self.answered(200);
     }
@@ -215,8 +249,7 @@ impl Exchange {
         if !self.settled {
             self.metrics.disconnected(phase.word());
         }
-        // 499: what logs of proxies call a client that closed its request.
-        self.answered(499);
+        self.answered(CLIENT_LEFT);
     }
 }
 
@@ -224,5 +257,6 @@ impl Drop for Exchange {
     fn drop(&mut self) {
         let phase = self.phase;
         self.left(phase);
+        self.running.ended(self.end);
     }
 }

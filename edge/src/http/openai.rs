@@ -16,17 +16,19 @@ use http::{Method, Request, Response};
 use prost::Message;
 use umbel_contracts::proto::node::{self, InferenceOpen};
 use umbel_wire::Open;
+use umbel_wire::clock::Wall;
 
 use super::answer::{Answer, Answered, from_engine};
 use super::body::{Announced, Held, collect, discard};
 use super::connection::{Peer, Upload};
 use super::error::Failure;
-use super::exchange::{Exchange, Miss, Phase, judge};
+use super::exchange::{Exchange, Miss, judge};
 use super::request::{self, Asked};
 use super::{Front, headers, health, models};
 use crate::core::keys::{Caller, KeyRefusal};
 use crate::metrics::{Route, UNKNOWN_MODEL};
 use crate::shell::dispatch::{Admitted, Ask, Known, Slot};
+use crate::shell::requests::Started;
 
 /// How many engines were asked.
 const ATTEMPTS: HeaderName = HeaderName::from_static("x-umbel-attempts");
@@ -159,8 +161,24 @@ impl Inference<'_> {
         }
         let (front, metrics) = (Arc::clone(self.front), Arc::clone(&known.metrics));
         let request_id = self.request_id.clone();
-        let exchange = Exchange::new(front, metrics, self.route, request_id, asked.stream, self.started);
+        let running = self.front.dispatch.requests().started(self.record(&asked, &known, body.len()));
+        let account = (self.started, running);
+        let exchange = Exchange::new(front, metrics, self.route, request_id, asked.stream, account);
         self.exchange(&asked, &known, &body, held, exchange).await
+    }
+
+    fn record(&self, asked: &Asked, known: &Known, body_bytes: usize) -> Started {
+        Started {
+            request_id: self.request_id.to_str().unwrap_or_default().into(),
+            key_id: self.caller.key().map(|key| Arc::from(key.row.key_id.as_str())),
+            model: Some(Arc::clone(&known.name)),
+            route: self.route.template(),
+            stream: asked.stream,
+            body_bytes: body_bytes as u64,
+            prompt_bytes: 0,
+            at: self.started,
+            at_unix_ms: Wall::now().unix_ms(),
+        }
     }
 
     /// Asks one engine after the other, as the rules of second tries allow.
@@ -181,7 +199,7 @@ impl Inference<'_> {
         };
         let (mut attempts, mut elsewhere, mut after_loss) = (0u32, 0, 0);
         loop {
-            exchange.phase = Phase::Queued;
+            exchange.queued();
             let admitted = match self.front.dispatch.admit(ask) {
                 Admitted::Slot(slot) => Ok(slot),
                 Admitted::Waiting(waiting) => waiting.await,
@@ -200,7 +218,7 @@ impl Inference<'_> {
             let miss = match self.attempt(&mut slot, asked, body).await {
                 Ok((head, stream)) => {
                     slot.streaming();
-                    exchange.phase = Phase::Streaming;
+                    exchange.streaming();
                     drop(held);
                     let response = Box::pin(from_engine(&head, stream, slot, exchange)).await;
                     return with_attempts(response, attempts);

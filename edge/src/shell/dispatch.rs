@@ -26,6 +26,7 @@ pub(crate) use crate::core::admission::{
 #[cfg(test)]
 pub(crate) use crate::core::admission::{Category, KeyNumber};
 use crate::metrics::{Metrics, ModelMetrics};
+use crate::shell::requests::Requests;
 
 /// A provider that a node reported over its connection.
 #[derive(Clone, Debug)]
@@ -77,6 +78,8 @@ struct State {
 pub(crate) struct Dispatch {
     state: Mutex<State>,
     metrics: Arc<Metrics>,
+    /// What slots are asked for and held by.
+    requests: Arc<Requests>,
     /// A deadline earlier than the armed one came up.
     earlier: Notify,
     /// Something changed while someone watches.
@@ -114,6 +117,7 @@ impl Dispatch {
                 armed: None,
             }),
             metrics: Arc::clone(&metrics),
+            requests: Arc::default(),
             earlier: Notify::new(),
             changed: Notify::new(),
             watchers: AtomicUsize::new(0),
@@ -301,6 +305,11 @@ impl Dispatch {
     }
 
     // ---- What is asked of it.
+
+    /// The records of requests.
+    pub(crate) fn requests(&self) -> &Arc<Requests> {
+        &self.requests
+    }
 
     /// Counts of a provider, for snapshots.
     pub(crate) fn figures(&self, provider_id: &str) -> Option<Figures> {
