@@ -463,8 +463,11 @@ impl Node {
     }
 
     fn closed(&mut self, link: LinkId, reason: &CloseReason, now: Instant) {
-        let replaced = self.current.is_some_and(|current| current != link);
-        self.streams.lost(link, replaced, now);
+        self.streams.lost(link, now);
+        if self.current.is_some_and(|current| current != link) || self.streams.carries_of(link) {
+            self.reports.orphaned.push(link);
+            self.name_orphans(now);
+        }
         if self.dialing == Some(link) {
             self.dialing = None;
             return self.again(now);

@@ -336,6 +336,7 @@ impl Admission {
             node: provider.spec.node_id,
             generation,
             phase: LeasePhase::Granted,
+            orphan: false,
         };
         self.leases.insert(lease, held);
         let avoid = Avoid { provider: index, opened: provider.opened };

@@ -3,7 +3,7 @@
 //! Owns what `shell/dispatch` does around admission, without waiting. Leaves every decision to admission. Invariant: a
 //! lease that was granted is ended here exactly once, by its stream's terminal or by its node's loss.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use prost::Message;
@@ -36,6 +36,8 @@ pub(super) struct Requests {
     granted: Vec<(RequestId, Grant)>,
     pub(super) open: BTreeMap<(LinkId, Outgoing), (RequestId, LeaseId)>,
     answered: Vec<(RequestId, Answered)>,
+    /// Their connection broke beside a newer one: held until their node says that it does not carry them.
+    orphans: BTreeSet<LeaseId>,
 }
 
 impl Edge {
@@ -139,14 +141,25 @@ impl Edge {
                 let lost = self.serving(link).filter(|_| self.admission.phase(lease).is_some());
                 if let Some(serving) = lost {
                     self.admission.node_lost(now, serving.id, serving.generation);
+                    self.requests.orphans.insert(lease);
+                    if self.is("a broken connection frees its slots") {
+                        self.admission.end(now, lease);
+                    }
                 }
             }
         }
         self.settle(now);
+        let admission = &self.admission;
+        self.requests.orphans.retain(|lease| admission.phase(*lease).is_some());
         self.requests.answered.push((request, answered));
         if self.is("an answer is told twice") {
             self.requests.answered.push((request, answered));
         }
+    }
+
+    /// Leases without a stream that a node has to confirm.
+    pub(super) fn orphans(&self) -> usize {
+        self.requests.orphans.iter().filter(|lease| self.admission.phase(**lease).is_some()).count()
     }
 
     pub(super) fn waiting_requests(&self) -> usize {

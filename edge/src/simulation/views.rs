@@ -30,6 +30,8 @@ pub struct View {
     pub leases: Vec<LeaseView>,
     /// Leases that admission counts, and requests that wait there.
     pub held: (u32, u32),
+    /// Leases whose connection broke beside a newer one and that their node has not confirmed.
+    pub orphans: usize,
     /// Requests that wait here.
     pub waiting: usize,
     /// Nodes online and providers available, as a summary says it.
@@ -113,6 +115,7 @@ impl Edge {
                 })
                 .collect(),
             held: (totals.in_flight(), totals.waiting),
+            orphans: self.orphans(),
             waiting: self.waiting_requests(),
             online_and_available: (counts.nodes_online, counts.providers_available),
         }

@@ -365,8 +365,15 @@ impl Handler for Taker {
 
     fn on_closed(&self, _connection: &Connection, _reason: &CloseReason) {
         let mut now = self.edge.lock();
+        let current = now.connection.as_ref().map(Connection::generation);
+        let newer = current.is_some_and(|current| current != self.generation);
+        let (relay, own) = (Arc::clone(&self.edge.relay), self.generation);
+        // Where none is carried the next connection's first naming says so.
+        if newer || relay.carries_of(own) {
+            tokio::spawn(async move { relay.orphaned(own).await });
+        }
         // A newer connection may have come first: only this one is forgotten.
-        if now.connection.as_ref().map(Connection::generation) == Some(self.generation) {
+        if current.is_some() && !newer {
             now.connection = None;
             now.shown.generation = None;
             now.shown.since_unix_ms = Wall::now().unix_ms();

@@ -37,10 +37,14 @@ pub(crate) struct Relay {
     identity: Arc<Identity>,
     engines: Arc<Engines>,
     /// The streams that are not over, by connection and stream id.
-    carried: Mutex<BTreeMap<(Generation, u64), Carried>>,
-    /// The last one ended.
-    idle: Notify,
+    carried: Mutex<Streams>,
+    /// One of them ended.
+    ended: Notify,
+    /// The streams of a connection that broke are over.
+    orphans_over: Notify,
 }
+
+type Streams = BTreeMap<(Generation, u64), Carried>;
 
 /// A stream that is not over.
 #[derive(Debug)]
@@ -57,12 +61,13 @@ struct Entry<'a> {
 
 impl Drop for Entry<'_> {
     fn drop(&mut self) {
-        let mut carried = self.relay.lock();
-        carried.remove(&self.key);
-        if carried.is_empty() {
-            self.relay.idle.notify_waiters();
-        }
+        self.relay.lock().remove(&self.key);
+        self.relay.ended.notify_waiters();
     }
+}
+
+fn any_of(carried: &Streams, own: Generation) -> bool {
+    carried.keys().any(|(generation, _)| *generation == own)
 }
 
 /// The end of a stream, as it is told.
@@ -112,7 +117,13 @@ impl Ended {
 
 impl Relay {
     pub(crate) fn new(identity: Arc<Identity>, engines: Arc<Engines>) -> Self {
-        Self { identity, engines, carried: Mutex::new(BTreeMap::new()), idle: Notify::new() }
+        Self {
+            identity,
+            engines,
+            carried: Mutex::default(),
+            ended: Notify::new(),
+            orphans_over: Notify::new(),
+        }
     }
 
     /// Leases that are still carried, of every connection.
@@ -139,7 +150,7 @@ impl Relay {
         self.lock().len()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<(Generation, u64), Carried>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Streams> {
         self.carried.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -215,12 +226,33 @@ impl Relay {
 
     /// Resolves when no stream is carried.
     pub(crate) async fn idle(&self) {
+        self.until(BTreeMap::is_empty).await;
+    }
+
+    /// A connection broke: the edge is told over a newer one once its streams are over, since no END of theirs
+    /// reaches it.
+    pub(crate) async fn orphaned(&self, own: Generation) {
+        self.until(|carried| !any_of(carried, own)).await;
+        self.orphans_over.notify_one();
+    }
+
+    /// Whether a stream of this connection is not over.
+    pub(crate) fn carries_of(&self, own: Generation) -> bool {
+        any_of(&self.lock(), own)
+    }
+
+    /// Resolves when the leases have to be named anew.
+    pub(crate) async fn orphans_over(&self) {
+        self.orphans_over.notified().await;
+    }
+
+    async fn until(&self, done: impl Fn(&Streams) -> bool) {
         loop {
-            let notified = self.idle.notified();
-            if self.in_flight() == 0 {
+            let ended = self.ended.notified();
+            if done(&self.lock()) {
                 return;
             }
-            notified.await;
+            ended.await;
         }
     }
 }

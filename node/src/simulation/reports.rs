@@ -21,6 +21,7 @@ pub(super) const TELEMETRY: usize = 1;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 const LEASES_AGAIN: Duration = Duration::from_millis(100);
+const NAME_AGAIN: Duration = Duration::from_secs(1);
 
 /// Asking -> Naming -> Talking, on each connection.
 #[derive(Default)]
@@ -43,6 +44,11 @@ pub(super) struct Reports {
     telemetry_at: Option<Instant>,
     inventory_at: Option<Instant>,
     heartbeats: u64,
+    /// Connections that broke and whose streams are not over.
+    pub(super) orphaned: Vec<LinkId>,
+    /// The leases are to be named again then, or are being named.
+    rename_at: Option<Instant>,
+    renaming: Option<Call>,
     /// GPUs that fell off.
     pub(super) missing: Vec<String>,
     pub(super) replayed: u64,
@@ -51,6 +57,7 @@ pub(super) struct Reports {
 impl Reports {
     pub(super) fn begin(&mut self, now: Instant, intervals: Intervals) {
         self.phase = Phase::Name(now);
+        (self.rename_at, self.renaming) = (None, None);
         self.intervals = intervals;
         self.heartbeat_at = None;
         self.telemetry_at = None;
@@ -62,7 +69,9 @@ impl Reports {
             Phase::Silent | Phase::Naming(_) => None,
             Phase::Name(at) => Some(at),
             Phase::Talking => {
-                [self.heartbeat_at, self.telemetry_at, self.inventory_at].into_iter().flatten().min()
+                let rename = self.rename_at.filter(|_| self.renaming.is_none());
+                let due = [self.heartbeat_at, self.telemetry_at, self.inventory_at, rename];
+                due.into_iter().flatten().min()
             }
         }
     }
@@ -186,6 +195,15 @@ impl Node {
         }
     }
 
+    /// The streams of connections that broke are over: no END of theirs reaches the edge.
+    pub(super) fn name_orphans(&mut self, now: Instant) {
+        let before = self.reports.orphaned.len();
+        self.reports.orphaned.retain(|link| self.streams.carries_of(*link));
+        if self.reports.orphaned.len() < before {
+            self.reports.rename_at = Some(now);
+        }
+    }
+
     pub(super) fn answered(
         &mut self,
         link: LinkId,
@@ -214,6 +232,16 @@ impl Node {
                 // The edge closes a connection that never names its leases.
                 Err(_) => self.reports.phase = Phase::Silent,
             }
+        } else if self.reports.renaming == Some(call) {
+            self.reports.renaming = None;
+            match answer.and_then(|answer| bounds::decode::<NodeLeasesAck>(&answer)) {
+                Ok(ack) if ack.cancel_lease_ids.is_empty() => {}
+                Ok(ack) => {
+                    self.streams.cancel(&ack.cancel_lease_ids, now);
+                    self.reports.rename_at = Some(now + LEASES_AGAIN);
+                }
+                Err(_) => self.reports.rename_at = Some(now + NAME_AGAIN),
+            }
         } else if let Ok(ack) = answer.and_then(|answer| bounds::decode::<NodeHeartbeatAck>(&answer))
             && let Some(entry) = self.links.get_mut(&link)
         {
@@ -229,6 +257,14 @@ impl Node {
 
     fn talk(&mut self, link: LinkId, now: Instant, wall: Wall) {
         let due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+        if due(self.reports.rename_at) && self.reports.renaming.is_none() {
+            let message = NodeLeases { lease_ids: self.streams.carried(link) }.encode_to_vec();
+            let entry = self.links.get_mut(&link);
+            let asked =
+                entry.and_then(|entry| entry.end.request(now, method::NODE_LEASES, message, TIMEOUT).ok());
+            self.reports.rename_at = asked.is_none().then(|| now + NAME_AGAIN);
+            self.reports.renaming = asked;
+        }
         if due(self.reports.heartbeat_at) {
             // After a pause one report is enough.
             self.reports.heartbeat_at = Some(now + self.reports.intervals.heartbeat);

@@ -20,8 +20,6 @@ struct Relayed {
     lease: u64,
     ends: Instant,
     cancelled: bool,
-    /// Its connection was lost while a newer one was there.
-    orphan: bool,
 }
 
 #[derive(Default)]
@@ -39,11 +37,13 @@ impl Streams {
         self.relayed.iter().filter(|one| one.link != current).map(|one| one.lease).collect()
     }
 
-    pub(super) fn lost(&mut self, link: LinkId, replaced: bool, now: Instant) {
-        for one in self.relayed.iter_mut().filter(|one| replaced && one.link == link) {
-            one.orphan = true;
-        }
+    pub(super) fn lost(&mut self, link: LinkId, now: Instant) {
         self.stop(now, |one| one.link == link);
+    }
+
+    /// Whether a stream of this connection is not over.
+    pub(super) fn carries_of(&self, link: LinkId) -> bool {
+        self.relayed.iter().any(|one| one.link == link)
     }
 
     pub(super) fn cancel(&mut self, leases: &[u64], now: Instant) {
@@ -59,16 +59,10 @@ impl Streams {
 }
 
 impl Node {
-    /// Requests that its engine works on: lease, connection, and whether it was cancelled. Without those whose
-    /// connection was lost beside a newer one: their leases end with it, a moment before the engine lets go.
+    /// Requests that its engine works on: lease, connection, and whether it was cancelled.
     #[must_use]
     pub fn work(&self) -> Vec<(u64, LinkId, bool)> {
-        self.streams
-            .relayed
-            .iter()
-            .filter(|one| !one.orphan)
-            .map(|one| (one.lease, one.link, one.cancelled))
-            .collect()
+        self.streams.relayed.iter().map(|one| (one.lease, one.link, one.cancelled)).collect()
     }
 
     pub(super) fn take_stream(&mut self, link: LinkId, stream: Incoming, message: &[u8], now: Instant) {
@@ -82,7 +76,6 @@ impl Node {
                 lease: open.lease_id,
                 ends: now + self.setup.work,
                 cancelled: false,
-                orphan: false,
             }),
             None => {
                 let error =
@@ -107,5 +100,6 @@ impl Node {
                 entry.end.end(one.stream, error, false);
             }
         }
+        self.name_orphans(now);
     }
 }

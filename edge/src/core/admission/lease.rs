@@ -8,6 +8,9 @@
 //!    +--------------------------+               |                  |
 //!    +---- terminal frame, or generation cleared, exactly once ----+--> gone
 //! ```
+//!
+//! One whose connection breaks beside a newer one of its node is `resetting` from then on: it ends when the node names
+//! its leases without it, or with the node.
 
 use std::time::Instant;
 
@@ -40,4 +43,6 @@ pub(super) struct Lease {
     pub(super) node: NodeId,
     pub(super) generation: Generation,
     pub(super) phase: LeasePhase,
+    /// Its connection is lost beside a newer one of its node: no terminal frame can come any more.
+    pub(super) orphan: bool,
 }

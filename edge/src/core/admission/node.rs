@@ -8,7 +8,7 @@ use std::time::Instant;
 use umbel_wire::ids::{Generation, NodeId};
 
 use super::declare::ProviderConflict;
-use super::lease::LeaseId;
+use super::lease::{Lease, LeaseId};
 use super::provider::{ProviderSpec, ProviderState};
 use super::{Admission, ProviderIndex};
 
@@ -105,8 +105,18 @@ impl Admission {
     }
 
     /// A node's connection of this generation is gone: its leases end, its providers close. Returns how many
-    /// leases ended. An older generation than the one in force ends only its own leases.
+    /// leases ended. Those of an older generation than the one in force wait to be confirmed: the engine may still
+    /// work on them, and the node says with its next naming that it does not.
     pub(crate) fn node_lost(&mut self, now: Instant, node_id: NodeId, generation: Generation) -> usize {
+        if self.nodes.get(&node_id).and_then(|node| node.generation).is_some_and(|own| own > generation) {
+            for lease in self.held_where(|held| held.node == node_id && held.generation == generation) {
+                self.resetting(now, lease);
+                if let Some(held) = self.leases.get_mut(&lease) {
+                    held.orphan = true;
+                }
+            }
+            return 0;
+        }
         if let Some(node) = self.nodes.get_mut(&node_id)
             && node.generation == Some(generation)
         {
@@ -120,21 +130,21 @@ impl Admission {
             }
             self.refresh_node(now, node_id);
         }
-        self.end_where(now, |held_node, held| held_node == node_id && held == generation)
-    }
-
-    fn end_where(&mut self, now: Instant, which: impl Fn(NodeId, Generation) -> bool) -> usize {
-        let mut ended: Vec<LeaseId> = self
-            .leases
-            .iter()
-            .filter(|(_, held)| which(held.node, held.generation))
-            .map(|(lease, _)| *lease)
-            .collect();
-        ended.sort_unstable();
+        // With the node go those that only it could confirm: it gets no work before it has named what it carries.
+        let lost = |held: &Lease| held.node == node_id && (held.generation == generation || held.orphan);
+        let ended = self.held_where(lost);
         for &lease in &ended {
             self.end(now, lease);
         }
         ended.len()
+    }
+
+    // In the order in which they were given: slots go to waiters the same way whatever the table's order.
+    fn held_where(&self, which: impl Fn(&Lease) -> bool) -> Vec<LeaseId> {
+        let held = self.leases.iter().filter(|(_, held)| which(held));
+        let mut held: Vec<LeaseId> = held.map(|(lease, _)| *lease).collect();
+        held.sort_unstable();
+        held
     }
 
     /// The leases that a returning node says it still carries. Those of an older generation that it does not
@@ -146,16 +156,9 @@ impl Admission {
         generation: Generation,
         named: &[LeaseId],
     ) -> Vec<LeaseId> {
-        // In the order in which they were given: slots go to waiters the same way whatever the table's order.
-        let mut lapsed: Vec<LeaseId> = self
-            .leases
-            .iter()
-            .filter(|(lease, held)| {
-                held.node == node_id && held.generation < generation && !named.contains(lease)
-            })
-            .map(|(lease, _)| *lease)
-            .collect();
-        lapsed.sort_unstable();
+        let older = |held: &Lease| held.node == node_id && held.generation < generation;
+        let mut lapsed = self.held_where(older);
+        lapsed.retain(|lease| !named.contains(lease));
         for lease in lapsed {
             self.end(now, lease);
         }

@@ -340,19 +340,27 @@ fn a_returning_node_keeps_what_it_names_and_must_end_what_it_no_longer_owns() {
     assert_eq!(site.admission.carried(site.now, node(0), Generation(2), &[kept, stranger]), [stranger]);
     assert_eq!(site.admission.phase(lapsed), None);
     assert_eq!(site.in_flight(0), 1);
-    // The draining older connection may still end its own lease; its loss ends nothing of the new one.
-    let (before, _) = (site.admission.lease_counts(), ());
-    assert_eq!(before.in_flight(), 1);
-    assert_eq!(site.admission.node_lost(site.now, node(0), Generation(1)), 1);
+    // The draining older connection is lost: the engine may still work, so that the slot is taken until the node says.
+    assert_eq!(site.admission.node_lost(site.now, node(0), Generation(1)), 0);
+    assert!(matches!(site.admission.phase(kept), Some(LeasePhase::Resetting(_))));
+    assert_eq!(site.admission.carried(site.now, node(0), Generation(2), &[kept]), []);
+    assert_eq!(site.in_flight(0), 1, "it carries it still");
+    assert_eq!(site.admission.carried(site.now, node(0), Generation(2), &[]), []);
+    assert_eq!(site.in_flight(0), 0);
     site.admission
         .provider_up(site.now, spec(0, "e", "m", 3), Generation(2), ProviderState::Available)
         .unwrap();
     site.admission.node_ready(site.now, node(0), Generation(2), true);
-    site.granted();
+    let orphan = site.granted().lease;
     assert_eq!(site.admission.node_lost(site.now, node(0), Generation(1)), 0);
     assert!(site.admission.figures(&site.id(0)).unwrap().open);
     site.admission.node_ready(site.now, node(0), Generation(1), false);
     assert!(site.admission.figures(&site.id(0)).unwrap().open, "an older generation says nothing");
+    // Who could confirm it is gone as well: it ends with the node.
+    site.admission.node_ready(site.now, node(0), Generation(3), false);
+    assert_eq!(site.admission.node_lost(site.now, node(0), Generation(2)), 0);
+    assert_eq!(site.admission.node_lost(site.now, node(0), Generation(3)), 1);
+    assert_eq!(site.admission.phase(orphan), None);
 }
 
 #[test]

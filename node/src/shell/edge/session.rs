@@ -24,6 +24,8 @@ const GATHER: Duration = Duration::from_millis(50);
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Between two tries to agree on leases; the edge gives 10 s in all.
 const LEASES_AGAIN: Duration = Duration::from_millis(100);
+/// Until leases are named again that the edge could not take.
+const NAME_AGAIN: Duration = Duration::from_secs(1);
 
 /// Talks until the connection ends.
 pub(super) async fn talk(edge: Arc<Edge>, connection: Connection, intervals: Intervals) {
@@ -53,6 +55,7 @@ async fn speak(edge: &Arc<Edge>, connection: &Connection, intervals: Intervals) 
     loop {
         tokio::select! {
             _ = heartbeats.tick() => heartbeat(edge, connection),
+            () = edge.relay.orphans_over() => name_again(edge, connection),
             // The watch lives as long as the agent.
             Ok(()) = news.changed() => {
                 let now = *news.borrow_and_update();
@@ -106,7 +109,7 @@ fn ticks(from: Instant, period: Duration) -> tokio::time::Interval {
 }
 
 /// Names the leases that are still carried, until the edge has none to cancel: the streams of older connections end
-/// by themselves once those are lost.
+/// by themselves once those are lost, and are named anew then.
 async fn leases(edge: &Edge, connection: &Connection) -> Result<(), Error> {
     loop {
         let message = NodeLeases { lease_ids: edge.relay.leases() };
@@ -118,6 +121,21 @@ async fn leases(edge: &Edge, connection: &Connection) -> Result<(), Error> {
         edge.relay.cancel(&answer.cancel_lease_ids);
         tokio::time::sleep(LEASES_AGAIN).await;
     }
+}
+
+/// Says what is carried after an older connection broke: the slots of what is not are taken until then.
+fn name_again(edge: &Arc<Edge>, connection: &Connection) {
+    let (edge, connection) = (Arc::clone(edge), connection.clone());
+    tokio::spawn(async move {
+        let named = async {
+            while let Err(error) = leases(&edge, &connection).await {
+                tracing::debug!(code = error.code.name(), reason = %error.reason, "NodeLeases");
+                tokio::time::sleep(NAME_AGAIN).await;
+            }
+        };
+        // The next connection names them first of all.
+        tokio::select! { _ = connection.closed() => {} () = named => {} }
+    });
 }
 
 /// Sends a heartbeat without waiting for its answer here: the next one is due whatever becomes of it.
