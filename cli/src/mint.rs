@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, time::Duration};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use umbel_contracts::objects::{EdgeEnrollmentObject, EdgeEnrollmentRequest, OperatorRequest, Role};
-use umbel_contracts::operations::EnrollmentCreateArgs;
+use umbel_contracts::operations::{AnotherToken, EnrollmentCreateArgs};
 use umbel_wire::{
     EdgeId,
     secret::{Secret, SecretText},
@@ -42,6 +42,14 @@ impl Minted {
     pub(crate) fn with_secret(&self, key: &str) -> Outcome<String> {
         let mut object: Map<String, Value> = parse(&self.raw)?;
         object.insert(key.to_owned(), self.text.expose().into());
+        serde_json::to_string(&object).map_err(|error| Failure::failed(error.to_string()))
+    }
+
+    /// The same for one token of several: with its own id, and the name that it is for.
+    pub(crate) fn with_secret_for(&self, name: &str) -> Outcome<String> {
+        let mut object: Map<String, Value> = parse(&self.with_secret("token")?)?;
+        object.insert("token_id".to_owned(), self.id.as_str().into());
+        object.insert("name".to_owned(), name.into());
         serde_json::to_string(&object).map_err(|error| Failure::failed(error.to_string()))
     }
 }
@@ -81,23 +89,48 @@ pub(crate) async fn node_token(
     wish: &NodeTokenWish,
     manner: &Manner,
 ) -> Outcome<Option<Minted>> {
-    let (token_id, secret) = (new_id(), Secret::generate());
-    let args = EnrollmentCreateArgs {
-        token_id: token_id.clone(),
+    let made = node_tokens(client, edge, wish, std::slice::from_ref(&wish.name), manner).await?;
+    Ok(made.into_iter().next())
+}
+
+/// A token for each of `names`, at most [`TOKENS_AT_ONCE`], all or none in one command; all else is as `wish` says. None
+/// when the run was dry.
+///
+/// [`TOKENS_AT_ONCE`]: umbel_contracts::operations::TOKENS_AT_ONCE
+pub(crate) async fn node_tokens(
+    client: &Client,
+    edge: &str,
+    wish: &NodeTokenWish,
+    names: &[String],
+    manner: &Manner,
+) -> Outcome<Vec<Minted>> {
+    let secrets: Vec<(String, Secret)> = names.iter().map(|_| (new_id(), Secret::generate())).collect();
+    let mut all = secrets.iter().zip(names).map(|((id, secret), name)| AnotherToken {
+        token_id: id.clone(),
         secret_sha256: secret.hash().to_hex(),
-        name: wish.name.clone(),
+        name: name.clone(),
+    });
+    let Some(first) = all.next() else { return Ok(Vec::new()) };
+    let args = EnrollmentCreateArgs {
+        token_id: first.token_id,
+        secret_sha256: first.secret_sha256,
+        name: first.name,
         labels: wish.labels.clone(),
         expires_in_seconds: wish.expires.as_secs(),
         eligible: wish.eligible,
         replace: wish.replace.clone(),
+        more: all.collect(),
     };
     let raw = send(client, edge, Call::new("enrollment.create").args(&args)?, manner).await?;
     if manner.dry_run {
-        return Ok(None);
+        return Ok(Vec::new());
     }
     let issued: Issued = parse(&raw)?;
-    let text = compose(TokenKind::Node, &issued, &token_id, secret)?;
-    Ok(Some(Minted { text, id: token_id, raw, expires_at: issued.expires_at }))
+    let made = secrets.into_iter().map(|(id, secret)| {
+        let text = compose(TokenKind::Node, &issued, &id, secret)?;
+        Ok(Minted { text, id, raw: raw.clone(), expires_at: issued.expires_at })
+    });
+    made.collect()
 }
 
 /// A token with which the edge of `site` joins this control plane.

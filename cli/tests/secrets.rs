@@ -189,3 +189,80 @@ fn json_holds_the_servers_object_and_the_secret() {
     assert!(object["token"].as_str().unwrap().starts_with("umbel1_"), "{object}");
     assert_eq!(object["edge_id"], "berlin");
 }
+
+#[test]
+fn a_list_of_names_gives_each_its_token() {
+    let server = Server::start();
+    server.on("GET /api/v1/edges", 200, crate::run::canned("edges.json"));
+    server.on("POST /api/v1/edges/berlin/commands", 200, crate::run::canned("enrollment-created.json"));
+    let dir = tempfile::tempdir().unwrap();
+    let (list, out) = (dir.path().join("hosts"), dir.path().join("tokens"));
+    fs::write(&list, "gpu-7\n\n gpu-8\ngpu-9\n").unwrap();
+    let list = list.to_str().unwrap();
+    let words = ["token", "create", "--names-file", list, "--site", "berlin", "--eligible"];
+    let ran = server.ctl(&[&words[..], &["--out", out.to_str().unwrap()]].concat());
+    assert_eq!((ran.code, ran.out.as_str()), (0, ""), "{}", ran.err);
+    assert_eq!(fs::metadata(&out).unwrap().permissions().mode() & 0o777, 0o600);
+    let text = fs::read_to_string(&out).unwrap();
+    let lines: Vec<(&str, &str)> = text.lines().map(|line| line.split_once(' ').unwrap()).collect();
+    assert_eq!(lines.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["gpu-7", "gpu-8", "gpu-9"]);
+    assert!(lines.iter().all(|(_, token)| token.starts_with("umbel1_") && !ran.err.contains(token)));
+    // One command, whose tokens are the asker's, by their hashes.
+    let asked = server.asked();
+    let made: Vec<_> = asked.iter().filter(|asked| asked.body.contains("secret_sha256")).collect();
+    assert_eq!(made.len(), 1);
+    let body: serde_json::Value = serde_json::from_str(&made[0].body).unwrap();
+    assert_eq!(body["args"]["name"], "gpu-7");
+    assert_eq!(body["args"]["more"].as_array().unwrap().len(), 2);
+    assert_eq!(
+        (&body["args"]["more"][1]["name"], &body["args"]["eligible"]),
+        (&"gpu-9".into(), &true.into())
+    );
+    let ran = server.ctl(&[&words[..], &["-o", "json"]].concat());
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    let objects: Vec<serde_json::Value> = serde_json::from_str(&ran.out).unwrap();
+    let ids: std::collections::BTreeSet<_> =
+        objects.iter().map(|one| one["token_id"].as_str().unwrap()).collect();
+    assert_eq!((objects.len(), ids.len(), &objects[2]["name"]), (3, 3, &"gpu-9".into()));
+    assert!(objects.iter().all(|one| one["token"].as_str().unwrap().starts_with("umbel1_")));
+}
+
+#[test]
+fn a_list_that_cannot_be_meant_makes_nothing() {
+    let server = Server::start();
+    server.on("GET /api/v1/edges", 200, crate::run::canned("edges.json"));
+    let dir = tempfile::tempdir().unwrap();
+    let (list, out) = (dir.path().join("hosts"), dir.path().join("tokens"));
+    for (text, word) in [("", "one a line"), ("gpu-7\ngpu-8\ngpu-7\n", "gpu-7")] {
+        fs::write(&list, text).unwrap();
+        let words = ["token", "create", "--site", "berlin", "--names-file", list.to_str().unwrap()];
+        let ran = server.ctl(&[&words[..], &["--out", out.to_str().unwrap()]].concat());
+        assert_eq!(ran.code, 2, "{}", ran.err);
+        assert!(ran.err.contains(word), "{}", ran.err);
+        assert!(!out.exists());
+    }
+    assert!(server.asked().iter().all(|asked| !asked.line.starts_with("POST")));
+}
+
+/// More than one command holds: every name is checked before a first token is made.
+#[test]
+fn a_long_list_is_asked_dry_first() {
+    let server = Server::start();
+    server.on("GET /api/v1/edges", 200, crate::run::canned("edges.json"));
+    server.on("POST /api/v1/edges/berlin/commands", 200, crate::run::canned("enrollment-created.json"));
+    let dir = tempfile::tempdir().unwrap();
+    let list = dir.path().join("hosts");
+    let names: String = (0..300).map(|n| format!("gpu-{n}\n")).collect();
+    fs::write(&list, names).unwrap();
+    let words = ["token", "create", "--names-file", list.to_str().unwrap(), "--site", "berlin"];
+    let ran = server.ctl(&words);
+    assert_eq!((ran.code, ran.out.lines().count()), (0, 300), "{}", ran.err);
+    let bodies = server.asked().into_iter().filter(|asked| asked.body.contains("secret_sha256"));
+    let dry: Vec<bool> = bodies
+        .map(|asked| serde_json::from_str::<serde_json::Value>(&asked.body).unwrap()["dry_run"] == true)
+        .collect();
+    assert_eq!(dry, [true, true, true, false, false, false]);
+    let id = "00000000-0000-4000-8000-000000000009";
+    let ran = server.ctl(&[&words[..], &["--command-id", id]].concat());
+    assert_eq!(ran.code, 2, "{}", ran.err);
+}

@@ -32,6 +32,8 @@ pub use settings::*;
 pub const LONGEST_TEXT: usize = 1024;
 /// Largest arguments of a command, in bytes of JSON.
 pub const LARGEST_ARGS: usize = 32 * 1024;
+/// Tokens that one `enrollment.create` makes: as many as [`LARGEST_ARGS`] holds, whatever their names.
+pub const TOKENS_AT_ONCE: usize = 128;
 /// Largest result of a command, in bytes of JSON.
 pub const LARGEST_RESULT: usize = 1024 * 1024;
 /// Largest result that an edge stores with a command, in bytes of JSON.

@@ -301,6 +301,7 @@ fn holds(keyword: &str, rule: &Value, value: &Value) -> bool {
         "const" => rule == value,
         "minLength" => length().is_none_or(|length| length >= rule.as_u64().unwrap()),
         "maxLength" => length().is_none_or(|length| length <= rule.as_u64().unwrap()),
+        "maxItems" => value.as_array().is_none_or(|items| items.len() as u64 <= rule.as_u64().unwrap()),
         "minimum" => value.as_f64().is_none_or(|number| number >= rule.as_f64().unwrap()),
         "maximum" => value.as_f64().is_none_or(|number| number <= rule.as_f64().unwrap()),
         other => panic!("a schema uses {other}: say here what it means"),
@@ -327,7 +328,7 @@ fn the_checker_finds_each_kind_of_fault() {
         "properties": {
             "name": { "type": "string", "minLength": 1, "maxLength": 3 },
             "level": { "anyOf": [{ "type": "integer", "minimum": 1, "maximum": 9 }, { "type": "null" }] },
-            "words": { "type": "array", "items": { "enum": ["a", "b"] } },
+            "words": { "type": "array", "maxItems": 2, "items": { "enum": ["a", "b"] } },
         },
     });
     assert!(faults(&schema, &json!({ "name": "abc", "level": null, "words": ["a"] }), "$").is_empty());
@@ -340,6 +341,7 @@ fn the_checker_finds_each_kind_of_fault() {
         json!({ "name": "a", "level": 0 }),
         json!({ "name": "a", "level": 10 }),
         json!({ "name": "a", "words": ["c"] }),
+        json!({ "name": "a", "words": ["a", "b", "a"] }),
         json!({ "name": "a", "more": 1 }),
     ] {
         assert_eq!(faults(&schema, &bad, "$").len(), 1, "{bad}");

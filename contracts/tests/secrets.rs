@@ -69,6 +69,8 @@ const ALLOWED: &[(&str, &str)] = &[
 const ALLOWED_PROPERTIES: &[(&str, &str)] = &[
     ("enrollment.create args.token_id", "the token's public half"),
     ("enrollment.create args.secret_sha256", "a hash: enough to check a secret, useless to make one"),
+    ("enrollment.create args.more.token_id", "the token's public half"),
+    ("enrollment.create args.more.secret_sha256", "a hash: enough to check a secret, useless to make one"),
     ("enrollment.create result.token_id", "the token's public half"),
     ("enrollment.create result.addresses", "R4's second exception: the issuing server's own"),
     ("enrollment.list result.enrollments.token_id", "the token's public half"),

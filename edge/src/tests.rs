@@ -19,6 +19,7 @@ mod enrollment;
 mod full_disk;
 mod life;
 mod lifecycle;
+mod minting;
 mod rig;
 mod rotation;
 mod settings;

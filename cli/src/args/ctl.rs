@@ -133,6 +133,7 @@ const COMMAND_EXAMPLES: &str = "Examples:
 const TOKEN_EXAMPLES: &str = "Examples:
   umbel ctl token create gpu-4 --site berlin --label rack=r12
   umbel ctl token create gpu-4 --eligible | ssh gpu-4 sudo umbel node enroll -
+  umbel ctl token create --names-file hosts --out tokens    one for each, NODE TOKEN a line
   umbel ctl token create --replace gpu-4          its key or its machine was lost
   umbel ctl token revoke ID -m 'sent to the wrong person'";
 const KEY_EXAMPLES: &str = "Examples:

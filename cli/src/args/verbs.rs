@@ -90,11 +90,14 @@ pub(crate) struct EventsArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TokenVerb {
-    /// Make a token for one node and print it once
+    /// Make a token for a node, or for each of many, and print it once
     Create {
         /// The node's name
-        #[arg(required_unless_present = "replace")]
+        #[arg(required_unless_present_any = ["replace", "names_file"])]
         name: Option<String>,
+        /// A token for each name of this file, one a line (`-`: standard input); each is printed after its name
+        #[arg(long, value_name = "FILE", conflicts_with_all = ["name", "replace"])]
+        names_file: Option<PathBuf>,
         /// For a node that lost its key or its machine: it stays the same node, and its old credential is revoked when
         /// the token is used
         #[arg(long, value_name = "NODE", conflicts_with_all = ["name", "label", "eligible"])]

@@ -1,5 +1,7 @@
 //! `ctl token`: single-use tokens with which a node joins a site.
 
+mod many;
+
 use std::{collections::BTreeMap, path::Path};
 
 use umbel_contracts::{
@@ -25,7 +27,7 @@ pub(crate) async fn run(ctl: &Ctl, id: Option<&str>, verb: Option<&TokenVerb>) -
         (None | Some(TokenVerb::List), None) => list(ctl).await,
         (None | Some(TokenVerb::List), Some(id)) => show(ctl, id).await,
         (Some(TokenVerb::Revoke { id }), _) => revoke(ctl, id).await,
-        (Some(TokenVerb::Create { name, replace, label, expires, eligible, out }), _) => {
+        (Some(TokenVerb::Create { name, names_file, replace, label, expires, eligible, out }), _) => {
             let mut wish = NodeTokenWish {
                 name: name.clone().unwrap_or_default(),
                 labels: labels(label)?,
@@ -41,7 +43,10 @@ pub(crate) async fn run(ctl: &Ctl, id: Option<&str>, verb: Option<&TokenVerb>) -
                     node.edge_id
                 }
             };
-            create(ctl, &site, &wish, out.as_deref()).await
+            match names_file {
+                None => create(ctl, &site, &wish, out.as_deref()).await,
+                Some(list) => many::create(ctl, &site, &wish, list, out.as_deref()).await,
+            }
         }
     }
 }

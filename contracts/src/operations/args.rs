@@ -52,6 +52,25 @@ pub struct EnrollmentCreateArgs {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
     pub replace: Option<String>,
+    /// Further tokens of the same life, labels and `eligible`: all are made or none. Not together with `replace`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 127))]
+    pub more: Vec<AnotherToken>,
+}
+
+/// One of several tokens that one `enrollment.create` makes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AnotherToken {
+    /// Made by the asker: 8 to 36 characters of `a-z`, `0-9`, `-`.
+    #[schemars(length(min = 8, max = 36))]
+    pub token_id: String,
+    /// SHA-256 of the secret, 64 hexadecimal digits.
+    #[schemars(length(equal = 64))]
+    pub secret_sha256: String,
+    /// Name of the node that will use it.
+    #[schemars(length(min = 1, max = 63))]
+    pub name: String,
 }
 
 const fn default_expiry() -> u64 {

@@ -14,7 +14,7 @@ use crate::objects::{
 /// and they are the issuer's own.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct EnrollmentCreateResult {
-    /// As asked.
+    /// As asked; of several the first, and all else is the same for all.
     pub token_id: String,
     /// The site that the node joins.
     pub edge_id: String,

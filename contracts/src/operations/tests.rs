@@ -45,3 +45,9 @@ fn defaults_are_those_of_the_contract() {
     assert_eq!((args.expires_in_seconds, args.eligible), (900, false));
     assert!(serde_json::from_str::<NoArgs>(r#"{"x":1}"#).is_err());
 }
+
+#[test]
+fn more_tokens_are_bounded_as_the_schema_says() {
+    let args = serde_json::to_value(find("enrollment.create").unwrap().args_schema()).unwrap();
+    assert_eq!(args.pointer("/properties/more/maxItems"), Some(&(TOKENS_AT_ONCE - 1).into()));
+}

@@ -127,23 +127,27 @@ impl Tokens {
             .collect()
     }
 
-    /// What has to go so that one more fits: the oldest that nobody can use any more.
-    pub(crate) fn room(&self, now: Wall) -> Result<Option<String>, Error> {
-        if self.rows.len() < TOKENS_MAX {
-            return Ok(None);
+    /// What has to go so that `more` fit: the oldest that nobody can use any more.
+    pub(crate) fn room(&self, more: usize, now: Wall) -> Result<Vec<String>, Error> {
+        let over = (self.rows.len() + more).saturating_sub(TOKENS_MAX);
+        if over == 0 {
+            return Ok(Vec::new());
         }
-        self.rows
-            .values()
-            .filter(|(row, _)| row.state(now) != "open")
-            .min_by_key(|(row, _)| row.token.created_at_unix_ms)
-            .map(|(row, _)| Some(row.token.token_id.clone()))
-            .ok_or_else(|| {
-                Error::new(
-                    Code::ResourceExhausted,
-                    "TOO_MANY_TOKENS",
-                    format!("{TOKENS_MAX} enrollment tokens are open; revoke some or let them expire"),
-                )
-            })
+        let ended = self.rows.values().map(|(row, _)| row).filter(|row| row.state(now) != "open");
+        let mut ended: Vec<_> =
+            ended.map(|row| (row.token.created_at_unix_ms, row.token.token_id.as_str())).collect();
+        ended.sort_unstable();
+        if ended.len() < over {
+            return Err(Error::new(
+                Code::ResourceExhausted,
+                "TOO_MANY_TOKENS",
+                format!(
+                    "{TOKENS_MAX} enrollment tokens are kept, and too few of them have ended to make room for {more}; \
+                     revoke some or let them expire"
+                ),
+            ));
+        }
+        Ok(ended.into_iter().take(over).map(|(_, id)| id.to_owned()).collect())
     }
 }
 

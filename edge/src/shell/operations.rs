@@ -268,8 +268,8 @@ pub(crate) async fn dry_run(commands: &Arc<Commands>, request: &Request) -> Resu
             decommission::preview(commands, request)
         }
         EnrollmentCreate::NAME => {
-            let row = secrets::token(commands, request, args::<EnrollmentCreate>(request)?)?;
-            result::<EnrollmentCreate>(secrets::token_result(commands, &row))
+            let rows = secrets::tokens(commands, request, args::<EnrollmentCreate>(request)?)?;
+            result::<EnrollmentCreate>(secrets::tokens_result(commands, &rows)?)
         }
         EnrollmentRevoke::NAME => {
             let token_id = args::<EnrollmentRevoke>(request)?.token_id;

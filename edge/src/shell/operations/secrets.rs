@@ -3,12 +3,14 @@
 //! Owns their validation and commits. Invariant: a secret never comes here, only its SHA-256; the asker composes
 //! the text that is shown once.
 
+use std::collections::BTreeSet;
 use std::sync::PoisonError;
 
 use umbel_contracts::objects::{EnrollmentState, timestamp};
 use umbel_contracts::operations::{
-    ApiKeyCreate, ApiKeyCreateArgs, ApiKeyListResult, ApiKeyObject, EnrollmentCreate, EnrollmentCreateArgs,
-    EnrollmentCreateResult, EnrollmentListResult, EnrollmentObject, EnrollmentRevoke, ListArgs,
+    AnotherToken, ApiKeyCreate, ApiKeyCreateArgs, ApiKeyListResult, ApiKeyObject, EnrollmentCreate,
+    EnrollmentCreateArgs, EnrollmentCreateResult, EnrollmentListResult, EnrollmentObject, EnrollmentRevoke,
+    ListArgs, TOKENS_AT_ONCE,
 };
 use umbel_store::{Commit, CommitError, Position};
 use umbel_wire::clock::Wall;
@@ -26,22 +28,17 @@ use crate::shell::commands::{Commands, Context, store_error};
 use crate::shell::keys::{Actor, KeyRow, Revoked};
 use crate::shell::site::ENROLLMENTS;
 
-/// The row of a token that is asked for.
-pub(super) fn token(
+/// The rows of the tokens that are asked for, the first one first. One that is at fault refuses all.
+pub(super) fn tokens(
     commands: &Commands,
     request: &Request,
     args: EnrollmentCreateArgs,
-) -> Result<EnrollmentRow, Error> {
-    if !is_token_id(&args.token_id) {
-        return Err(invalid("ARGS", "token_id must have 8 to 36 characters of a-z, 0-9 and -"));
+) -> Result<Vec<EnrollmentRow>, Error> {
+    if args.more.len() >= TOKENS_AT_ONCE {
+        return Err(invalid("ARGS", format!("a command makes at most {TOKENS_AT_ONCE} tokens")));
     }
-    let Some(secret_hash) = SecretHash::from_hex(&args.secret_sha256) else {
-        return Err(invalid("ARGS", "secret_sha256 must have 64 hexadecimal digits"));
-    };
-    match args.replace {
-        // The node keeps its name, which may be of an older kind.
-        Some(_) => check_name("name", &args.name)?,
-        None => check_node_name(&args.name)?,
+    if args.replace.is_some() && !args.more.is_empty() {
+        return Err(invalid("ARGS", "a token that replaces a node is made alone: leave out `more`"));
     }
     check_labels(&args.labels)?;
     if args.expires_in_seconds == 0 || args.expires_in_seconds > LONGEST_LIFE.as_secs() {
@@ -54,22 +51,46 @@ pub(super) fn token(
     let replaces = args.replace.as_deref().map(|asked| replaced(commands, asked)).transpose()?;
     let now = commands.site.wall();
     let life = std::time::Duration::from_secs(args.expires_in_seconds);
-    Ok(EnrollmentRow {
-        token: TokenRow {
-            token_id: args.token_id,
+    let ca_sha256 = commands.site.authorities.held().sha256();
+    let first = AnotherToken { token_id: args.token_id, secret_sha256: args.secret_sha256, name: args.name };
+    let mut ids = BTreeSet::new();
+    let row = |one: AnotherToken| {
+        let secret_hash = checked(&one, replaces.is_some())
+            .map_err(|why| invalid("ARGS", format!("the token for {:?}: {why}", one.name)))?;
+        if !ids.insert(one.token_id.clone()) {
+            return Err(invalid("ARGS", format!("two tokens have the token_id {}", one.token_id)));
+        }
+        let token = TokenRow {
+            token_id: one.token_id,
             secret_hash,
             created_at_unix_ms: now.unix_ms(),
             expires_at_unix_ms: (now + life).unix_ms(),
             revoked_at_unix_ms: None,
             claim: None,
-        },
-        name: args.name,
-        labels: args.labels,
-        eligible: args.eligible,
-        created_by: request.actor.clone(),
-        ca_sha256: commands.site.authorities.held().sha256(),
-        replaces,
-    })
+        };
+        Ok(EnrollmentRow {
+            token,
+            name: one.name,
+            labels: args.labels.clone(),
+            eligible: args.eligible,
+            created_by: request.actor.clone(),
+            ca_sha256: ca_sha256.clone(),
+            replaces: replaces.clone(),
+        })
+    };
+    std::iter::once(first).chain(args.more).map(row).collect()
+}
+
+/// The hash of a token's secret, if all that is its own is as it should be.
+fn checked(one: &AnotherToken, replaces: bool) -> Result<SecretHash, String> {
+    if !is_token_id(&one.token_id) {
+        return Err("token_id must have 8 to 36 characters of a-z, 0-9 and -".to_owned());
+    }
+    // Of a node that is replaced the name stays, which may be of an older kind.
+    let named = if replaces { check_name("name", &one.name) } else { check_node_name(&one.name) };
+    named.map_err(|error| error.message)?;
+    let hash = SecretHash::from_hex(&one.secret_sha256);
+    hash.ok_or_else(|| "secret_sha256 must have 64 hexadecimal digits".to_owned())
 }
 
 /// The node whose place a token gives away: by its id, or by a name that only one has.
@@ -96,41 +117,51 @@ fn replaced(commands: &Commands, asked: &str) -> Result<String, Error> {
     }
 }
 
-pub(super) fn token_result(commands: &Commands, row: &EnrollmentRow) -> EnrollmentCreateResult {
-    EnrollmentCreateResult {
+/// What is told of new tokens: all but their ids is the same for all.
+pub(super) fn tokens_result(
+    commands: &Commands,
+    rows: &[EnrollmentRow],
+) -> Result<EnrollmentCreateResult, Error> {
+    let row = rows.first().ok_or_else(|| Error::new(Code::Internal, "INTERNAL", "no token was made"))?;
+    Ok(EnrollmentCreateResult {
         token_id: row.token.token_id.clone(),
         edge_id: commands.site.edge_id.to_string(),
         addresses: commands.site.advertise.clone(),
         ca_sha256: row.ca_sha256.clone(),
         expires_at: timestamp(row.token.expires_at_unix_ms),
-    }
+    })
 }
 
 pub(super) async fn mint(context: &Context<'_>, args: EnrollmentCreateArgs) -> Result<(), Error> {
     let commands = context.commands;
-    let row = token(commands, context.request, args)?;
-    let id = row.token.token_id.clone();
+    let rows = tokens(commands, context.request, args)?;
     let tokens = &commands.site.tokens;
-    let room = tokens.lock().unwrap_or_else(PoisonError::into_inner).room(commands.site.wall())?;
-    let value = result::<EnrollmentCreate>(token_result(commands, &row))?;
-    let mut commit = Commit::new()
-        .require_absent(ENROLLMENTS, id.clone())
-        .put_json(ENROLLMENTS, id.clone(), &row)
-        .audit(context.audit(id))
-        .and(context.outcome(&stored(&value)));
-    if let Some(old) = &room {
+    let wall = commands.site.wall();
+    let room = tokens.lock().unwrap_or_else(PoisonError::into_inner).room(rows.len(), wall)?;
+    let value = result::<EnrollmentCreate>(tokens_result(commands, &rows)?)?;
+    // Their conditions come first: the number of the one that failed is that of its token.
+    let mut commit = rows.iter().fold(Commit::new(), |commit, row| {
+        let id = &row.token.token_id;
+        let commit = commit.require_absent(ENROLLMENTS, id.clone()).put_json(ENROLLMENTS, id.clone(), row);
+        commit.audit(context.audit(id.clone()))
+    });
+    commit = commit.and(context.outcome(&stored(&value)));
+    for old in &room {
         commit = commit.remove(ENROLLMENTS, old.clone());
     }
     match commands.site.store.commit(commit).await {
         Ok(position) => {
             let mut tokens = tokens.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(old) = room {
+            for old in room {
                 tokens.remove(&old);
             }
-            tokens.apply(row, position);
+            for row in rows {
+                tokens.apply(row, position);
+            }
         }
-        Err(CommitError::Conflict(0)) => {
-            let message = "a token of this id exists; make a new one";
+        Err(CommitError::Conflict(at)) if at < rows.len() => {
+            let id = rows.get(at).map_or("", |row| row.token.token_id.as_str());
+            let message = format!("a token of the id {id} exists; make a new one");
             return Err(Error::new(Code::Conflict, "TOKEN_EXISTS", message));
         }
         Err(error) => return Err(store_error(&error)),
