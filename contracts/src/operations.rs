@@ -17,6 +17,7 @@ use crate::proto::control::OperationClass;
 mod args;
 mod audit;
 mod authority;
+mod keys;
 mod nodes;
 mod results;
 mod settings;
@@ -24,6 +25,7 @@ mod settings;
 pub use args::*;
 pub use audit::*;
 pub use authority::*;
+pub use keys::*;
 pub use nodes::*;
 pub use results::*;
 pub use settings::*;
@@ -222,6 +224,10 @@ operations! {
     ApiKeyList = "apikey.list", Read, Nothing, ListArgs => ApiKeyListResult;
     /// Ends an API key.
     ApiKeyRevoke = "apikey.revoke", Admin, Nothing, ApiKeyRevokeArgs => ApiKeyObject;
+    /// Changes what an API key may do; its secret stays.
+    ApiKeyUpdate = "apikey.update", Admin, Nothing, ApiKeyUpdateArgs => ApiKeyObject;
+    /// Says what was used with each API key of each model.
+    ApiKeyUsage = "apikey.usage", Read, Nothing, ApiKeyUsageArgs => ApiKeyUsageResult;
     /// Goes a step of a change of the site's certificate authority.
     CaRotate = "ca.rotate", Admin, Nothing, CaRotateArgs => CaResult;
     /// Shows the site's certificate authorities, and which nodes lack the newest.

@@ -33,8 +33,8 @@ macro_rules! codecs {
 /// The types of every operation.
 fn codecs() -> BTreeMap<&'static str, (Again, Again)> {
     let all = codecs! {
-        AuditExport AuditQuery AuditTail AuditVerify ApiKeyCreate ApiKeyList ApiKeyRevoke CaRotate CaShow CommandCancel
-        CommandShow EdgeBackup EnrollmentCreate EnrollmentList EnrollmentRevoke CredentialApprove CredentialRevoke
+        AuditExport AuditQuery AuditTail AuditVerify ApiKeyCreate ApiKeyList ApiKeyRevoke ApiKeyUpdate ApiKeyUsage
+        CaRotate CaShow CommandCancel CommandShow EdgeBackup EnrollmentCreate EnrollmentList EnrollmentRevoke CredentialApprove CredentialRevoke
         CredentialRotate NodeDecommission NodeDisable NodeDrain NodeEligible NodeEnable NodeLabel NodeList
         NodeReadinessCheck NodeRename NodeShow NodeUndrain QueueShow SettingsDiff SettingsGet SettingsHistory
         SettingsRollback SettingsSet

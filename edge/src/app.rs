@@ -146,6 +146,7 @@ impl Running {
         keeping.spawn(Arc::clone(&site.dispatch).run());
         keeping.spawn(Arc::clone(&site).keep());
         keeping.spawn(settings::keep(Arc::clone(&site)));
+        keeping.spawn(Arc::clone(&commands.keys).keep());
         if let Some(listener) = api {
             fronts.spawn(serve(listener, Arc::clone(&front), closing.clone()));
         }
@@ -217,6 +218,7 @@ impl Running {
                 connection.gone().await;
             }
             self.site.flush().await;
+            self.commands.keys.flush().await;
             self.site.observed.flush(umbel_wire::clock::now()).await;
             self.site.store.close().await;
         };

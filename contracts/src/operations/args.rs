@@ -104,37 +104,6 @@ pub struct NodeEligibleArgs {
     pub eligible: bool,
 }
 
-/// `apikey.create`: the secret stays with the asker.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct ApiKeyCreateArgs {
-    /// Made by the asker: 8 to 36 characters of `a-z`, `0-9`, `-`.
-    #[schemars(length(min = 8, max = 36))]
-    pub key_id: String,
-    /// SHA-256 of the secret, 64 hexadecimal digits.
-    #[schemars(length(equal = 64))]
-    pub secret_sha256: String,
-    /// For people.
-    #[schemars(length(min = 1, max = 63))]
-    pub name: String,
-    /// Models (or aliases) it may use, at most 256; all unless said.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub models: Option<Vec<String>>,
-    /// The higher is served first, strictly; 50 unless said.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0, max = 100))]
-    pub priority: Option<u8>,
-}
-
-/// `apikey.revoke`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct ApiKeyRevokeArgs {
-    /// Which.
-    #[schemars(length(min = 8, max = 36))]
-    pub key_id: String,
-}
-
 /// `queue.show`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -117,41 +117,6 @@ pub struct NodeOutcome {
     pub not_durable: bool,
 }
 
-/// An API key, without its secret.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct ApiKeyObject {
-    /// The id inside the key's text.
-    pub key_id: String,
-    /// For people.
-    pub name: String,
-    /// Models it may use; `null` for all.
-    pub models: Option<Vec<String>>,
-    /// The higher is served first.
-    pub priority: u8,
-    /// When it was made.
-    #[schemars(with = "String")]
-    pub created_at: Timestamp,
-    /// Who made it.
-    pub created_by: String,
-    /// When it was revoked; it opens nothing since.
-    #[schemars(with = "Option<String>")]
-    pub revoked_at: Option<Timestamp>,
-    /// It is in force and not on disk, which takes no writes: it is written as soon as that works again, and lost if
-    /// the edge restarts before.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub not_durable: bool,
-}
-
-/// `apikey.list`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct ApiKeyListResult {
-    /// The keys of this page, by name; revoked ones too.
-    pub apikeys: Vec<ApiKeyObject>,
-    /// For the next page; absent on the last one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub next_cursor: Option<String>,
-}
-
 /// `queue.show`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct QueueShowResult {

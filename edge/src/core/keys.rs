@@ -1,18 +1,27 @@
-//! API keys: who may use which models, and with what priority.
+//! API keys: who may use which models, how much, and with what priority.
 //!
-//! Owns the rows, and the check of a presented key against them. Leaves storing to `shell::keys`. Invariants:
-//! only a secret's SHA-256 is held; an unknown id costs the same as a wrong secret; with no key ever
-//! configured (no row, revoked ones included) only callers on loopback are let in.
+//! Owns the rows, and the check of a presented key against them. Leaves limits to [`limits`], what was used to
+//! [`ledger`], storing to `shell::keys`. Invariants: only a secret's SHA-256 is held; an unknown id costs the same as
+//! a wrong secret; with no key ever configured (no row, revoked ones included) only callers on loopback are let in.
+
+pub(crate) mod change;
+pub(crate) mod ledger;
+pub(crate) mod limits;
+pub(crate) mod state;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
+use umbel_contracts::operations::KeyLimits;
 use umbel_wire::secret::SecretHash;
 use umbel_wire::token::{BearerKind, parse_bearer};
 
 use super::admission::{Class, KeyNumber, NORMAL_CLASS};
+use limits::Standing;
+pub(crate) use limits::{KeyLimit, Limit};
+pub(crate) use state::{KeyPermit, KeyState};
 
 /// Highest priority of a key.
 pub(crate) const MAX_PRIORITY: u8 = 100;
@@ -22,6 +31,8 @@ pub(crate) const NORMAL_PRIORITY: u8 = 50;
 pub(crate) const MAX_KEYS: usize = 10_000;
 /// Models in one key's list.
 pub(crate) const MAX_KEY_MODELS: usize = 256;
+/// The id under which requests without a key are counted. No key can have it: ids have no `_`.
+pub(crate) const LOOPBACK: &str = "_loopback";
 
 /// A stored API key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,6 +49,9 @@ pub(crate) struct KeyRow {
     /// 0 to 100; a higher one is served first, always.
     #[serde(default = "normal_priority")]
     pub(crate) priority: u8,
+    /// How much it may use.
+    #[serde(default, skip_serializing_if = "KeyLimits::is_none")]
+    pub(crate) limits: KeyLimits,
     /// Wall time of its creation.
     pub(crate) created_at_unix_ms: i64,
     /// The operator who asked for it.
@@ -59,8 +73,8 @@ pub(crate) struct Key {
     pub(crate) row: KeyRow,
     /// Its number in this process, from 1.
     pub(crate) number: KeyNumber,
-    /// Bytes of its requests that the edge holds now.
-    pub(crate) held: AtomicU64,
+    /// What it does now and what was used with it: the same as long as the process lives, whatever its row says.
+    pub(crate) state: Arc<KeyState>,
     hash: Option<SecretHash>,
 }
 
@@ -90,7 +104,7 @@ pub(crate) enum Caller {
     /// The bearer of a key.
     Key(Arc<Key>),
     /// Somebody on this host, while no key was ever configured.
-    Loopback,
+    Loopback(Arc<KeyState>),
 }
 
 impl Caller {
@@ -98,7 +112,7 @@ impl Caller {
     pub(crate) fn number(&self) -> KeyNumber {
         match self {
             Self::Key(key) => key.number,
-            Self::Loopback => KeyNumber(0),
+            Self::Loopback(_) => KeyNumber(0),
         }
     }
 
@@ -106,7 +120,7 @@ impl Caller {
     pub(crate) fn class(&self) -> Class {
         match self {
             Self::Key(key) => key.class(),
-            Self::Loopback => class_of(NORMAL_PRIORITY),
+            Self::Loopback(_) => class_of(NORMAL_PRIORITY),
         }
     }
 
@@ -114,7 +128,36 @@ impl Caller {
     pub(crate) fn may_use(&self, asked: &str, canonical: &str) -> bool {
         match self {
             Self::Key(key) => key.may_use(asked, canonical),
-            Self::Loopback => true,
+            Self::Loopback(_) => true,
+        }
+    }
+
+    /// Lets a request in, if the key's limits allow it now. `estimated_tokens` are those of its prompt; they are
+    /// charged at once, and corrected by what the permit is settled with.
+    ///
+    /// # Errors
+    /// The limit that it is at. Nothing is charged then.
+    pub(crate) fn enter(&self, now: Instant, estimated_tokens: u64) -> Result<KeyPermit, KeyLimit> {
+        KeyState::enter(self.state(), self.limits(), now, estimated_tokens)
+    }
+
+    /// Where the key stands with its limits by the minute: what every answer tells whom they apply to.
+    pub(crate) fn standing(&self, now: Instant) -> Standing {
+        self.state().standing(&self.limits(), now)
+    }
+
+    /// What it does now and what was used with it.
+    pub(crate) fn state(&self) -> &Arc<KeyState> {
+        match self {
+            Self::Key(key) => &key.state,
+            Self::Loopback(state) => state,
+        }
+    }
+
+    fn limits(&self) -> KeyLimits {
+        match self {
+            Self::Key(key) => key.row.limits,
+            Self::Loopback(_) => KeyLimits::default(),
         }
     }
 
@@ -122,7 +165,7 @@ impl Caller {
     pub(crate) fn key(&self) -> Option<&Arc<Key>> {
         match self {
             Self::Key(key) => Some(key),
-            Self::Loopback => None,
+            Self::Loopback(_) => None,
         }
     }
 }
@@ -141,28 +184,38 @@ pub(crate) enum KeyRefusal {
 }
 
 /// All keys, in memory.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct KeyTable {
     by_id: HashMap<String, Arc<Key>>,
     last_number: u32,
+    loopback: Arc<KeyState>,
+}
+
+impl Default for KeyTable {
+    fn default() -> Self {
+        Self { by_id: HashMap::new(), last_number: 0, loopback: Arc::new(KeyState::new(LOOPBACK)) }
+    }
 }
 
 impl KeyTable {
-    /// Adds or replaces a row. What the process knows of the key (number, held bytes) stays.
+    /// Adds or replaces a row. What the process knows of the key (number, state) stays; a revoked row revokes it for
+    /// requests that wait, too.
     pub(crate) fn with(&self, row: KeyRow) -> Self {
         let mut by_id = self.by_id.clone();
         let mut last_number = self.last_number;
-        let (number, held) = match by_id.get(&row.key_id) {
-            // A revoked key's requests may still run; their bytes are given back to the old entry.
-            Some(old) => (old.number, AtomicU64::new(0)),
+        let (number, state) = match by_id.get(&row.key_id) {
+            Some(old) => (old.number, Arc::clone(&old.state)),
             None => {
                 last_number = last_number.saturating_add(1);
-                (KeyNumber(last_number), AtomicU64::new(0))
+                (KeyNumber(last_number), Arc::new(KeyState::new(&row.key_id)))
             }
         };
+        if row.revoked_at_unix_ms.is_some() {
+            state.revoke();
+        }
         let hash = SecretHash::from_hex(&row.secret_sha256);
-        by_id.insert(row.key_id.clone(), Arc::new(Key { row, number, held, hash }));
-        Self { by_id, last_number }
+        by_id.insert(row.key_id.clone(), Arc::new(Key { row, number, state, hash }));
+        Self { by_id, last_number, loopback: Arc::clone(&self.loopback) }
     }
 
     /// How many there are, revoked ones included.
@@ -180,6 +233,16 @@ impl KeyTable {
         self.by_id.get(key_id)
     }
 
+    /// The state of a key, or of requests without one.
+    pub(crate) fn state(&self, key_id: &str) -> Option<&Arc<KeyState>> {
+        if key_id == LOOPBACK { Some(&self.loopback) } else { self.get(key_id).map(|key| &key.state) }
+    }
+
+    /// Every key's state, that of requests without a key included.
+    pub(crate) fn states(&self) -> impl Iterator<Item = &Arc<KeyState>> {
+        self.by_id.values().map(|key| &key.state).chain([&self.loopback])
+    }
+
     /// All rows, ordered by creation.
     pub(crate) fn rows(&self) -> Vec<KeyRow> {
         let mut rows: Vec<KeyRow> = self.by_id.values().map(|key| key.row.clone()).collect();
@@ -194,7 +257,11 @@ impl KeyTable {
     pub(crate) fn check(&self, authorization: Option<&str>, on_loopback: bool) -> Result<Caller, KeyRefusal> {
         if self.is_empty() {
             // SDKs always send some key; while none is configured it means nothing.
-            return if on_loopback { Ok(Caller::Loopback) } else { Err(KeyRefusal::OnlyLoopback) };
+            return if on_loopback {
+                Ok(Caller::Loopback(Arc::clone(&self.loopback)))
+            } else {
+                Err(KeyRefusal::OnlyLoopback)
+            };
         }
         let text = authorization.and_then(bearer_text).ok_or(KeyRefusal::Missing)?;
         let bearer = parse_bearer(text, BearerKind::ApiKey).map_err(|_| KeyRefusal::NotAKey)?;
@@ -227,6 +294,7 @@ mod tests {
             secret_sha256: hash.to_hex(),
             models: None,
             priority: NORMAL_PRIORITY,
+            limits: KeyLimits::default(),
             created_at_unix_ms: 1,
             created_by: "ada".to_owned(),
             revoked_at_unix_ms: None,
@@ -236,8 +304,8 @@ mod tests {
     #[test]
     fn without_any_key_only_loopback_is_let_in() {
         let table = KeyTable::default();
-        assert!(matches!(table.check(None, true), Ok(Caller::Loopback)));
-        assert!(matches!(table.check(Some("Bearer sk-whatever"), true), Ok(Caller::Loopback)));
+        assert!(matches!(table.check(None, true), Ok(Caller::Loopback(_))));
+        assert!(matches!(table.check(Some("Bearer sk-whatever"), true), Ok(Caller::Loopback(_))));
         assert_eq!(table.check(None, false).unwrap_err(), KeyRefusal::OnlyLoopback);
     }
 

@@ -50,9 +50,9 @@ impl Held {
             return Err(Failure::held(limit, false));
         }
         if let Some(key) = &self.key
-            && key.held.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes) > of_key
+            && key.state.held.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes) > of_key
         {
-            key.held.fetch_sub(bytes, Ordering::Relaxed);
+            key.state.held.fetch_sub(bytes, Ordering::Relaxed);
             self.front.held.fetch_sub(bytes, Ordering::Relaxed);
             return Err(Failure::held(of_key, true));
         }
@@ -65,7 +65,7 @@ impl Drop for Held {
     fn drop(&mut self) {
         self.front.held.fetch_sub(self.bytes, Ordering::Relaxed);
         if let Some(key) = &self.key {
-            key.held.fetch_sub(self.bytes, Ordering::Relaxed);
+            key.state.held.fetch_sub(self.bytes, Ordering::Relaxed);
         }
     }
 }

@@ -1,10 +1,12 @@
 //! API keys of the running edge: on disk in the store, in memory for each request.
 //!
-//! Owns creating, listing and revoking them. Leaves the check to [`crate::core::keys`]. Invariant: what is in
-//! memory was committed, except a revocation that could not be written: it is in force all the same.
+//! Owns creating, listing, changing and revoking them. Leaves the check to [`crate::core::keys`], what is used to
+//! [`usage`]. Invariant: what is in memory was committed, except a revocation that could not be written: it is in force
+//! all the same.
 
 #[cfg(test)]
 mod tests;
+pub(crate) mod usage;
 
 use std::collections::HashSet;
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -31,6 +33,8 @@ pub(crate) struct Actor {
     pub(crate) command_id: String,
     /// The request it came with.
     pub(crate) correlation_id: String,
+    /// Why, in the asker's words.
+    pub(crate) reason: String,
 }
 
 /// The site's API keys.
@@ -41,6 +45,7 @@ pub(crate) struct Keys {
     changing: Mutex<()>,
     /// Keys whose revocation is in force and not on disk.
     unwritten: Arc<std::sync::Mutex<HashSet<String>>>,
+    writing: usage::Writing,
 }
 
 impl std::fmt::Debug for Keys {
@@ -68,8 +73,15 @@ impl Keys {
         for (_, row) in store.load_json::<KeyRow>(TABLE).await? {
             table = table.with(row);
         }
-        let table = ArcSwap::from_pointee(table);
-        Ok(Arc::new(Self { store, table, changing: Mutex::new(()), unwritten: Arc::default() }))
+        let keys = Arc::new(Self {
+            store: store.clone(),
+            table: ArcSwap::from_pointee(table),
+            changing: Mutex::new(()),
+            unwritten: Arc::default(),
+            writing: usage::Writing::default(),
+        });
+        usage::Writing::open(&store, &keys).await?;
+        Ok(keys)
     }
 
     /// Judges a caller by its `Authorization` header and whether it is on loopback.
@@ -126,6 +138,33 @@ impl Keys {
         Ok(row)
     }
 
+    /// Puts another row in a key's place, and commits `also` with it. Requests that come from then on are judged by it.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` for a malformed row, `CONFLICT` if the key was revoked or changed meanwhile or a precondition
+    /// of `also` fails, `INSUFFICIENT_STORAGE` if the store cannot be written; nothing has changed then.
+    pub(crate) async fn change(&self, before: &KeyRow, after: KeyRow, also: Commit) -> Result<(), Error> {
+        validate(&after)?;
+        let _one = self.changing.lock().await;
+        let table = self.table.load_full();
+        if table.get(&after.key_id).is_none_or(|known| known.row != *before) {
+            let message = "this key changed in the same moment; look again and repeat";
+            return Err(Error::new(Code::Conflict, "CHANGED_MEANWHILE", message));
+        }
+        let commit = Commit::new().put_json(TABLE, after.key_id.clone(), &after).and(also);
+        self.store.commit(commit).await.map_err(|error| store_error(&error, false))?;
+        self.table.store(Arc::new(table.with(after)));
+        Ok(())
+    }
+
+    /// A key's row.
+    ///
+    /// # Errors
+    /// `NOT_FOUND` for an unknown id.
+    pub(crate) fn row(&self, key_id: &str) -> Result<KeyRow, Error> {
+        self.table.load().get(key_id).map(|key| key.row.clone()).ok_or_else(unknown)
+    }
+
     /// Revokes a key, at once, and commits `also` with it. Revoking it again changes nothing.
     ///
     /// # Errors
@@ -141,11 +180,7 @@ impl Keys {
         let _one = self.changing.lock().await;
         let table = self.table.load_full();
         let Some(known) = table.get(key_id) else {
-            return Err(Error::new(
-                Code::NotFound,
-                "UNKNOWN_KEY",
-                "no key has this id; see the list of keys",
-            ));
+            return Err(unknown());
         };
         let revoked_at = known.row.revoked_at_unix_ms.unwrap_or(now_unix_ms);
         let row = KeyRow { revoked_at_unix_ms: Some(revoked_at), ..known.row.clone() };
@@ -172,7 +207,8 @@ impl Keys {
         }
     }
 
-    // A key's row changes by its revocation alone, so that the whole of it can be written later.
+    // Until it is written nothing else changes the row, so that the whole of it can be written later: changes are refused
+    // while the store takes no writes, and what is owed is written before anything else.
     fn owe(&self, key_id: &str, commit: Commit) -> Result<(), Error> {
         // Revoked once more, nothing more is owed.
         if self.is_unwritten(key_id) {
@@ -206,9 +242,14 @@ fn audit(action: &str, key_id: &str, actor: &Actor) -> AuditRecord {
     AuditRecord::new(action, key_id, "succeeded")
         .by(actor.name.clone())
         .of(actor.command_id.clone(), actor.correlation_id.clone())
+        .because(actor.reason.clone())
 }
 
-fn validate(row: &KeyRow) -> Result<(), Error> {
+/// Whether a row can be a key's.
+///
+/// # Errors
+/// `INVALID_ARGUMENT`, with the field and its bound.
+pub(crate) fn validate(row: &KeyRow) -> Result<(), Error> {
     let refuse = |message: String| Err(Error::new(Code::InvalidArgument, "INVALID_KEY", message));
     if !umbel_wire::token::is_token_id(&row.key_id) {
         return refuse("key_id is not an id as `ctl key create` makes it".to_owned());
@@ -227,7 +268,14 @@ fn validate(row: &KeyRow) -> Result<(), Error> {
     {
         return refuse(format!("models must be at most {MAX_KEY_MODELS} names of 1 to 256 bytes"));
     }
+    if let Some((name, most)) = row.limits.out_of_range() {
+        return refuse(format!("{name} must be 1 to {most}; a key that may do nothing is to be revoked"));
+    }
     Ok(())
+}
+
+fn unknown() -> Error {
+    Error::new(Code::NotFound, "UNKNOWN_KEY", "no key has this id; list the keys")
 }
 
 fn exists() -> Error {

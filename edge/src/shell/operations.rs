@@ -11,6 +11,7 @@ mod ca;
 mod credential;
 mod decommission;
 mod drain;
+mod keys;
 mod lifecycle;
 mod nodes;
 mod reading;
@@ -22,10 +23,10 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use umbel_contracts::operations::{
-    self, ApiKeyCreate, ApiKeyList, ApiKeyRevoke, Class, CommandCancel, CommandShow, CredentialRevoke,
-    EnrollmentCreate, EnrollmentList, EnrollmentRevoke, LARGEST_ARGS, LARGEST_STORED_RESULT, LONGEST_TEXT,
-    NoArgs, NodeDecommission, NodeDisable, NodeDrain, NodeEligible, NodeEnable, NodeLabel, NodeList,
-    NodeReadinessCheck, NodeRename, NodeShow, NodeUndrain, Operation, QueueShow, Target,
+    self, Class, CommandCancel, CommandShow, CredentialRevoke, EnrollmentCreate, EnrollmentList,
+    EnrollmentRevoke, LARGEST_ARGS, LARGEST_STORED_RESULT, LONGEST_TEXT, NoArgs, NodeDecommission,
+    NodeDisable, NodeDrain, NodeEligible, NodeEnable, NodeLabel, NodeList, NodeReadinessCheck, NodeRename,
+    NodeShow, NodeUndrain, Operation, QueueShow, Target,
 };
 use umbel_contracts::selector::{Candidate, Selector, Term};
 use umbel_wire::{Code, Error};
@@ -199,9 +200,6 @@ pub(crate) fn matches(selector: &Selector, node: &Node) -> bool {
 /// Operations of class read.
 pub(crate) async fn read(commands: &Arc<Commands>, request: &Request) -> Result<Value, Error> {
     match request.operation.as_str() {
-        ApiKeyList::NAME => {
-            result::<ApiKeyList>(secrets::list_keys(commands, &args::<ApiKeyList>(request)?)?)
-        }
         CommandShow::NAME => result::<CommandShow>(reading::command(commands, request).await?),
         EnrollmentList::NAME => {
             result::<EnrollmentList>(secrets::list_tokens(commands, &args::<EnrollmentList>(request)?)?)
@@ -217,6 +215,7 @@ pub(crate) async fn read(commands: &Arc<Commands>, request: &Request) -> Result<
         }
         QueueShow::NAME => result::<QueueShow>(reading::queues(commands, &args::<QueueShow>(request)?)?),
         other => match family(other) {
+            "apikey" => keys::read(commands, request).await,
             "audit" => audit::read(commands, request).await,
             "ca" => ca::read(commands, request).await,
             "settings" => settings::read(commands, request).await,
@@ -275,16 +274,9 @@ pub(crate) async fn dry_run(commands: &Arc<Commands>, request: &Request) -> Resu
             let token_id = args::<EnrollmentRevoke>(request)?.token_id;
             result::<EnrollmentRevoke>(secrets::revocable(commands, &token_id)?)
         }
-        ApiKeyCreate::NAME => {
-            let row = secrets::key(commands, request, args::<ApiKeyCreate>(request)?);
-            result::<ApiKeyCreate>(secrets::key_object(&row, false))
-        }
-        ApiKeyRevoke::NAME => {
-            let key_id = args::<ApiKeyRevoke>(request)?.key_id;
-            result::<ApiKeyRevoke>(secrets::known_key(commands, &key_id)?)
-        }
         CommandCancel::NAME => result::<CommandCancel>(reading::command(commands, request).await?),
         other => match family(other) {
+            "apikey" => keys::dry_run(commands, request),
             "ca" => ca::dry_run(commands, request).await,
             "edge" => backup::dry_run(commands, request).await,
             "node.credential" => credential::dry_run(commands, request).await,
@@ -331,10 +323,9 @@ pub(crate) async fn start(context: &Context<'_>) -> Result<(), Error> {
         EnrollmentRevoke::NAME => {
             secrets::revoke_token(context, &args::<EnrollmentRevoke>(request)?.token_id).await
         }
-        ApiKeyCreate::NAME => secrets::create_key(context, args::<ApiKeyCreate>(request)?).await,
-        ApiKeyRevoke::NAME => secrets::revoke_key(context, &args::<ApiKeyRevoke>(request)?.key_id).await,
         CommandCancel::NAME => reading::cancel(context).await,
         other => match family(other) {
+            "apikey" => keys::start(context).await,
             "ca" => ca::start(context).await,
             "edge" => backup::start(context).await,
             "node.credential" => credential::start(context).await,

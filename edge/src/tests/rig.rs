@@ -268,7 +268,8 @@ impl Edge {
         let dispatch = &self.running.site.dispatch;
         let model = dispatch.resolve("llama")?.model;
         let class = crate::core::keys::class_of(50);
-        match dispatch.admit(&Ask::new(model, KeyNumber(0), class)) {
+        let ask = Ask { model, key: KeyNumber(0), class, avoid: None, at_head: false };
+        match dispatch.admit(ask) {
             Admitted::Slot(slot) => Some(slot),
             _ => None,
         }

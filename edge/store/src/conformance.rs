@@ -52,6 +52,25 @@ fn a_commit_is_all_or_nothing() {
 }
 
 #[test]
+fn a_part_of_a_table_is_read_page_by_page() {
+    both(async |store, _| {
+        for key in ["a/1", "a/2", "a/3", "b/1"] {
+            store.commit(put(key, key)).await.unwrap();
+        }
+        store.commit(Commit::new().put("u", "a/9", b"other".to_vec())).await.unwrap();
+        let (mut keys, mut from) = (Vec::new(), Some("a/".to_owned()));
+        while let Some(at) = from {
+            let (rows, next) = store.load_range("t", &at, "a0", 2).await.unwrap();
+            keys.extend(rows.into_iter().map(|row| row.key));
+            from = next;
+        }
+        assert_eq!(keys, ["a/1", "a/2", "a/3"]);
+        let (rows, next) = store.load_range("t", "c", "d", 2).await.unwrap();
+        assert_eq!((rows.len(), next), (0, None));
+    });
+}
+
+#[test]
 fn positions_guard_against_lost_updates() {
     both(async |store, _| {
         let first = store.commit(put("a", "1")).await.unwrap();

@@ -142,6 +142,43 @@ pub(crate) fn load(view: &dyn View, table: &str) -> Result<(Vec<Row>, Vec<String
     Ok((rows, unusable))
 }
 
+/// Rows of a table with `from <= key < to`, of at most so many that are looked at; the keys of those that cannot be
+/// used; and the key to go on from, if there may be more.
+pub(crate) fn range(
+    view: &dyn View,
+    table: &str,
+    (from, to): (&str, &str),
+    most: usize,
+) -> Result<Range, Failure> {
+    let mut range = Range::default();
+    let pairs = view.scan(Space::Rows, &row_key(table, from), &row_key(table, to), most, false)?;
+    let full = pairs.len() >= most;
+    for (row_key, stored) in pairs {
+        let key = match decode_row(table, &row_key, &stored) {
+            Ok(row) => {
+                let key = row.key.clone();
+                range.rows.push(row);
+                key
+            }
+            Err(Unusable(key)) => {
+                range.unusable.push(key.clone());
+                key
+            }
+        };
+        // The smallest key above it.
+        range.next = full.then(|| key + "\0");
+    }
+    Ok(range)
+}
+
+/// A part of a table.
+#[derive(Debug, Default)]
+pub(crate) struct Range {
+    pub(crate) rows: Vec<Row>,
+    pub(crate) unusable: Vec<String>,
+    pub(crate) next: Option<String>,
+}
+
 /// One row, if it is there; and whether it can be used.
 pub(crate) fn row(view: &dyn View, table: &str, key: &str) -> Result<Option<Result<Row, Unusable>>, Failure> {
     let row_key = row_key(table, key);

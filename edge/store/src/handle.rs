@@ -195,6 +195,25 @@ impl Store {
         Ok(rows)
     }
 
+    /// Rows of a table with `from <= key < to`, at most so many (at least one), in the order of their keys; and the key
+    /// to go on from, if there may be more. Those that do not verify are left out and told by [`Store::unreadable`].
+    pub async fn load_range(
+        &self,
+        table: &'static str,
+        from: &str,
+        to: &str,
+        most: usize,
+    ) -> Result<(Vec<Row>, Option<String>), ReadError> {
+        let (from, to) = (from.to_owned(), to.to_owned());
+        let range = self
+            .read(move |view| core::range(view, table, (from.as_str(), to.as_str()), most.max(1)))
+            .await?;
+        for key in range.unusable {
+            self.told.unreadable(table, &key, "its bytes do not match their check");
+        }
+        Ok((range.rows, range.next))
+    }
+
     /// All rows of a table that decode as JSON of this type. Others are left out and told by [`Store::unreadable`].
     pub async fn load_json<T: serde::de::DeserializeOwned>(
         &self,

@@ -347,6 +347,7 @@ impl Rig {
             secret_sha256: hash.to_hex(),
             models: models.map(|models| models.iter().map(|model| (*model).to_owned()).collect()),
             priority: 50,
+            limits: umbel_contracts::operations::KeyLimits::default(),
             created_at_unix_ms: 1,
             created_by: String::new(),
             revoked_at_unix_ms: None,

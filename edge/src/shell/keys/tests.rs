@@ -13,6 +13,7 @@ fn row() -> (KeyRow, String) {
         secret_sha256: hash.to_hex(),
         models: None,
         priority: 50,
+        limits: umbel_contracts::operations::KeyLimits::default(),
         created_at_unix_ms: 1,
         created_by: "ada".to_owned(),
         revoked_at_unix_ms: None,
@@ -28,7 +29,7 @@ fn actor() -> Actor {
 async fn a_key_survives_a_restart_and_so_does_its_revocation() {
     let (store, _) = Store::in_memory();
     let keys = Keys::load(store.clone()).await.unwrap();
-    assert!(matches!(keys.check(None, true), Ok(Caller::Loopback)));
+    assert!(matches!(keys.check(None, true), Ok(Caller::Loopback(_))));
     let (row, header) = row();
     keys.create(row.clone(), &actor(), Commit::new()).await.unwrap();
     let keys = Keys::load(store.clone()).await.unwrap();

@@ -1,4 +1,4 @@
-//! Operations on what opens doors: enrollment tokens and API keys.
+//! Operations on enrollment tokens.
 //!
 //! Owns their validation and commits. Invariant: a secret never comes here, only its SHA-256; the asker composes
 //! the text that is shown once.
@@ -8,9 +8,8 @@ use std::sync::PoisonError;
 
 use umbel_contracts::objects::{EnrollmentState, timestamp};
 use umbel_contracts::operations::{
-    AnotherToken, ApiKeyCreate, ApiKeyCreateArgs, ApiKeyListResult, ApiKeyObject, EnrollmentCreate,
-    EnrollmentCreateArgs, EnrollmentCreateResult, EnrollmentListResult, EnrollmentObject, EnrollmentRevoke,
-    ListArgs, TOKENS_AT_ONCE,
+    AnotherToken, EnrollmentCreate, EnrollmentCreateArgs, EnrollmentCreateResult, EnrollmentListResult,
+    EnrollmentObject, EnrollmentRevoke, ListArgs, TOKENS_AT_ONCE,
 };
 use umbel_store::{Commit, CommitError, Position};
 use umbel_wire::clock::Wall;
@@ -25,7 +24,6 @@ use super::{invalid, result, stored};
 use crate::core::commands::Request;
 use crate::core::enrollment::EnrollmentRow;
 use crate::shell::commands::{Commands, Context, store_error};
-use crate::shell::keys::{Actor, KeyRow, Revoked};
 use crate::shell::site::ENROLLMENTS;
 
 /// The rows of the tokens that are asked for, the first one first. One that is at fault refuses all.
@@ -246,78 +244,5 @@ pub(super) async fn revoke_token(context: &Context<'_>, id: &str) -> Result<(), 
         Err(error) => return Err(store_error(&error)),
     }
     context.done(value);
-    Ok(())
-}
-
-/// The row of a key that is asked for; `Keys` validates it.
-pub(super) fn key(commands: &Commands, request: &Request, args: ApiKeyCreateArgs) -> KeyRow {
-    KeyRow {
-        key_id: args.key_id,
-        name: args.name,
-        secret_sha256: args.secret_sha256,
-        models: args.models,
-        priority: args.priority.unwrap_or(50),
-        created_at_unix_ms: commands.site.wall().unix_ms(),
-        created_by: request.actor.clone(),
-        revoked_at_unix_ms: None,
-    }
-}
-
-pub(super) fn key_object(row: &KeyRow, not_durable: bool) -> ApiKeyObject {
-    ApiKeyObject {
-        key_id: row.key_id.clone(),
-        name: row.name.clone(),
-        models: row.models.clone(),
-        priority: row.priority,
-        created_at: timestamp(row.created_at_unix_ms),
-        created_by: row.created_by.clone(),
-        revoked_at: row.revoked_at_unix_ms.map(timestamp),
-        not_durable,
-    }
-}
-
-pub(super) fn list_keys(commands: &Commands, list: &ListArgs) -> Result<ApiKeyListResult, Error> {
-    let mut rows = commands.keys.list();
-    rows.sort_by(|a, b| a.name.cmp(&b.name).then(a.key_id.cmp(&b.key_id)));
-    let (rows, next_cursor) = page(rows, list, |row| row.key_id.clone())?;
-    let object = |row: &KeyRow| key_object(row, commands.keys.is_unwritten(&row.key_id));
-    Ok(ApiKeyListResult { apikeys: rows.iter().map(object).collect(), next_cursor })
-}
-
-pub(super) fn known_key(commands: &Commands, id: &str) -> Result<ApiKeyObject, Error> {
-    let row = commands.keys.list().into_iter().find(|row| row.key_id == id);
-    let row =
-        row.ok_or_else(|| Error::new(Code::NotFound, "UNKNOWN_KEY", "no key has this id; list the keys"))?;
-    Ok(key_object(&row, false))
-}
-
-fn actor(context: &Context<'_>) -> Actor {
-    Actor {
-        name: context.request.actor.clone(),
-        command_id: context.request.command_id.clone(),
-        correlation_id: context.request.correlation_id.clone(),
-    }
-}
-
-pub(super) async fn create_key(context: &Context<'_>, args: ApiKeyCreateArgs) -> Result<(), Error> {
-    check_name("name", &args.name)?;
-    let row = key(context.commands, context.request, args);
-    let value = result::<ApiKeyCreate>(key_object(&row, false))?;
-    let also = context.outcome(&stored(&value));
-    context.commands.keys.create(row, &actor(context), also).await?;
-    context.done(value);
-    Ok(())
-}
-
-pub(super) async fn revoke_key(context: &Context<'_>, id: &str) -> Result<(), Error> {
-    let commands = context.commands;
-    let now = commands.site.wall().unix_ms();
-    let mut object = known_key(commands, id)?;
-    object.revoked_at.get_or_insert(timestamp(now));
-    let value = result::<ApiKeyCreate>(object.clone())?;
-    let also = context.outcome(&stored(&value));
-    let revoked = commands.keys.revoke(id, now, &actor(context), also).await?;
-    object.not_durable = revoked == Revoked::NotDurable;
-    context.done(result::<ApiKeyCreate>(object)?);
     Ok(())
 }
