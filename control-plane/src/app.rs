@@ -139,8 +139,10 @@ impl Running {
         serving.spawn(umbel_wire::serve(edges, Arc::clone(&plane.keys.edges), door, drain.clone()));
         let watched = Arc::clone(&plane);
         serving.spawn(async move { watched.keys.watch(drain).await });
-        serving.spawn(Arc::clone(&plane).sweep());
-        serving.spawn(Arc::clone(&plane).keep_places());
+        let kept = Arc::clone(&plane);
+        serving.spawn(umbel_wire::kept("liveness", move || Arc::clone(&kept).sweep()));
+        let kept = Arc::clone(&plane);
+        serving.spawn(umbel_wire::kept("places of audits", move || Arc::clone(&kept).keep_places()));
         Ok(Self { plane, edges_address, api_address, metrics_address, serving })
     }
 

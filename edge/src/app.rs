@@ -143,10 +143,14 @@ impl Running {
         let mut serving = JoinSet::new();
         let mut fronts = JoinSet::new();
         let mut keeping = JoinSet::new();
-        keeping.spawn(Arc::clone(&site.dispatch).run());
-        keeping.spawn(Arc::clone(&site).keep());
-        keeping.spawn(settings::keep(Arc::clone(&site)));
-        keeping.spawn(Arc::clone(&commands.keys).keep());
+        let kept = Arc::clone(&site);
+        keeping.spawn(umbel_wire::kept("admission", move || Arc::clone(&kept.dispatch).run()));
+        let kept = Arc::clone(&site);
+        keeping.spawn(umbel_wire::kept("liveness", move || Arc::clone(&kept).keep()));
+        let kept = Arc::clone(&site);
+        keeping.spawn(umbel_wire::kept("settings", move || settings::keep(Arc::clone(&kept))));
+        let kept = Arc::clone(&commands.keys);
+        keeping.spawn(umbel_wire::kept("keys", move || Arc::clone(&kept).keep()));
         if let Some(listener) = api {
             fronts.spawn(serve(listener, Arc::clone(&front), closing.clone()));
         }
@@ -162,9 +166,13 @@ impl Running {
         serving.spawn(umbel_wire::serve(nodes, tls, Arc::new(door), shutdown.clone()));
         let admin = Arc::new(Admin { commands: Arc::clone(&commands) });
         serving.spawn(serve_local(local, router(admin, Door::Local), shutdown.clone()));
-        serving.spawn(control::keep(Arc::clone(&commands), control_planes, shutdown.clone()));
+        let (linked, ends) = (Arc::clone(&commands), shutdown.clone());
+        serving.spawn(umbel_wire::kept("control planes", move || {
+            control::keep(Arc::clone(&linked), control_planes.clone(), ends.clone())
+        }));
         keeping.spawn(certificates.watch(Arc::clone(&site), shutdown.clone()));
-        keeping.spawn(keep_credentials(Arc::clone(&site), shutdown.clone()));
+        let (kept, ends) = (Arc::clone(&site), shutdown.clone());
+        keeping.spawn(umbel_wire::kept("credentials", move || keep_credentials(Arc::clone(&kept), ends.clone())));
         site.events.tell(Happened {
             kind: "edge_started",
             message: format!("version {}", env!("CARGO_PKG_VERSION")),

@@ -12,6 +12,7 @@
 
 mod admin;
 mod approval;
+mod breaking;
 mod commands;
 mod control;
 mod doors;

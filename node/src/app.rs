@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use umbel_contracts::daemon::{LocalListener, Signals};
-use umbel_wire::keep_connected;
+use umbel_wire::{contained_now, keep_connected, kept};
 
 use crate::{
     Config, StartError,
@@ -85,11 +85,13 @@ async fn agent(config: Config) -> Result<(), StartError> {
     let config = opened.in_force();
     let engines = Engines::start(&config, &state, &holders);
     let settings = Settings::new(opened, &state, &engines);
-    tokio::spawn(Arc::clone(&settings).judge_trials());
-    tokio::spawn(Arc::clone(&settings).watch_file());
+    let part = Arc::clone(&settings);
+    tokio::spawn(kept("trials of settings", move || Arc::clone(&part).judge_trials()));
+    let part = Arc::clone(&settings);
+    tokio::spawn(kept("configuration file", move || Arc::clone(&part).watch_file()));
     let relay = Arc::new(Relay::new(Arc::clone(&identity), Arc::clone(&engines)));
     let watch = Arc::new(Watch::new(&config, Arc::clone(&engines), Arc::clone(&state), gpus, holders, found));
-    tokio::spawn(Arc::clone(&watch).run());
+    Arc::clone(&watch).start();
     let reports = Reports::new(
         Arc::clone(&identity),
         Arc::clone(&engines),
@@ -118,8 +120,10 @@ async fn agent(config: Config) -> Result<(), StartError> {
     tracing::info!(node_id = %parts.identity.node_id, edge = %parts.identity.edge_id, "node agent started");
     let answering = tokio::spawn(admin::serve(socket, Arc::new(parts)));
     let end = CancellationToken::new();
-    let dialing =
-        tokio::spawn(keep_connected(Arc::clone(&edge) as Arc<dyn umbel_wire::DialRole>, end.clone()));
+    let (role, ends) = (Arc::clone(&edge), end.clone());
+    let dialing = tokio::spawn(kept("connection to the edge", move || {
+        keep_connected(Arc::clone(&role) as Arc<dyn umbel_wire::DialRole>, ends.clone())
+    }));
 
     signals.next().await;
     tracing::info!("asked to stop: running streams are finished");
@@ -164,6 +168,7 @@ async fn reap(mut children: Signal) {
     loop {
         // Several ends may be behind one signal, and one may be missed.
         let _ = tokio::time::timeout(REAP, children.recv()).await;
-        process::reap_orphans();
+        // A look that breaks off is not the last one.
+        let _ = contained_now(process::reap_orphans);
     }
 }

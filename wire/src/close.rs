@@ -29,6 +29,8 @@ pub enum CloseReason {
     Truncated,
     /// Nothing arrived for the dead time.
     Silent,
+    /// This side panicked over what the peer sent: it comes again and begins anew.
+    Broke,
     /// The transport failed; the text is for this host's log only.
     Transport(String),
 }
@@ -46,6 +48,7 @@ impl CloseReason {
             Self::ByPeer(_) => "by_peer",
             Self::Truncated => "truncated",
             Self::Silent => "silent",
+            Self::Broke => "broke",
             Self::Transport(_) => "transport",
         }
     }
@@ -63,6 +66,7 @@ impl fmt::Display for CloseReason {
             Self::ByPeer(goaway) => write!(f, "the peer closed ({}): {}", goaway.reason, goaway.message),
             Self::Truncated => f.write_str("the connection ended without a farewell"),
             Self::Silent => f.write_str("nothing arrived for too long"),
+            Self::Broke => f.write_str("a defect of this side ended it; its log says where"),
             Self::Transport(what) => write!(f, "the transport failed: {what}"),
         }
     }
@@ -103,7 +107,10 @@ pub struct Goaway {
 impl Goaway {
     pub(crate) fn closing(reason: &CloseReason) -> Self {
         let word = match reason {
-            CloseReason::ByPeer(_) | CloseReason::Transport(_) | CloseReason::Truncated => "shutdown",
+            CloseReason::ByPeer(_)
+            | CloseReason::Transport(_)
+            | CloseReason::Truncated
+            | CloseReason::Broke => "shutdown",
             CloseReason::Silent => "stalled",
             other => other.name(),
         };

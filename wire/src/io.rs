@@ -14,3 +14,4 @@ pub(crate) mod options;
 pub(crate) mod pool;
 pub(crate) mod socket;
 pub mod streams;
+pub mod tasks;

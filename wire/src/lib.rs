@@ -41,4 +41,5 @@ pub use io::dial::{
 pub use io::handle::{BoxFuture, Connection, Handler, IncomingRequest, Open, Stats, Terminal};
 pub use io::keep::{DialRole, keep_connected};
 pub use io::streams::{IncomingStream, OutgoingStream, Reset};
+pub use io::tasks::{Broken, UnderWay, attend, contained, contained_now, kept};
 pub use version::{Verdict, VersionRange, negotiate};

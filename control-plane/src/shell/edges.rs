@@ -4,7 +4,7 @@
 //! a connection's end counts only if it still owns the slot.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use prost::Message;
@@ -20,7 +20,7 @@ use umbel_wire::ids::{EdgeId, Generation, KeyHash};
 use umbel_wire::io::handle::BoxFuture;
 use umbel_wire::{
     CloseReason, Connection, Door, GoawayReason, Handler, IncomingRequest, Intervals, Newcomer, Purpose,
-    Rejection, WelcomeOut, clock, limits,
+    Rejection, UnderWay, WelcomeOut, attend, clock, limits,
 };
 
 use super::plane::{Link, Plane};
@@ -149,7 +149,8 @@ fn welcome(plane: &Arc<Plane>, newcomer: Newcomer, accept: Accept<Connection>) {
     if let Some(old) = superseded {
         retire(old.handle, same_process);
     }
-    tokio::spawn(settle::settle(Arc::clone(plane), Link { edge_id, generation, connection }));
+    let settling = settle::settle(Arc::clone(plane), Link { edge_id, generation, connection: connection.clone() });
+    attend(&connection, settling);
 }
 
 /// Ends a connection that no longer owns its slot: at once if it was found dead, else when it has finished.
@@ -203,16 +204,15 @@ impl EdgeHandler {
 
     fn credential(&self, request: IncomingRequest) {
         // One at a time: each is a signature and a write.
-        if self.asking.swap(true, Ordering::SeqCst) {
+        let Some(asking) = UnderWay::take(&self.asking) else {
             let message = "This edge's last request for a certificate is not answered yet.";
             let error = Error::new(Code::ResourceExhausted, "ASKING_ALREADY", message);
             return request.respond(Err(error.with_retry_after(Duration::from_secs(1))));
-        }
+        };
         let (plane, edge_id, generation) = (Arc::clone(&self.plane), self.edge_id.clone(), self.generation);
-        let asking = Arc::clone(&self.asking);
         tokio::spawn(async move {
             let answer = rotation::give(&plane, &edge_id, generation, &request.payload).await;
-            asking.store(false, Ordering::SeqCst);
+            drop(asking);
             request.respond(answer);
         });
     }

@@ -17,7 +17,7 @@ use umbel_contracts::operations::{Class, LARGEST_ARGS, LARGEST_METADATA};
 use umbel_contracts::proto::control::{EdgeCommandRequest, EdgeCommandResponse};
 use umbel_contracts::serve::{Caller, CommandCall};
 use umbel_store::{CommitError, Owed};
-use umbel_wire::clock;
+use umbel_wire::{clock, contained};
 use umbel_wire::error::{Code, Error};
 
 use super::delimited::malformed;
@@ -143,7 +143,9 @@ async fn sent(
     let (tell, told) = oneshot::channel();
     let plane = Arc::clone(plane);
     tokio::spawn(async move {
-        let answer = send(&plane, &link, request).await;
+        let answer = contained(send(&plane, &link, request)).await;
+        // Whoever asked for the same waits for this: nobody knows what came of it.
+        let answer = answer.unwrap_or_else(|broken| Err(Broken::Unknown(broken.into())));
         let ended = plane.commands().came(clock::now(), &key, &answer);
         plane.commands_moved();
         // A caller that went away has no use for the answer.

@@ -22,7 +22,7 @@ use umbel_contracts::proto::control::{
 use umbel_contracts::serve::StatusQuestion;
 use umbel_wire::error::{Code, Error};
 use umbel_wire::ids::EdgeId;
-use umbel_wire::{Connection, Open, Terminal, clock};
+use umbel_wire::{Connection, Open, Terminal, clock, contained};
 
 use super::delimited::{Delimited, malformed};
 use super::plane::{Link, Plane};
@@ -117,7 +117,9 @@ fn join(plane: &Arc<Plane>, link: Link, question: &StatusQuestion, deadline: Dur
 
 async fn fly(plane: Arc<Plane>, link: Link, key: Key, time: Duration) -> Asked {
     let sent = OnceLock::new();
-    let asked = tokio::time::timeout(time, ask(&plane, &link, &key, time, &sent)).await;
+    let asked = contained(tokio::time::timeout(time, ask(&plane, &link, &key, time, &sent))).await;
+    // One that broke off is over, too: the next one asks anew.
+    let asked = asked.unwrap_or_else(|broken| Ok(Err(broken.into())));
     let asked = asked.unwrap_or_else(|_| Err(timed_out(time)));
     let mut fleet = plane.fleet();
     match &asked {

@@ -1,6 +1,6 @@
 //! A change of the site's certificate authority, step by step, and what is trusted meanwhile.
 //!
-//! Owns the stored row and the order of its steps. Leaves keys, files and signing to `shell/authority`. Invariant:
+//! Owns the stored row, the order of its steps, and who would be left behind. Leaves keys, files and signing to `shell/authority`. Invariant:
 //! exactly one authority signs; nodes are told of a new one before it signs, and the old one is trusted until
 //! people say that it is over.
 //!
@@ -9,8 +9,17 @@
 //!      ^--------abort----'
 //! ```
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
+use umbel_wire::clock::Wall;
 use umbel_wire::{Code, Error};
+
+use crate::core::enrollment::EnrollmentRow;
+use crate::core::registry::node::{Lifecycle, Node};
+
+/// Nodes that a refusal names.
+const NAMED: usize = 5;
 
 /// Where a change stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,8 +135,53 @@ impl AuthorityRow {
             now.name(),
             next_step(now)
         );
-        Err(Error::new(Code::Unprocessable, "CA_PHASE", message))
+        Err(Error::new(Code::Conflict, "CA_PHASE", message))
     }
+}
+
+/// Of these, the nodes that the end of a change would cut off: not those that nothing lets in any more.
+pub(crate) fn lacking(row: &AuthorityRow, mut nodes: Vec<Arc<Node>>) -> Vec<Arc<Node>> {
+    nodes.retain(|node| {
+        let counts = node.row.lifecycle != Lifecycle::Decommissioned
+            && node.row.credential.revoked_at_unix_ms.is_none();
+        counts && row.lacks(&node.report.trusts)
+    });
+    nodes
+}
+
+/// Whoever trusts only the one that is over has to be enrolled anew: a change ends when that is nobody.
+pub(crate) fn nobody_is_left(
+    row: &AuthorityRow,
+    nodes: Vec<Arc<Node>>,
+    tokens: &[EnrollmentRow],
+    now: Wall,
+) -> Result<(), Error> {
+    let lacking = lacking(row, nodes);
+    let old = |token: &str| token.is_empty() || token != row.newest();
+    let tokens = tokens.iter().filter(|one| one.state(now) == "open" && old(&one.ca_sha256)).count();
+    let mut names: Vec<_> = lacking.iter().take(NAMED).map(|node| node.row.name.as_str()).collect();
+    if lacking.len() > NAMED {
+        names.push("...");
+    }
+    let nodes = match lacking.len() {
+        0 => None,
+        1 => Some(format!("1 node lacks the new authority ({})", names.join(", "))),
+        many => Some(format!("{many} nodes lack the new authority ({})", names.join(", "))),
+    };
+    let tokens = match tokens {
+        0 => None,
+        1 => Some("1 open enrollment token names the old one".to_owned()),
+        many => Some(format!("{many} open enrollment tokens name the old one")),
+    };
+    let left: Vec<String> = [nodes, tokens].into_iter().flatten().collect();
+    if left.is_empty() {
+        return Ok(());
+    }
+    let message = format!(
+        "{}: wait for nodes, revoke tokens, or say leave_behind; a host that is left behind has to be enrolled anew",
+        left.join(" and ")
+    );
+    Err(Error::new(Code::Conflict, "CA_LACKING", message))
 }
 
 /// What follows on a phase.

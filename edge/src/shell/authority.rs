@@ -13,6 +13,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio_util::sync::CancellationToken;
 use umbel_wire::clock::Wall;
+use umbel_wire::contained_now;
 use umbel_wire::tls::{TlsServer, front_server, read_pair};
 
 pub(crate) use self::expiry::Expiries;
@@ -64,13 +65,16 @@ impl Certificates {
     pub(crate) async fn watch(mut self, site: Arc<Site>, shutdown: CancellationToken) {
         self.tell(&site.expiries);
         while shutdown.run_until_cancelled(tokio::time::sleep(LOOK_EVERY)).await.is_some() {
-            if Wall::now() >= self.authorities.nodes().renew_at() {
-                self.renew();
-            }
-            if let Some(given) = &mut self.given {
-                given.reload();
-            }
-            self.tell(&site.expiries);
+            // A look that breaks off is not the last one.
+            let _ = contained_now(|| {
+                if Wall::now() >= self.authorities.nodes().renew_at() {
+                    self.renew();
+                }
+                if let Some(given) = &mut self.given {
+                    given.reload();
+                }
+                self.tell(&site.expiries);
+            });
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Owns the table of those that run, their steps, and the store's rows. Leaves what each operation does to
 //! [`crate::shell::operations`]. Invariant: a mutation's id, digest and effect are one transaction; a caller that
-//! goes away cancels nothing.
+//! goes away cancels nothing; whatever breaks off, its id is settled by what the store has of it.
 
 mod context;
 mod running;
@@ -17,7 +17,7 @@ use umbel_contracts::objects::{
 };
 use umbel_contracts::operations::{self, Class};
 use umbel_store::{AuditRecord, Commit, CommitError, Owed};
-use umbel_wire::{Code, Error};
+use umbel_wire::{Broken, Code, Error, contained};
 
 use crate::core::commands::{Begin, CommandRow, Commands as Table, Request};
 use crate::shell::keys::Keys;
@@ -153,20 +153,74 @@ impl Commands {
         let commands = Arc::clone(self);
         let begun = tokio::spawn(async move {
             let context = Context { commands: &commands, request: &request, forget };
-            let begun = perform::start(&context).await;
-            if let Err(error) = &begun {
-                // Nothing was stored: the same id may be asked again.
-                lock(&commands.table).forget(&request.command_id);
-                lock(&commands.running).remove(&request.command_id);
-                commands.refused(&request, error);
+            let begun = contained(async {
+                commands.site.trip("command");
+                perform::start(&context).await
+            });
+            match begun.await {
+                Ok(Ok(())) => Ok(()),
+                Ok(Err(error)) => commands.settle(&request, error).await,
+                Err(Broken) => commands.settle(&request, broke_off()).await,
             }
-            begun
         });
-        match begun.await {
-            Ok(Ok(())) => Ok(running),
-            Ok(Err(error)) => Err(error),
-            Err(_) => Err(Error::new(Code::Internal, "INTERNAL", "the operation broke; see the edge's log")),
+        begun.await.unwrap_or_else(|_| Err(broke_off())).map(|()| running)
+    }
+
+    /// One that did not come to its end by itself: what the store has of it says what became of it.
+    ///
+    /// # Errors
+    /// Nothing was stored: it is refused, and the same id may be asked again.
+    async fn settle(&self, request: &Request, error: Error) -> Result<(), Error> {
+        let id = &request.command_id;
+        match self.site.store.get(COMMANDS, id).await.map(|row| row.map(|row| row.json::<CommandRow>())) {
+            Ok(None) => {
+                lock(&self.table).forget(id);
+                if let Some(running) = lock(&self.running).remove(id) {
+                    // Whoever joined it waits no longer.
+                    running.step.send_modify(|event| {
+                        event.phase = CommandPhase::Failed;
+                        event.error = Some(error_object(&error));
+                    });
+                }
+                self.refused(request, &error);
+                Err(error)
+            }
+            Ok(Some(Ok(row))) if row.ended_at_unix_ms.is_some() => {
+                tracing::error!(command = id, %error, "a command broke off after its change was stored");
+                self.finish(id, row);
+                Ok(())
+            }
+            Ok(Some(Ok(row))) => {
+                self.ended(id, row, Err(error)).await;
+                Ok(())
+            }
+            Ok(Some(Err(_))) | Err(_) => {
+                let row = self.running(id).map(|running| lock(&running.row).clone());
+                if let Some(row) = row {
+                    self.ended(id, row, Err(error)).await;
+                }
+                Ok(())
+            }
         }
+    }
+
+    /// Goes on with one that is stored, in a task of its own: one that breaks off there has failed.
+    pub(crate) fn go_on<F: Future<Output = ()> + Send>(
+        self: &Arc<Self>,
+        id: String,
+        row: CommandRow,
+        work: impl FnOnce(Arc<Self>, String, CommandRow) -> F + Send + 'static,
+    ) {
+        let commands = Arc::clone(self);
+        tokio::spawn(async move {
+            let went = contained(async {
+                commands.site.trip("command goes on");
+                work(Arc::clone(&commands), id.clone(), row.clone()).await;
+            });
+            if went.await.is_err() && commands.running(&id).is_some() {
+                commands.ended(&id, row, Err(broke_off())).await;
+            }
+        });
     }
 
     fn refused(&self, request: &Request, error: &Error) {
@@ -216,10 +270,14 @@ impl Commands {
             .get(COMMANDS, id)
             .await
             .map_err(|error| Error::new(Code::Unavailable, "STORE_UNREADABLE", error.to_string()))?;
-        let row = stored.and_then(|row| row.json::<CommandRow>().ok());
-        row.ok_or_else(|| {
+        let stored = stored.ok_or_else(|| {
             let message = "no command of this id is kept here; outcomes are kept for 7 days";
             Error::new(Code::NotFound, "COMMAND_UNKNOWN", message)
+        })?;
+        stored.json::<CommandRow>().map_err(|error| {
+            tracing::error!(command = id, %error, "a stored command cannot be read");
+            let message = "this command was stored, and its record is damaged: what came of it is in the audit";
+            Error::new(Code::Internal, "COMMAND_UNREADABLE", message)
         })
     }
 
@@ -322,6 +380,12 @@ impl Commands {
             });
         }
     }
+}
+
+fn broke_off() -> Error {
+    let message = "the operation broke off by a defect of the edge, whose log says where; its outcome is unknown: look, \
+                   then ask again with a new id";
+    Error::new(Code::Internal, "INTERNAL", message)
 }
 
 fn close(row: &mut CommandRow, outcome: Result<Value, Error>, now: i64) {

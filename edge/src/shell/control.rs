@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use umbel_contracts::objects::CommandEventObject;
 use umbel_contracts::proto::control::{CommandError, CommandProgress, EdgeCommandEvent};
 
@@ -26,7 +26,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// Keeps a connection to every joined control plane, and takes up new ones, until it is cancelled.
 pub(crate) async fn keep(commands: Arc<Commands>, directory: PathBuf, shutdown: CancellationToken) {
     // Each with the token that its identity came of: an edge that enrolled anew does not wait with the old one.
-    let mut links: HashMap<String, (String, CancellationToken)> = HashMap::new();
+    // Whatever ends this ends them, too.
+    let mut links: HashMap<String, (String, DropGuard)> = HashMap::new();
     // A directory that is not usable is told once, not at each look.
     let mut told: HashMap<String, String> = HashMap::new();
     loop {
@@ -36,14 +37,10 @@ pub(crate) async fn keep(commands: Arc<Commands>, directory: PathBuf, shutdown: 
         for membership in found.iter().filter_map(|(_, found)| found.as_ref().ok()) {
             expiries.set(&format!("control-plane/{}", membership.name), membership.not_after);
         }
-        links.retain(|name, (token, cancel)| {
+        links.retain(|name, (token, _)| {
             // What cannot be read says nothing of what is in use.
             let same = |found: &Membership| found.token_id == *token;
-            let there = found.iter().any(|(found, now)| found == name && now.as_ref().map_or(true, same));
-            if !there {
-                cancel.cancel();
-            }
-            there
+            found.iter().any(|(found, now)| found == name && now.as_ref().map_or(true, same))
         });
         for (name, membership) in found {
             if links.contains_key(&name) {
@@ -53,9 +50,11 @@ pub(crate) async fn keep(commands: Arc<Commands>, directory: PathBuf, shutdown: 
                 Ok(membership) => {
                     told.remove(&name);
                     let cancel = shutdown.child_token();
-                    links.insert(name, (membership.token_id.clone(), cancel.clone()));
-                    let role = link::Role::new(Arc::clone(&commands), membership);
-                    tokio::spawn(umbel_wire::keep_connected(Arc::new(role), cancel));
+                    links.insert(name, (membership.token_id.clone(), cancel.clone().drop_guard()));
+                    let role = Arc::new(link::Role::new(Arc::clone(&commands), membership));
+                    tokio::spawn(umbel_wire::kept("control plane link", move || {
+                        umbel_wire::keep_connected(role.clone(), cancel.clone())
+                    }));
                 }
                 Err(error) => {
                     if told.get(&name) != Some(&error) {

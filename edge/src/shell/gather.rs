@@ -2,15 +2,15 @@
 //!
 //! A disk syncs some hundred times a second, and a site that comes up enrolls a thousand hosts in one: while claims
 //! follow each other they wait a little for company. Owns that waiting. Leaves the transaction to the store, where each
-//! keeps its own conditions and outcome. Invariant: one that comes alone waits for nobody, and nobody waits longer than
-//! [`LONGEST`].
+//! keeps its own conditions and outcome. Invariant: one that comes alone waits for nobody, nobody waits longer than
+//! [`LONGEST`], and a round that breaks off leaves nobody waiting.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, oneshot};
 use umbel_store::{Commit, CommitError, Position, Store};
-use umbel_wire::clock;
+use umbel_wire::{clock, contained};
 
 /// So many go at once: twice what one sync has to carry for a storm to cost the handshakes and little else.
 const ENOUGH: usize = 128;
@@ -64,7 +64,15 @@ impl Gather {
         match self.join(commit, answer, clock::now()) {
             Role::Alone(commit) => return self.store.commit(commit).await,
             // In a task of its own: the first one may go away.
-            Role::First => drop(tokio::spawn(Arc::clone(self).send())),
+            Role::First => {
+                let own = Arc::clone(self);
+                drop(tokio::spawn(async move {
+                    if contained(Arc::clone(&own).send()).await.is_err() {
+                        // Their answers are dropped with them, which says that nobody knows.
+                        own.take_round();
+                    }
+                }));
+            }
             Role::Later => {}
         }
         answered.await.unwrap_or(Err(CommitError::Closed))
@@ -99,6 +107,12 @@ impl Gather {
         Some(end.saturating_duration_since(now)).filter(|left| !left.is_zero())
     }
 
+    fn take_round(&self) -> Vec<(Commit, Answer)> {
+        let mut state = self.state();
+        state.since = None;
+        std::mem::take(&mut state.waiting)
+    }
+
     async fn send(self: Arc<Self>) {
         while let Some(left) = self.wait(clock::now()) {
             tokio::select! {
@@ -106,11 +120,7 @@ impl Gather {
                 () = tokio::time::sleep(left) => {}
             }
         }
-        let (commits, answers): (Vec<_>, Vec<_>) = {
-            let mut state = self.state();
-            state.since = None;
-            std::mem::take(&mut state.waiting).into_iter().unzip()
-        };
+        let (commits, answers): (Vec<_>, Vec<_>) = self.take_round().into_iter().unzip();
         let outcomes = self.store.commit_each(commits).await;
         for (answer, outcome) in answers.into_iter().zip(outcomes) {
             // Who went away does not wait for it.

@@ -232,6 +232,10 @@ fn accept(site: &Arc<Site>, newcomer: Newcomer, judged: Judged) {
     answer.edge_id = site.edge_id.to_string();
     let held = site.authorities.held();
     answer.ca_certificates = held.bundle();
+    if !rotation::trusts_all(&trusts, &held) {
+        // It has the bundle with this answer: it says so when it is asked, and is not taken for one that lacks it.
+        site.rotations.now();
+    }
     let row = site.read(|registry| registry.node(&id).map(|node| node.row.clone()));
     answer.rotate_credential = row.is_some_and(|row| rotates(&row, &held.row, now).is_some());
     let welcome = WelcomeOut {

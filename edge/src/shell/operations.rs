@@ -37,6 +37,8 @@ use crate::shell::commands::{Commands, Context, Running};
 
 use lifecycle::Simple;
 
+pub(crate) use ca::catch_up;
+
 /// Operations that take something away from somebody: whoever asks has to say why.
 const REASONED: [&str; 5] = [
     NodeDrain::NAME,

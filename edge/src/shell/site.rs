@@ -5,6 +5,7 @@
 //! Invariant: the lock is never held across an await.
 
 mod keeping;
+mod trips;
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -77,6 +78,9 @@ pub(crate) struct Site {
     wall_floor: Mutex<Wall>,
     // The wall clock as it stands on disk.
     wall_stored: Mutex<Wall>,
+    // Where a test wants it to break off.
+    #[cfg(test)]
+    pub(crate) trips: Mutex<Vec<&'static str>>,
 }
 
 /// What a site is opened with.
@@ -172,6 +176,8 @@ impl Site {
             revisions,
             wall_floor: Mutex::new(Wall(floor)),
             wall_stored: Mutex::new(Wall(floor)),
+            #[cfg(test)]
+            trips: Mutex::default(),
         });
         site.change(|_| ());
         Ok(site)

@@ -74,6 +74,7 @@ async fn summary_of(site: &Site, revision: u64, nodes: &[Arc<Node>]) -> EdgeSumm
     let totals = site.dispatch.totals();
     let mut problems: Vec<Problem> = store_problems(&site.store, site.wall());
     problems.extend(site.settings.problem());
+    problems.extend(site.authorities.problem());
     problems.extend(site.expiries.problems(site.wall()));
     problems.extend(site.approvals.lock().unwrap_or_else(PoisonError::into_inner).problems(site.wall()));
     let serving = nodes.iter().filter(|node| node.row.lifecycle != Lifecycle::Decommissioned);

@@ -21,7 +21,7 @@ use umbel_contracts::{
 use umbel_wire::{
     Attempt, BoxFuture, CloseReason, Code, Connection, DialError, DialRole, DialStep, DialTarget, Error,
     Generation, Goaway, GoawayReason, Handler, HelloOut, IncomingRequest, IncomingStream, InstanceId,
-    Purpose, Welcome, clock::Wall, secret,
+    Purpose, Welcome, attend, clock::Wall, secret,
 };
 
 use crate::{
@@ -238,13 +238,10 @@ impl DialRole for Edge {
             connection.goaway(GoawayReason::Shutdown, "the node agent stops", None);
         }
         self.credentials.accepted();
-        tokio::spawn(credential::talk(
-            Arc::clone(&self.credentials),
-            connection.clone(),
-            hello.ca_certificates,
-            hello.rotate_credential,
-        ));
-        tokio::spawn(session::talk(Arc::clone(&own), connection.clone(), welcome.intervals));
+        let credentials = Arc::clone(&self.credentials);
+        let bundle = hello.ca_certificates;
+        attend(connection, credential::talk(credentials, connection.clone(), bundle, hello.rotate_credential));
+        attend(connection, session::talk(Arc::clone(&own), connection.clone(), welcome.intervals));
         Ok(Arc::new(Taker { edge: own, generation }))
     }
 

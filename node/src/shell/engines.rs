@@ -148,6 +148,18 @@ impl Engine {
         self.in_flight.load(Ordering::Acquire)
     }
 
+    /// Its driver is gone by a defect: nothing is sent to it any more. Its process, if it has one, is in the record,
+    /// and ended when the agent starts again.
+    fn broke_off(&self) {
+        let mut shared = self.lock();
+        shared.view.state = State::Failed;
+        shared.view.cause = "INTERNAL: what drives it broke off by a defect of the agent, whose log says where; \
+                             restart the agent"
+            .into();
+        shared.view.since = Wall::now();
+        shared.route = None;
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, Shared> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -16,6 +16,7 @@ use std::{
 
 use nvml_wrapper::Nvml;
 use tokio::sync::Notify;
+use umbel_wire::contained_now;
 
 use crate::{config::Accelerator, core::gpus::Sweep};
 
@@ -97,7 +98,11 @@ impl Gpus {
         let library = library.map_or_else(|| PathBuf::from(LIBRARY), Path::to_owned);
         let thread = {
             let desk = Arc::clone(&desk);
-            move || serve(&asked, &library, &desk)
+            move || {
+                while contained_now(|| serve(&asked, &library, &desk)).is_err() {
+                    desk.put(Err(Fault::Unavailable("a look at them broke off by a defect of the agent".into())));
+                }
+            }
         };
         if let Err(error) = std::thread::Builder::new().name("nvml".into()).spawn(thread) {
             tracing::error!(%error, "the thread for GPUs cannot be started");

@@ -19,7 +19,7 @@ use umbel_contracts::{
         NodeInventory, NodeProblem, NodeTelemetry,
     },
 };
-use umbel_wire::clock::Wall;
+use umbel_wire::{UnderWay, clock::Wall};
 
 use crate::{
     core::{identity::Identity, inventory, problems::Problems, sequence::Sequence, telemetry::Pace},
@@ -72,7 +72,7 @@ pub(crate) struct Reports {
     inventories: Mutex<Stream>,
     telemetries: Mutex<Stream>,
     /// Numbers are being reserved.
-    reserving: AtomicBool,
+    reserving: Arc<AtomicBool>,
     told: Mutex<Told>,
     declared: Mutex<Declaration>,
     heartbeats: AtomicU64,
@@ -100,7 +100,7 @@ impl Reports {
             declared: Mutex::default(),
             inventories: stream(on_disk.inventory),
             telemetries: stream(on_disk.telemetry),
-            reserving: AtomicBool::new(false),
+            reserving: Arc::default(),
             told: Mutex::default(),
             heartbeats: AtomicU64::new(0),
             problems: Mutex::default(),
@@ -149,13 +149,11 @@ impl Reports {
 
     fn reserve_later(self: &Arc<Self>) {
         // One at a time: a disk that hangs must not take all threads for blocking work.
-        if self.reserving.swap(true, Ordering::AcqRel) {
-            return;
-        }
+        let Some(under_way) = UnderWay::take(&self.reserving) else { return };
         let reports = Arc::clone(self);
         drop(spawn_blocking(move || {
             reports.reserve();
-            reports.reserving.store(false, Ordering::Release);
+            drop(under_way);
         }));
     }
 

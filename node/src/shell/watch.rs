@@ -9,14 +9,14 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        atomic::AtomicBool,
     },
     time::{Duration, Instant},
 };
 
 use tokio::{sync::watch, task::spawn_blocking, time::MissedTickBehavior};
-use umbel_contracts::proto::node::{NodeInventory, NodeProblem, NodeTelemetry};
-use umbel_wire::clock::Wall;
+use umbel_contracts::proto::node::{NodeInventory, NodeProblem, NodeTelemetry, StorageFree, StorageRoot};
+use umbel_wire::{UnderWay, clock::Wall, kept};
 
 use crate::{
     Config,
@@ -57,6 +57,9 @@ struct Seen {
     gpus: gpus::Gpus,
 }
 
+/// Asks the disks that hold these roots; blocks.
+type AskDisks = fn(&[(String, PathBuf)]) -> (Vec<StorageRoot>, Vec<StorageFree>);
+
 /// What is seen of the host.
 #[derive(Debug)]
 pub(crate) struct Watch {
@@ -65,11 +68,12 @@ pub(crate) struct Watch {
     state: Arc<State>,
     holders: Arc<Holders>,
     roots: Vec<(String, PathBuf)>,
+    ask: AskDisks,
     accelerator: &'static str,
     fabric_labels: BTreeMap<String, String>,
     seen: Mutex<Seen>,
     /// A look at the processes that hold memory is out.
-    attributing: AtomicBool,
+    attributing: Arc<AtomicBool>,
     interval: watch::Sender<Duration>,
     news: watch::Sender<News>,
 }
@@ -101,10 +105,11 @@ impl Watch {
             state,
             holders,
             roots,
+            ask: host::storage,
             accelerator: config.accelerator.name(),
             fabric_labels: config.fabric_labels.clone(),
             seen: Mutex::new(seen),
-            attributing: AtomicBool::new(false),
+            attributing: Arc::default(),
             interval: watch::Sender::new(TELEMETRY),
             news: watch::Sender::new(News::default()),
         }
@@ -126,9 +131,11 @@ impl Watch {
     }
 
     /// Looks for ever.
-    pub(crate) async fn run(self: Arc<Self>) {
+    pub(crate) fn start(self: Arc<Self>) {
         // Apart: a disk on a network that hangs must not stop the GPUs' figures, nor the driver the disks'.
-        tokio::join!(Arc::clone(&self).watch_disks(), self.watch_gpus());
+        let watch = Arc::clone(&self);
+        tokio::spawn(kept("look at disks", move || Arc::clone(&watch).watch_disks()));
+        tokio::spawn(kept("look at GPUs", move || Arc::clone(&self).watch_gpus()));
     }
 
     async fn watch_gpus(self: Arc<Self>) {
@@ -191,14 +198,12 @@ impl Watch {
 
     /// Finds the engines of these processes.
     async fn attribute(self: &Arc<Self>, holders: BTreeSet<i32>) {
-        if self.attributing.swap(true, Ordering::AcqRel) {
-            return;
-        }
+        let Some(under_way) = UnderWay::take(&self.attributing) else { return };
         let (watch, leaders) = (Arc::clone(self), self.engines.leaders());
         let attributed = spawn_blocking(move || {
             let owners = process::owners(&holders, &leaders);
             watch.seen().gpus.attribute(&owners);
-            watch.attributing.store(false, Ordering::Release);
+            drop(under_way);
         });
         // Looking at a process that hangs in the driver can hang as well: then the figures go without.
         let _ = tokio::time::timeout(PATIENCE, attributed).await;
@@ -209,8 +214,7 @@ impl Watch {
         let mut looked = Instant::now();
         loop {
             let watch = Arc::clone(&self);
-            let asked = spawn_blocking(move || host::storage(&watch.roots));
-            let Ok((storage, free)) = asked.await else { return };
+            let asked = spawn_blocking(move || (watch.ask)(&watch.roots)).await;
             let facts = if looked.elapsed() >= LOOK {
                 looked = Instant::now();
                 spawn_blocking(host::facts).await.ok()
@@ -220,8 +224,15 @@ impl Watch {
             {
                 let mut seen = self.seen();
                 let facts = facts.unwrap_or_else(|| seen.host.clone());
+                // A look that broke off says nothing: what was seen before gets older, and the next look may see.
+                let storage = match asked {
+                    Ok((storage, free)) => {
+                        (seen.figures.storage, seen.figures.storage_at) = (free, Some(Instant::now()));
+                        storage
+                    }
+                    Err(_) => seen.host.storage.clone(),
+                };
                 seen.host = HostFacts { storage, ..facts };
-                (seen.figures.storage, seen.figures.storage_at) = (free, Some(Instant::now()));
             }
             let period = *interval.borrow_and_update();
             let _ = tokio::time::timeout(period, interval.changed()).await;

@@ -21,6 +21,7 @@ use crate::io::handshake::drain;
 use crate::io::pool;
 use crate::io::socket::Traffic;
 use crate::io::streams::IncomingStream;
+use crate::io::tasks::contained_now;
 use crate::limits;
 use crate::session::incoming::Output;
 
@@ -79,8 +80,14 @@ async fn read_loop<T: Transport>(
     let mut outputs = Vec::new();
     loop {
         let turn = std::future::poll_fn(|cx| reader.poll_turn(cx, &mut outputs)).await;
-        for output in outputs.drain(..) {
-            dispatch(&connection, &*handler, output);
+        let taken = contained_now(|| {
+            for output in outputs.drain(..) {
+                dispatch(&connection, &*handler, output);
+            }
+        });
+        if taken.is_err() {
+            // What it should have taken is lost: the peer, which comes again, begins anew.
+            connection.close(CloseReason::Broke);
         }
         // Outputs of a burst must not pin memory on a quiet connection.
         outputs.shrink_to(16);
@@ -94,7 +101,8 @@ async fn read_loop<T: Transport>(
         }
     }
     let reason = connection.with(|session| session.closed().cloned()).unwrap_or(CloseReason::Truncated);
-    handler.on_closed(&connection, &reason);
+    // Whatever it does: the socket is closed below.
+    let _ = contained_now(|| handler.on_closed(&connection, &reason));
     drop(handler);
     // Unread input at close would make the kernel send RST, and the peer lose the reason.
     let until = Instant::now() + limits::FAREWELL;

@@ -7,10 +7,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use data_encoding::HEXLOWER;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::sync::{Mutex, MutexGuard};
+use umbel_contracts::proto::control::Problem;
 use umbel_wire::ca::{Authority, AuthorityError, CERTIFICATE_FILE, KEY_FILE, SERVER_VALIDITY};
 use umbel_wire::clock::Wall;
 use umbel_wire::files;
@@ -108,6 +109,8 @@ pub(crate) struct Authorities {
     held: ArcSwap<Held>,
     // One step at a time.
     turn: Mutex<()>,
+    // What the store has and this has not: its files could not be used, or the step broke off.
+    not_in_force: ArcSwapOption<(AuthorityRow, Wall)>,
 }
 
 impl Authorities {
@@ -125,6 +128,7 @@ impl Authorities {
             nodes,
             held: ArcSwap::from_pointee(held),
             turn: Mutex::default(),
+            not_in_force: ArcSwapOption::empty(),
         })
     }
 
@@ -143,6 +147,29 @@ impl Authorities {
         self.turn.lock().await
     }
 
+    /// A step is stored: [`Authorities::take_up`] has to follow, however often it is tried.
+    pub(crate) fn stored(&self, row: AuthorityRow) {
+        self.not_in_force.store(Some(Arc::new((row, Wall::now()))));
+    }
+
+    /// What is stored and was not taken up yet.
+    pub(crate) fn not_in_force(&self) -> Option<AuthorityRow> {
+        self.not_in_force.load_full().map(|stored| stored.0.clone())
+    }
+
+    /// The same for people.
+    pub(crate) fn problem(&self) -> Option<Problem> {
+        let stored = self.not_in_force.load_full()?;
+        let message = "a step of the change of authority is stored and not in force: the authority's files cannot be \
+                       used; the edge's log says why, and the edge tries again by itself";
+        Some(Problem {
+            code: "CA_NOT_IN_FORCE".to_owned(),
+            message: message.to_owned(),
+            since_unix_ms: stored.1.unix_ms(),
+            subject: String::new(),
+        })
+    }
+
     /// What a row would put in force.
     pub(crate) fn look(&self, row: AuthorityRow) -> Result<Held, StartError> {
         hold(Some(row), find(&self.folder)?)
@@ -152,8 +179,10 @@ impl Authorities {
     pub(crate) fn take_up(&self, row: Option<AuthorityRow>) -> Result<(), StartError> {
         let held = hold(row, find(&self.folder)?)?;
         let pair = held.server(&self.server_name).map_err(failed)?;
+        self.nodes.reload(pair.0, pair.1).map_err(|error| StartError::Failed(error.to_string()))?;
         self.held.store(Arc::new(held));
-        self.nodes.reload(pair.0, pair.1).map_err(|error| StartError::Failed(error.to_string()))
+        self.not_in_force.store(None);
+        Ok(())
     }
 
     /// A new certificate for the nodes' port.

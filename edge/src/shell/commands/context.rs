@@ -66,6 +66,7 @@ impl Context<'_> {
 
     /// The effect and the outcome are committed.
     pub(crate) fn done(&self, result: Value) {
+        self.commands.site.trip("command is stored");
         let Some(mut row) = self.row() else { return };
         close(&mut row, Ok(result), self.commands.site.wall().unix_ms());
         self.stored(&row);

@@ -17,7 +17,7 @@ use umbel_contracts::proto::control::{
 use umbel_contracts::{CONTROL_PROTOCOL, method};
 use umbel_wire::{
     Attempt, BoxFuture, CloseReason, Code, Connection, DialError, DialRole, DialTarget, Error, Handler,
-    HelloOut, IncomingStream, InstanceId, Purpose, Welcome, clock, files,
+    HelloOut, IncomingStream, InstanceId, Purpose, Welcome, attend, clock, files,
 };
 
 use super::membership::{Membership, REJECTION};
@@ -39,12 +39,40 @@ pub(super) struct Role {
     instance: InstanceId,
     // The last failure, so that each new one is logged once and not at every attempt.
     failure: Mutex<String>,
+    // Why the note of a refusal could not be written or removed.
+    unkept: Mutex<Option<String>>,
 }
 
 impl Role {
     pub(super) fn new(commands: Arc<Commands>, membership: Membership) -> Self {
         let renewal = Arc::new(Renewal::open(&membership));
-        Self { commands, membership, renewal, instance: InstanceId::random(), failure: Mutex::default() }
+        Self {
+            commands,
+            membership,
+            renewal,
+            instance: InstanceId::random(),
+            failure: Mutex::default(),
+            unkept: Mutex::default(),
+        }
+    }
+
+    /// What `umbel edge doctor` reads of the last refusal; `None`: it is accepted. A disk that takes no note of it is told
+    /// once, until it does.
+    fn keep_rejection(&self, text: Option<&str>) {
+        let file = self.membership.directory.join(REJECTION);
+        let kept = match text {
+            Some(text) => files::write_private(&file, text.as_bytes()),
+            None => files::remove(&file),
+        };
+        let trouble = kept.err().map(|error| error.to_string());
+        let mut told = self.unkept.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(error) = trouble.as_ref().filter(|_| *told != trouble) {
+            tracing::warn!(
+                control_plane = %self.membership.name,
+                "the note of its refusal cannot be kept, so that the doctor tells of an older one: {error}"
+            );
+        }
+        *told = trouble;
     }
 
     fn failed(&self, text: String) {
@@ -101,20 +129,20 @@ impl DialRole for Role {
             control_plane = %name, id = %answer.control_plane_id, generation = %welcome.generation, "connected"
         );
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        let _ = files::remove(&self.membership.directory.join(REJECTION));
+        self.keep_rejection(None);
         self.commands.site.events.link(&name, connection.clone());
         self.renewal.accepted();
-        tokio::spawn(Arc::clone(&self.renewal).talk(connection.clone(), answer.renew_now));
+        attend(connection, Arc::clone(&self.renewal).talk(connection.clone(), answer.renew_now));
         let interval = welcome.intervals.heartbeat;
         let interval = if interval.is_zero() { HEARTBEAT } else { interval };
-        tokio::spawn(heartbeats(Arc::clone(&self.commands), connection.clone(), interval));
+        attend(connection, heartbeats(Arc::clone(&self.commands), connection.clone(), interval));
         Ok(Arc::new(Link { commands: Arc::clone(&self.commands), name }))
     }
 
     fn on_failure(&self, error: &DialError, retry_in: Duration) {
         if let Some(rejection) = &error.rejection {
             let text = format!("{}: {}\n", rejection.error.reason, rejection.error.message);
-            let _ = files::write_private(&self.membership.directory.join(REJECTION), text.as_bytes());
+            self.keep_rejection(Some(&text));
         }
         self.failed(format!("not connected ({error}); the site serves without it"));
         tracing::debug!(control_plane = %self.membership.name, ?retry_in, "next dial");

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use data_encoding::HEXLOWER;
 use futures_util::stream::{self, StreamExt};
 use prost::Message;
 use tokio::sync::Notify;
@@ -23,6 +24,8 @@ use umbel_wire::{Code, Connection, Error, Generation, KeyHash, NodeId, clock};
 use crate::core::registry::node::Credential;
 use crate::core::registry::reports;
 use crate::core::rotation;
+use crate::shell::authority::Held;
+use crate::shell::operations::catch_up;
 use crate::shell::site::Site;
 
 /// How often a row that changed in the same moment is read again.
@@ -37,6 +40,8 @@ const AT_ONCE: usize = 64;
 const A_ROUND: usize = 64;
 /// Between two rounds while somebody is left to ask.
 const PACE: Duration = Duration::from_secs(1);
+/// What wakes the task is looked at with what comes in this time.
+const GATHER: Duration = Duration::from_millis(100);
 /// For one answer.
 const ANSWER: Duration = Duration::from_secs(10);
 
@@ -141,6 +146,7 @@ struct Due {
 pub(crate) async fn keep(site: Arc<Site>, shutdown: CancellationToken) {
     let mut asked: HashMap<(NodeId, bool), (Generation, Instant)> = HashMap::new();
     loop {
+        catch_up(&site).await;
         let wall = site.wall();
         site.change(|registry| registry.judge_credentials(wall));
         let now = clock::now();
@@ -158,10 +164,19 @@ pub(crate) async fn keep(site: Arc<Site>, shutdown: CancellationToken) {
         }
         tokio::select! {
             () = shutdown.cancelled() => return,
-            () = site.rotations.0.notified(), if !more => {}
+            // A site that comes up says hello in one storm: they are looked at together.
+            () = async { site.rotations.0.notified().await; tokio::time::sleep(GATHER).await }, if !more => {}
             () = tokio::time::sleep(if more { PACE } else { LOOK }) => {}
         }
     }
+}
+
+/// Whether what a hello said of its trust is exactly what is told now. One that says nothing cannot be told.
+pub(super) fn trusts_all(said: &[Vec<u8>], held: &Held) -> bool {
+    let mut said: Vec<_> = said.iter().map(|one| HEXLOWER.encode(one)).collect();
+    let mut bundle = held.digests();
+    (said.sort_unstable(), bundle.sort_unstable());
+    said.is_empty() || said == bundle
 }
 
 fn due(site: &Site, may: impl Fn(NodeId, Generation, Ask) -> bool) -> Vec<Due> {

@@ -16,7 +16,7 @@ use umbel_contracts::proto::node::{
 use umbel_contracts::{bounds, event, method};
 use umbel_wire::{
     CloseReason, Code, Connection, Error, Generation, Goaway, GoawayReason, Handler, IncomingRequest, NodeId,
-    clock,
+    UnderWay, clock,
 };
 
 use crate::core::door;
@@ -104,18 +104,18 @@ impl NodeSession {
 
     // One at a time: each is a signature and a write.
     fn credential(&self, request: IncomingRequest) {
-        if self.asking.swap(true, Ordering::SeqCst) {
+        let Some(asking) = UnderWay::take(&self.asking) else {
             let message = "this node's last request for a certificate is not answered yet";
             let error = Error::new(Code::ResourceExhausted, "ASKING_ALREADY", message);
             return request.respond(Err(error.with_retry_after(Duration::from_secs(1))));
-        }
+        };
         let (site, id, generation) = (Arc::clone(&self.site), self.id, self.generation);
-        let asking = Arc::clone(&self.asking);
         tokio::spawn(async move {
+            site.trip("credential");
             let answer = rotation::give(&site, id, generation, &request.payload).await;
             request.respond(answer);
             tokio::time::sleep(ASKING).await;
-            asking.store(false, Ordering::SeqCst);
+            drop(asking);
         });
     }
 

@@ -32,13 +32,12 @@ pub(super) async fn start(context: &Context<'_>) -> Result<(), Error> {
         return Err(unknown(&request.operation));
     }
     args::<EdgeBackup>(request)?;
-    let commands = Arc::clone(context.commands);
+    let commands = context.commands;
     let row = CommandRow { phase: CommandPhase::Running, ..context.begun() };
     let also = context.storing(&row).audit(context.audit("store"));
     commands.site.store.commit(also).await.map_err(|error| store_error(&error))?;
     context.stored(&row);
-    let id = request.command_id.clone();
-    tokio::spawn(async move {
+    commands.go_on(request.command_id.clone(), row, |commands, id, row| async move {
         let site = &commands.site;
         let made = site.backups.make(&site.store, &site.edge_id).await;
         let ended = made.and_then(result::<EdgeBackup>);

@@ -1,8 +1,8 @@
 //! Operations on the site's certificate authority: what there is, and a change with overlap.
 //!
-//! Owns the order of a step (key on disk, row committed, in force, nodes told) and who lacks what. Leaves the phases
-//! to `core/authority` and files to `shell/authority`. Invariant: one step at a time; a step that is refused or cannot
-//! be stored has changed nothing that anybody sees.
+//! Owns the order of a step: key on disk, row committed, in force, nodes told. Leaves the phases, and who would be left
+//! behind, to `core/authority` and files to `shell/authority`. Invariant: one step at a time; a step that is refused or
+//! cannot be stored has changed nothing that anybody sees, and one that is stored comes into force, now or later.
 
 use std::sync::{Arc, PoisonError};
 
@@ -17,17 +17,15 @@ use umbel_wire::{Code, Error};
 
 use super::{args, result, stored, unknown};
 use crate::StartError;
-use crate::core::authority::{AuthorityRow, next_step};
+use crate::core::authority::{AuthorityRow, lacking, next_step, nobody_is_left};
 use crate::core::commands::Request;
-use crate::core::registry::node::{Lifecycle, Node};
+use crate::core::registry::node::Node;
 use crate::shell::authority::Held;
 use crate::shell::commands::{Commands, Context, store_error};
 use crate::shell::site::{AUTHORITY, SELF, Site};
 
 /// Most nodes that a result lists.
 const LISTED: usize = 1_000;
-/// Nodes that a refusal names.
-const NAMED: usize = 5;
 
 pub(super) async fn read(commands: &Arc<Commands>, request: &Request) -> Result<Value, Error> {
     match request.operation.as_str() {
@@ -57,6 +55,7 @@ pub(super) async fn start(context: &Context<'_>) -> Result<(), Error> {
     let step = args::<CaRotate>(context.request)?;
     let site = &context.commands.site;
     let _turn = site.authorities.turn().await;
+    put_in_force(site).await?;
     let before = site.authorities.held().row.clone();
     let made = if step.step == CaStep::Begin {
         // Refused before a key is made.
@@ -71,19 +70,35 @@ pub(super) async fn start(context: &Context<'_>) -> Result<(), Error> {
     let commit = Commit::new().put_json(SELF, AUTHORITY, &row).audit(record);
     let commit = commit.and(context.outcome(&stored(&value)));
     site.store.commit(commit).await.map_err(|error| store_error(&error))?;
-    let over: Vec<String> =
-        before.trusted().filter(|one| !row.trusted().any(|left| left == *one)).cloned().collect();
+    site.authorities.stored(row);
+    tracing::info!(step = ?step.step, "the change of the site's certificate authority went on");
+    // It is done whatever becomes of its files: what cannot be put in force now is tried again by the clock.
+    let _ = put_in_force(site).await;
+    context.done(value);
+    Ok(())
+}
+
+/// Goes on with a step that is stored and not in force, if there is one. Called by the clock, too.
+pub(crate) async fn catch_up(site: &Arc<Site>) {
+    let _turn = site.authorities.turn().await;
+    let _ = put_in_force(site).await;
+}
+
+/// Puts the stored row in force. The caller has the turn.
+async fn put_in_force(site: &Arc<Site>) -> Result<(), Error> {
+    let Some(row) = site.authorities.not_in_force() else { return Ok(()) };
+    let before = site.authorities.held().row.clone();
     let taken = row.clone();
     on_disk(site, move |site| {
+        site.trip("authority");
         site.authorities.take_up(Some(taken)).map_err(unusable)?;
-        over.iter().for_each(|one| site.authorities.discard(one));
+        let over = before.trusted().filter(|one| !row.trusted().any(|left| left == *one));
+        over.for_each(|one| site.authorities.discard(one));
         Ok(())
     })
     .await?;
-    site.change(|registry| registry.set_authority(row));
-    tracing::info!(step = ?step.step, "the change of the site's certificate authority went on");
+    site.change(|registry| registry.set_authority(site.authorities.held().row.clone()));
     site.rotations.now();
-    context.done(value);
     Ok(())
 }
 
@@ -101,45 +116,12 @@ fn after(
         CaStep::Finish => {
             let after = row.finish()?;
             if !step.leave_behind {
-                nobody_is_left(site, row)?;
+                let tokens = site.tokens.lock().unwrap_or_else(PoisonError::into_inner).all();
+                nobody_is_left(row, site.nodes().1, &tokens, site.wall())?;
             }
             Ok(after)
         }
     }
-}
-
-/// Whoever trusts only the one that is over has to be enrolled anew.
-fn nobody_is_left(site: &Site, row: &AuthorityRow) -> Result<(), Error> {
-    let lacking = lacking(site, row);
-    let now = site.wall();
-    let tokens = site.tokens.lock().unwrap_or_else(PoisonError::into_inner).all();
-    let old = |token: &str| token.is_empty() || token != row.newest();
-    let tokens = tokens.iter().filter(|one| one.state(now) == "open" && old(&one.ca_sha256)).count();
-    if lacking.is_empty() && tokens == 0 {
-        return Ok(());
-    }
-    let mut names: Vec<_> = lacking.iter().take(NAMED).map(|node| node.row.name.as_str()).collect();
-    if lacking.len() > NAMED {
-        names.push("...");
-    }
-    let message = format!(
-        "{} nodes lack the new authority ({}) and {tokens} open enrollment tokens name the old one: wait for them, \
-         revoke the tokens, or say leave_behind; a host that is left behind has to be enrolled anew",
-        lacking.len(),
-        names.join(", ")
-    );
-    Err(Error::new(Code::Unprocessable, "CA_LACKING", message))
-}
-
-/// Nodes that would be cut off: not those that nothing lets in any more.
-fn lacking(site: &Site, row: &AuthorityRow) -> Vec<Arc<Node>> {
-    let (_, mut nodes) = site.nodes();
-    nodes.retain(|node| {
-        let counts = node.row.lifecycle != Lifecycle::Decommissioned
-            && node.row.credential.revoked_at_unix_ms.is_none();
-        counts && row.lacks(&node.report.trusts)
-    });
-    nodes
 }
 
 fn told(site: &Site, held: &Held) -> CaResult {
@@ -154,7 +136,7 @@ fn told(site: &Site, held: &Held) -> CaResult {
             not_after: timestamp(authority.not_after().unix_ms()),
         })
         .collect();
-    let lacking = lacking(site, row).iter().take(LISTED).map(|node| lacks(node)).collect();
+    let lacking = lacking(row, site.nodes().1).iter().take(LISTED).map(|node| lacks(node)).collect();
     let (_, nodes) = site.nodes();
     let old =
         nodes.iter().filter(|node| node.row.admits() && row.is_old(&node.row.credential.issuer)).count();

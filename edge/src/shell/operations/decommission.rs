@@ -113,8 +113,7 @@ fn confirmed(node: &Node, confirm: &str) -> Result<(), Error> {
 
 /// Waits for the leases of one that is stored, also after a restart, then retires the node.
 pub(super) fn resume(commands: &Arc<Commands>, id: String, row: CommandRow, running: Arc<Running>) {
-    let commands = Arc::clone(commands);
-    tokio::spawn(async move {
+    commands.go_on(id, row, |commands, id, row| async move {
         let Some(node) = row.nodes.first().and_then(|id| NodeId::parse(id).ok()) else {
             let message = "what is stored of this command names no node: ask again with a new id";
             return commands.ended(&id, row, Err(Error::new(Code::Internal, "INTERNAL", message))).await;

@@ -58,8 +58,7 @@ pub(super) fn patience(request: &Request, asked: Option<u64>) -> Result<Duration
 
 /// Waits for the leases of a drain that is stored, also one that a restart interrupted.
 pub(crate) fn resume(commands: &Arc<Commands>, id: String, row: CommandRow, running: Arc<Running>) {
-    let commands = Arc::clone(commands);
-    tokio::spawn(async move {
+    commands.go_on(id, row, |commands, id, row| async move {
         let ids: Vec<NodeId> = row.nodes.iter().filter_map(|id| NodeId::parse(id).ok()).collect();
         let until = Wall(row.until_unix_ms.unwrap_or(0));
         let left = until.unix_ms().saturating_sub(commands.site.wall().unix_ms());

@@ -2,9 +2,9 @@
 //!
 //! A reconciler: woken by a change, a node's hello or a timer it compares what each node should have with what it
 //! says it has, and acts the same way each time. Invariants: at most [`AT_ONCE`] are being sent, at most one to a node;
-//! what a node refused is not sent again before its version changes (row 78).
+//! what a node refused is not sent again before its version changes (row 78); a send that breaks off frees its node.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,8 +33,9 @@ struct Sender {
     site: Arc<Site>,
     queue: VecDeque<NodeId>,
     queued: BTreeSet<NodeId>,
-    sending: BTreeSet<NodeId>,
-    sends: JoinSet<NodeId>,
+    // By task, so that one that breaks off is known by it.
+    sending: BTreeMap<tokio::task::Id, NodeId>,
+    sends: JoinSet<()>,
 }
 
 /// Keeps every node's settings as they should be, for ever.
@@ -43,7 +44,7 @@ pub(crate) async fn keep(site: Arc<Site>) {
         site,
         queue: VecDeque::new(),
         queued: BTreeSet::new(),
-        sending: BTreeSet::new(),
+        sending: BTreeMap::new(),
         sends: JoinSet::new(),
     };
     let mut gathered: Option<Instant> = None;
@@ -65,10 +66,9 @@ pub(crate) async fn keep(site: Arc<Site>) {
                 look = Instant::now() + LOOK;
                 sender.all();
             }
-            Some(sent) = sender.sends.join_next(), if !sender.sends.is_empty() => {
-                if let Ok(node) = sent {
-                    sender.sending.remove(&node);
-                }
+            Some(sent) = sender.sends.join_next_with_id(), if !sender.sends.is_empty() => {
+                let id = sent.map_or_else(|broken| broken.id(), |(id, ())| id);
+                sender.sending.remove(&id);
             }
         }
         above_all_seen(&sender.site).await;
@@ -104,20 +104,20 @@ impl Sender {
                 return;
             }
             let Some(node) = self.queue.pop_front() else { return };
-            if self.sending.contains(&node) {
+            if self.sending.values().any(|one| *one == node) {
                 self.queue.push_back(node);
                 continue;
             }
             self.queued.remove(&node);
             if self.site.read(|registry| registry.lacks_settings(&node).is_some()) {
-                self.sending.insert(node);
                 let site = Arc::clone(&self.site);
-                self.sends.spawn(async move {
+                let task = self.sends.spawn(async move {
+                    site.trip("settings");
                     if let Err(error) = send(&site, node).await {
                         tracing::debug!(%node, code = error.code.name(), reason = %error.reason, "NodeSettings");
                     }
-                    node
                 });
+                self.sending.insert(task.id(), node);
             }
         }
     }

@@ -12,7 +12,7 @@ use std::{
 
 use tokio::sync::{Notify, mpsc};
 use umbel_contracts::proto::node::DeclaredEngine;
-use umbel_wire::clock::Wall;
+use umbel_wire::{clock::Wall, contained};
 
 use super::{COMMANDS, Command, Engine, Engines, Host, Shared, View, driver};
 use crate::{
@@ -209,7 +209,9 @@ impl Engines {
         // Those that have ended need no place.
         while running.try_join_next().is_some() {}
         running.spawn(async move {
-            driven.await;
+            if contained(driven).await.is_err() {
+                ended.broke_off();
+            }
             if let Some(engines) = own.upgrade() {
                 engines.gone(&ended);
             }

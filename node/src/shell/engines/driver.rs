@@ -11,7 +11,7 @@ use tokio::{
     task::spawn_blocking,
     time::{Instant, MissedTickBehavior, interval, sleep_until, timeout},
 };
-use umbel_wire::{clock::Wall, secret};
+use umbel_wire::{clock::Wall, contained, secret};
 
 use super::{Command, Engine, Host, HttpRoute, Route, View};
 use crate::{
@@ -201,10 +201,11 @@ impl Driver {
         self.changed.send_modify(|version| *version += 1);
     }
 
-    fn answer_later(&self, work: impl Future<Output = Input> + Send + 'static) {
+    /// `broken` is the answer of one that breaks off.
+    fn answer_later(&self, broken: Input, work: impl Future<Output = Input> + Send + 'static) {
         let (start, results) = (self.start, self.results.clone());
         tokio::spawn(async move {
-            let input = work.await;
+            let input = contained(work).await.unwrap_or(broken);
             // Nobody listens once the engine is over.
             let _ = results.send((start, input)).await;
         });
@@ -226,10 +227,11 @@ impl Driver {
         let config = self.engine.config();
         if let Some(route) = direct(&config) {
             self.route = Some(Arc::new(route));
-            return self.answer_later(async { Input::Validated(Ok(())) });
+            return self.answer_later(Input::Validated(Ok(())), async { Input::Validated(Ok(())) });
         }
         let (host, ended) = (Arc::clone(&self.host), self.ended.clone());
-        self.answer_later(async move {
+        let broken = Input::Validated(Err("the check of its profile failed".into()));
+        self.answer_later(broken, async move {
             // A start into memory that is not free yet would fail, and count as a crash.
             if let Err(pid) = host.holders.released(&ended).await {
                 return Input::Validated(Err(format!(
@@ -284,7 +286,8 @@ impl Driver {
         let Some(route) = self.route.clone() else { return };
         let model = self.engine.in_force().model;
         let was_ready = self.supervisor.state() == State::Ready;
-        self.answer_later(async move {
+        let broken = Input::Probed(Err("the probe broke off by a defect of the agent".into()));
+        self.answer_later(broken, async move {
             Input::Probed(match route.as_ref() {
                 Route::Sim(_) => Ok(()),
                 Route::Http(http) => {

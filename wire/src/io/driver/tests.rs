@@ -257,3 +257,33 @@ async fn a_probe_tells_dead_from_alive() {
     dialer.close(CloseReason::Shutdown);
     assert!(!dialer.probe(Duration::from_secs(1)).await);
 }
+
+/// A handler that breaks off ends its connection: its peer comes again, instead of talking to nobody.
+#[tokio::test(start_paused = true)]
+async fn a_handler_that_panics_ends_its_connection() {
+    struct Breaks(Mutex<Vec<CloseReason>>);
+    impl Handler for Breaks {
+        fn on_event(&self, _: &Connection, _: u32, _: &str, _: &[u8]) -> Result<(), crate::Error> {
+            panic!("a defect")
+        }
+        fn on_closed(&self, _: &Connection, reason: &CloseReason) {
+            self.0.lock().unwrap().push(reason.clone());
+            panic!("another one")
+        }
+    }
+    let (near, far) = duplex(1 << 16);
+    let breaks = Arc::new(Breaks(Mutex::default()));
+    let handlers: [(DuplexStream, Side, Arc<dyn Handler>); 2] =
+        [(near, Side::Dialer, Arc::new(Note::default())), (far, Side::Acceptor, breaks.clone())];
+    let [dialer, acceptor] = handlers.map(|(pipe, side, handler)| {
+        let connection = Connection::new(Settings::new(side));
+        let traffic = Traffic::new();
+        start(Socket::new(pipe, traffic.clone()), traffic, Vec::new(), &connection, handler);
+        connection
+    });
+    dialer.event(1, "one", Vec::new());
+    assert_eq!(acceptor.closed().await, CloseReason::Broke);
+    acceptor.gone().await;
+    assert!(matches!(dialer.closed().await, CloseReason::ByPeer(_)));
+    assert_eq!(*breaks.0.lock().unwrap(), [CloseReason::Broke]);
+}
