@@ -172,7 +172,9 @@ impl Running {
         }));
         keeping.spawn(certificates.watch(Arc::clone(&site), shutdown.clone()));
         let (kept, ends) = (Arc::clone(&site), shutdown.clone());
-        keeping.spawn(umbel_wire::kept("credentials", move || keep_credentials(Arc::clone(&kept), ends.clone())));
+        keeping.spawn(umbel_wire::kept("credentials", move || {
+            keep_credentials(Arc::clone(&kept), ends.clone())
+        }));
         site.events.tell(Happened {
             kind: "edge_started",
             message: format!("version {}", env!("CARGO_PKG_VERSION")),

@@ -149,7 +149,8 @@ fn welcome(plane: &Arc<Plane>, newcomer: Newcomer, accept: Accept<Connection>) {
     if let Some(old) = superseded {
         retire(old.handle, same_process);
     }
-    let settling = settle::settle(Arc::clone(plane), Link { edge_id, generation, connection: connection.clone() });
+    let settling =
+        settle::settle(Arc::clone(plane), Link { edge_id, generation, connection: connection.clone() });
     attend(&connection, settling);
 }
 

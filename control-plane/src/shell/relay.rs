@@ -17,8 +17,8 @@ use umbel_contracts::operations::{Class, LARGEST_ARGS, LARGEST_METADATA};
 use umbel_contracts::proto::control::{EdgeCommandRequest, EdgeCommandResponse};
 use umbel_contracts::serve::{Caller, CommandCall};
 use umbel_store::{CommitError, Owed};
-use umbel_wire::{clock, contained};
 use umbel_wire::error::{Code, Error};
+use umbel_wire::{clock, contained};
 
 use super::delimited::malformed;
 use super::plane::{Link, Plane};

@@ -276,7 +276,8 @@ impl Commands {
         })?;
         stored.json::<CommandRow>().map_err(|error| {
             tracing::error!(command = id, %error, "a stored command cannot be read");
-            let message = "this command was stored, and its record is damaged: what came of it is in the audit";
+            let message =
+                "this command was stored, and its record is damaged: what came of it is in the audit";
             Error::new(Code::Internal, "COMMAND_UNREADABLE", message)
         })
     }

@@ -240,7 +240,10 @@ impl DialRole for Edge {
         self.credentials.accepted();
         let credentials = Arc::clone(&self.credentials);
         let bundle = hello.ca_certificates;
-        attend(connection, credential::talk(credentials, connection.clone(), bundle, hello.rotate_credential));
+        attend(
+            connection,
+            credential::talk(credentials, connection.clone(), bundle, hello.rotate_credential),
+        );
         attend(connection, session::talk(Arc::clone(&own), connection.clone(), welcome.intervals));
         Ok(Arc::new(Taker { edge: own, generation }))
     }

@@ -153,9 +153,10 @@ impl Engine {
     fn broke_off(&self) {
         let mut shared = self.lock();
         shared.view.state = State::Failed;
-        shared.view.cause = "INTERNAL: what drives it broke off by a defect of the agent, whose log says where; \
+        shared.view.cause =
+            "INTERNAL: what drives it broke off by a defect of the agent, whose log says where; \
                              restart the agent"
-            .into();
+                .into();
         shared.view.since = Wall::now();
         shared.route = None;
     }

@@ -100,7 +100,9 @@ impl Gpus {
             let desk = Arc::clone(&desk);
             move || {
                 while contained_now(|| serve(&asked, &library, &desk)).is_err() {
-                    desk.put(Err(Fault::Unavailable("a look at them broke off by a defect of the agent".into())));
+                    desk.put(Err(Fault::Unavailable(
+                        "a look at them broke off by a defect of the agent".into(),
+                    )));
                 }
             }
         };

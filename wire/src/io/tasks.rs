@@ -65,7 +65,11 @@ pub async fn kept<F: Future<Output = ()>>(part: &'static str, mut begin: impl Fn
         if clock::now().saturating_duration_since(since) >= LONGEST_PAUSE {
             pause = FIRST_PAUSE;
         }
-        tracing::error!(part, again_in_ms = pause.as_millis(), "a part of this process broke off; it is begun again");
+        tracing::error!(
+            part,
+            again_in_ms = pause.as_millis(),
+            "a part of this process broke off; it is begun again"
+        );
         sleep(pause).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
