@@ -12,6 +12,7 @@ mod figures;
 mod lease;
 mod model;
 mod node;
+mod prefix;
 mod provider;
 mod queue;
 #[cfg(test)]
@@ -32,6 +33,7 @@ pub(crate) use lease::{LeaseId, LeasePhase};
 use model::Model;
 pub(crate) use model::QueueFigures;
 use node::Node;
+pub(crate) use prefix::Prefix;
 use provider::Provider;
 pub(crate) use provider::{Category, Figures, ProviderSpec, ProviderState};
 pub(crate) use queue::{Class, KeyNumber, NORMAL_CLASS, Ticket};
@@ -79,7 +81,7 @@ impl Default for Limits {
 }
 
 /// What a request asks for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Ask {
     /// The model, from [`Admission::resolve`].
     pub(crate) model: ModelIndex,
@@ -91,6 +93,31 @@ pub(crate) struct Ask {
     pub(crate) avoid: Option<Avoid>,
     /// It had a slot before: it waits at the head of its class, whatever the queue's bound.
     pub(crate) at_head: bool,
+    /// Bytes of its prompt as it came (messages, prompt or input); 0 is unknown.
+    pub(crate) prompt_bytes: u64,
+    /// How its prompt begins.
+    pub(crate) prefix: Prefix,
+    /// It wants an event stream: the engine's head comes with the first token, not with the last.
+    pub(crate) events: bool,
+    /// Its number in the request ring; 0 is none.
+    pub(crate) request: u64,
+}
+
+impl Ask {
+    /// A first try of which nothing else is known.
+    pub(crate) fn new(model: ModelIndex, key: KeyNumber, class: Class) -> Self {
+        Self {
+            model,
+            key,
+            class,
+            avoid: None,
+            at_head: false,
+            prompt_bytes: 0,
+            prefix: Prefix::default(),
+            events: false,
+            request: 0,
+        }
+    }
 }
 
 /// A provider that a request does not go back to until that provider has closed and opened again.
@@ -119,6 +146,38 @@ pub(crate) struct Grant {
     pub(crate) avoid: Avoid,
     /// How long the request waited.
     pub(crate) waited: Duration,
+    /// Tokens that its prompt is estimated to have.
+    pub(crate) estimated_tokens: u64,
+    /// It takes one of the provider's long slots.
+    pub(crate) long: bool,
+    /// It goes where its prefix was seen last.
+    pub(crate) affinity: bool,
+}
+
+/// How a try at a provider went, as far as the provider is to blame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// It answered.
+    Answered,
+    /// It refused the request for what it is (4xx): says nothing of the provider but that it lives.
+    ClientError,
+    /// It refused the connection, broke it, answered with 5xx or with what is no answer.
+    Failed,
+    /// Its first byte did not come in time.
+    TimedOut,
+    /// It fell silent in the middle of an answer.
+    Stalled,
+}
+
+/// What came of releasing a lease by hand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Released {
+    /// Its slot is free.
+    Released,
+    /// It runs, or its end is still being confirmed: there is nothing to release.
+    NotUnconfirmed,
+    /// No such lease; it may have ended by itself.
+    Unknown,
 }
 
 /// Why a request got no slot.
@@ -148,6 +207,13 @@ pub(crate) enum RefusalReason {
     NoneCame(Duration),
     /// No provider is wanted: all are drained, not eligible, or gone.
     NoneWanted,
+    /// Its prompt is too long for every provider of the model.
+    TooLong {
+        /// Tokens that its prompt is estimated to have.
+        estimated: u64,
+        /// The longest prompt that a provider of the model takes.
+        limit: u64,
+    },
 }
 
 /// The answer to an ask.
@@ -235,7 +301,7 @@ impl Admission {
     }
 
     /// Decides on a request.
-    pub(crate) fn admit(&mut self, now: Instant, ask: Ask) -> Decision {
+    pub(crate) fn admit(&mut self, now: Instant, ask: &Ask) -> Decision {
         let Some(model) = self.models.get(ask.model.0 as usize) else {
             return Decision::Refused(Refusal { reason: RefusalReason::NoneWanted, retry_after: None });
         };
@@ -274,7 +340,16 @@ impl Admission {
         };
         self.leases.insert(lease, held);
         let avoid = Avoid { provider: index, opened: provider.opened };
-        Some(Grant { lease, provider: index, generation, avoid, waited })
+        Some(Grant {
+            lease,
+            provider: index,
+            generation,
+            avoid,
+            waited,
+            estimated_tokens: 0,
+            long: false,
+            affinity: false,
+        })
     }
 
     /// The engine's head arrived for this lease.
@@ -339,6 +414,23 @@ impl Admission {
     /// How far a lease is; `None` once it ended.
     pub(crate) fn phase(&self, lease: LeaseId) -> Option<LeasePhase> {
         self.leases.get(&lease).map(|held| held.phase)
+    }
+
+    /// Ends an unconfirmed lease by hand.
+    pub(crate) fn release(&mut self, now: Instant, lease: LeaseId) -> Released {
+        match self.phase(lease) {
+            None => Released::Unknown,
+            Some(LeasePhase::Unconfirmed) => {
+                self.end(now, lease);
+                Released::Released
+            }
+            Some(_) => Released::NotUnconfirmed,
+        }
+    }
+
+    /// Tokens that a prompt of so many bytes is estimated to have.
+    pub(crate) fn estimate(&self, _model: ModelIndex, prompt_bytes: u64) -> u64 {
+        prompt_bytes.div_ceil(4)
     }
 
     /// Leases whose end is not confirmed, with their providers.

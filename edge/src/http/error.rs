@@ -273,6 +273,14 @@ impl Failure {
                 );
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "model_unavailable", message).because("unavailable")
             }
+            RefusalReason::TooLong { estimated, limit } => {
+                let message = format!(
+                    "This model's maximum context length is {limit} tokens (max_context_tokens), and your prompt has about {estimated} tokens by this edge's estimate."
+                );
+                return Self::new(StatusCode::BAD_REQUEST, "context_length_exceeded", message)
+                    .because("too_long")
+                    .about("messages");
+            }
             RefusalReason::NoneWanted => {
                 let message = format!(
                     "Model `{model}` is known, but all its providers are drained or not eligible for traffic."

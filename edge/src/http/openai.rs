@@ -190,17 +190,12 @@ impl Inference<'_> {
         held: Held,
         mut exchange: Exchange,
     ) -> Response<Answer> {
-        let mut ask = Ask {
-            model: known.model,
-            key: self.caller.number(),
-            class: self.caller.class(),
-            avoid: None,
-            at_head: false,
-        };
+        let mut ask = Ask::new(known.model, self.caller.number(), self.caller.class());
+        ask.events = asked.stream;
         let (mut attempts, mut elsewhere, mut after_loss) = (0u32, 0, 0);
         loop {
             exchange.queued();
-            let admitted = match self.front.dispatch.admit(ask) {
+            let admitted = match self.front.dispatch.admit(&ask) {
                 Admitted::Slot(slot) => Ok(slot),
                 Admitted::Waiting(waiting) => waiting.await,
                 Admitted::Refused(refusal) => Err(refusal),

@@ -8,6 +8,7 @@ mod gauges;
 mod slot;
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -18,13 +19,14 @@ use umbel_wire::{Connection, Generation, NodeId};
 use gauges::Gauges;
 pub(crate) use slot::{Slot, Waiting};
 
+#[cfg(test)]
+pub(crate) use crate::core::admission::Category;
 use crate::core::admission::{Admission, Decision, Grant, Output, ProviderIndex, RetryBudget};
 pub(crate) use crate::core::admission::{
-    Ask, Avoid, Figures, LeaseCounts, LeaseId, Limits, ModelIndex, ProviderConflict, ProviderSpec,
-    ProviderState, QueueFigures, Refusal, RefusalReason, Ticket,
+    Ask, Avoid, Class, Figures, KeyNumber, LeaseCounts, LeaseId, Limits, ModelIndex, Outcome, Prefix,
+    ProviderConflict, ProviderSpec, ProviderState, QueueFigures, Refusal, RefusalReason, Released, Ticket,
 };
-#[cfg(test)]
-pub(crate) use crate::core::admission::{Category, KeyNumber};
+use crate::core::usage::Usage;
 use crate::metrics::{Metrics, ModelMetrics};
 use crate::shell::requests::Requests;
 
@@ -85,6 +87,8 @@ pub(crate) struct Dispatch {
     /// Something changed while someone watches.
     changed: Notify,
     watchers: AtomicUsize,
+    /// Of prefixes' hashes: nobody outside can know it.
+    seed: u64,
 }
 
 impl std::fmt::Debug for Dispatch {
@@ -121,6 +125,7 @@ impl Dispatch {
             earlier: Notify::new(),
             changed: Notify::new(),
             watchers: AtomicUsize::new(0),
+            seed: RandomState::new().hash_one(0u64),
         });
         let gauges = Gauges { dispatch: Arc::downgrade(&dispatch) };
         metrics.register(|registry| registry.register_collector(Box::new(gauges)));
@@ -353,7 +358,7 @@ impl Dispatch {
     }
 
     /// Asks for a slot.
-    pub(crate) fn admit(self: &Arc<Self>, ask: Ask) -> Admitted {
+    pub(crate) fn admit(self: &Arc<Self>, ask: &Ask) -> Admitted {
         self.change(|state, now| {
             if !ask.at_head {
                 state.budget.earn();
@@ -376,6 +381,34 @@ impl Dispatch {
                 Decision::Refused(refusal) => Admitted::Refused(refusal),
             }
         })
+    }
+
+    /// How a prompt begins, from its raw bytes.
+    pub(crate) fn prefix(&self, prompt: &[u8]) -> Prefix {
+        Prefix::of(self.seed, prompt)
+    }
+
+    /// Tokens that a prompt of so many bytes is estimated to have, from what the model's engines reported.
+    pub(crate) fn estimate(&self, model: ModelIndex, prompt_bytes: u64) -> u64 {
+        self.lock().admission.estimate(model, prompt_bytes)
+    }
+
+    /// What a request used in the end: corrects the model's bytes a token, and the key's turn. `estimated_tokens`
+    /// is what its slot said.
+    pub(crate) fn used(
+        &self,
+        _model: ModelIndex,
+        _key: KeyNumber,
+        _class: Class,
+        _prompt_bytes: u64,
+        _estimated_tokens: u64,
+        _usage: &Usage,
+    ) {
+    }
+
+    /// Ends an unconfirmed lease by hand: its slot is free again.
+    pub(crate) fn release(&self, lease: LeaseId) -> Released {
+        self.change(|state, now| state.admission.release(now, lease))
     }
 
     /// Takes one second try out of the budget; false if there is none.

@@ -51,8 +51,8 @@ impl Edge {
             self.requests.answered.push((request, Answered::Refused));
             return;
         };
-        let ask = Ask { model, key: KeyNumber(key), class: Class(NORMAL_CLASS), avoid: None, at_head: false };
-        match self.admission.admit(now, ask) {
+        let ask = Ask::new(model, KeyNumber(key), Class(NORMAL_CLASS));
+        match self.admission.admit(now, &ask) {
             Decision::Granted(grant) => self.requests.granted.push((request, grant)),
             Decision::Waiting(ticket) => drop(self.requests.waiting.insert(ticket, request)),
             Decision::Refused(_) => self.requests.answered.push((request, Answered::Refused)),

@@ -268,8 +268,7 @@ impl Edge {
         let dispatch = &self.running.site.dispatch;
         let model = dispatch.resolve("llama")?.model;
         let class = crate::core::keys::class_of(50);
-        let ask = Ask { model, key: KeyNumber(0), class, avoid: None, at_head: false };
-        match dispatch.admit(ask) {
+        match dispatch.admit(&Ask::new(model, KeyNumber(0), class)) {
             Admitted::Slot(slot) => Some(slot),
             _ => None,
         }

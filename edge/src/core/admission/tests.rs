@@ -8,6 +8,8 @@
 
 mod histories;
 
+use std::borrow::Borrow;
+
 use uuid::Uuid;
 
 use super::*;
@@ -59,11 +61,11 @@ impl Site {
     }
 
     fn ask(&self) -> Ask {
-        Ask { model: self.model, key: KeyNumber(1), class: Class::default(), avoid: None, at_head: false }
+        Ask::new(self.model, KeyNumber(1), Class::default())
     }
 
-    fn admit(&mut self, ask: Ask) -> Decision {
-        self.admission.admit(self.now, ask)
+    fn admit(&mut self, ask: impl Borrow<Ask>) -> Decision {
+        self.admission.admit(self.now, ask.borrow())
     }
 
     fn granted(&mut self) -> Grant {
@@ -74,7 +76,7 @@ impl Site {
         }
     }
 
-    fn waiting(&mut self, ask: Ask) -> Ticket {
+    fn waiting(&mut self, ask: impl Borrow<Ask>) -> Ticket {
         match self.admit(ask) {
             Decision::Waiting(ticket) => ticket,
             other => panic!("it does not wait: {other:?}"),
@@ -109,7 +111,7 @@ fn a_freed_slot_goes_to_the_one_that_waits_longest() {
     let mut site = Site::new(&[1]);
     let first = site.granted();
     let ask = site.ask();
-    let (one, two) = (site.waiting(ask), site.waiting(ask));
+    let (one, two) = (site.waiting(&ask), site.waiting(&ask));
     site.now += SECOND;
     assert!(site.admission.end(site.now, first.lease));
     assert!(!site.admission.end(site.now, first.lease), "a lease ends once");
@@ -139,17 +141,17 @@ fn a_full_queue_refuses_and_says_when_to_come_back() {
     site.granted();
     let ask = site.ask();
     for _ in 0..4 {
-        site.waiting(ask);
+        site.waiting(&ask);
     }
     site.now += SECOND;
-    let Decision::Refused(refusal) = site.admit(ask) else { panic!("queued") };
+    let Decision::Refused(refusal) = site.admit(&ask) else { panic!("queued") };
     assert_eq!(refusal.reason, RefusalReason::QueueFull { limit: 4, contended: true });
     assert_eq!(refusal.retry_after, Some(5 * SECOND), "one a second, five ahead");
     site.now += 120 * SECOND;
-    let Decision::Refused(refusal) = site.admit(ask) else { panic!("queued") };
+    let Decision::Refused(refusal) = site.admit(&ask) else { panic!("queued") };
     assert_eq!(refusal.retry_after, None, "it does not drain");
     // One that had a slot before is not turned away.
-    site.waiting(Ask { at_head: true, ..ask });
+    site.waiting(Ask { at_head: true, ..ask.clone() });
 }
 
 #[test]
@@ -157,7 +159,7 @@ fn who_waited_its_time_is_told_why() {
     let mut site = Site::new(&[1]);
     site.granted();
     let ask = site.ask();
-    let ticket = site.waiting(ask);
+    let ticket = site.waiting(&ask);
     assert_eq!(site.admission.next_deadline(), Some(site.now + 30 * SECOND));
     site.now += 30 * SECOND;
     site.admission.expire(site.now);
@@ -166,7 +168,7 @@ fn who_waited_its_time_is_told_why() {
 
     let (id, generation) = (site.id(0), Generation(1));
     site.admission.provider_state(site.now, &id, generation, ProviderState::Loading);
-    site.waiting(ask);
+    site.waiting(&ask);
     site.now += 30 * SECOND;
     site.admission.expire(site.now);
     assert!(site.outputs().is_empty(), "a loading model gets more time");
@@ -176,7 +178,7 @@ fn who_waited_its_time_is_told_why() {
     assert_eq!(refusal.reason, RefusalReason::StillLoading(110 * SECOND));
 
     site.admission.provider_state(site.now, &id, generation, ProviderState::Unavailable);
-    site.waiting(ask);
+    site.waiting(&ask);
     site.now += 30 * SECOND;
     site.admission.expire(site.now);
     let [Output::Refused(_, refusal)] = site.outputs()[..] else { panic!() };
@@ -189,7 +191,7 @@ fn row_68_a_returning_provider_serves_who_waited_and_an_unwanted_model_refuses_a
     assert_eq!(site.admission.resolve("other"), None);
     site.admission.node_lost(site.now, node(0), Generation(1));
     let ask = site.ask();
-    let ticket = site.waiting(ask);
+    let ticket = site.waiting(&ask);
     site.now += 5 * SECOND;
     site.admission
         .provider_up(site.now, spec(0, "e", "m", 1), Generation(2), ProviderState::Available)
@@ -198,12 +200,12 @@ fn row_68_a_returning_provider_serves_who_waited_and_an_unwanted_model_refuses_a
     site.admission.node_ready(site.now, node(0), Generation(2), true);
     assert_eq!(site.served(), [ticket]);
 
-    let waits = site.waiting(ask);
+    let waits = site.waiting(&ask);
     site.admission.node_draining(site.now, node(0), true);
     let [Output::Refused(refused, refusal)] = site.outputs()[..] else { panic!() };
     assert_eq!((refused, refusal.reason), (waits, RefusalReason::NoneWanted));
     assert!(matches!(
-        site.admit(ask),
+        site.admit(&ask),
         Decision::Refused(Refusal { reason: RefusalReason::NoneWanted, retry_after: None })
     ));
     assert_eq!(site.admission.node_in_flight(node(0)), 1, "draining leaves what runs");
@@ -215,14 +217,14 @@ fn row_67_capacity_changes_at_once_and_is_never_negative() {
     let leases: Vec<Grant> = (0..8).map(|_| site.granted()).collect();
     site.admission.declare(site.now, spec(0, "e", "m", 2)).unwrap();
     let ask = site.ask();
-    let waits = site.waiting(ask);
+    let waits = site.waiting(&ask);
     for grant in &leases[..6] {
         site.admission.end(site.now, grant.lease);
         assert!(site.outputs().is_empty(), "no new start at {} in flight", site.in_flight(0));
     }
     site.admission.end(site.now, leases[6].lease);
     assert_eq!(site.served(), [waits]);
-    let more = site.waiting(ask);
+    let more = site.waiting(&ask);
     site.admission.declare(site.now, spec(0, "e", "m", 8)).unwrap();
     assert_eq!(site.served(), [more], "a raise acts at once");
 }
@@ -238,11 +240,11 @@ fn row_65_a_flood_of_one_key_delays_neither_another_key_nor_another_model() {
     let mut lease = site.granted().lease;
     let ask = site.ask();
     for _ in 0..500 {
-        site.waiting(ask);
+        site.waiting(&ask);
     }
     let other = site.admission.resolve("other").unwrap();
-    assert!(matches!(site.admit(Ask { model: other, ..ask }), Decision::Granted(_)));
-    let second = site.waiting(Ask { key: KeyNumber(2), ..ask });
+    assert!(matches!(site.admit(Ask { model: other, ..ask.clone() }), Decision::Granted(_)));
+    let second = site.waiting(Ask { key: KeyNumber(2), ..ask.clone() });
     for turn in 1.. {
         site.admission.end(site.now, lease);
         let [Output::Granted(ticket, grant)] = site.outputs()[..] else { panic!() };
@@ -259,7 +261,7 @@ fn keys_take_turns_a_higher_class_goes_first_and_leaving_gains_nothing() {
     let mut site = Site::with_limits(&[1], Limits { waiting: 100, ..Limits::default() });
     let mut lease = site.granted().lease;
     let ask = site.ask();
-    let key = |number| Ask { key: KeyNumber(number), ..ask };
+    let key = |number| Ask { key: KeyNumber(number), ..ask.clone() };
     let a = [site.waiting(key(1)), site.waiting(key(1)), site.waiting(key(1))];
     let b = [site.waiting(key(2)), site.waiting(key(2))];
     let urgent = site.waiting(Ask { class: Class(0), ..key(3) });
@@ -282,11 +284,11 @@ fn a_lost_node_ends_its_leases_and_its_requests_go_to_the_head_elsewhere() {
     let mut site = Site::new(&[1, 1]);
     let (one, two) = (site.granted(), site.granted());
     let ask = site.ask();
-    let waits = site.waiting(ask);
+    let waits = site.waiting(&ask);
     let lost = site.admission.spec(one.provider).unwrap().node_id;
     assert_eq!(site.admission.node_lost(site.now, lost, Generation(1)), 1);
     assert!(site.outputs().is_empty(), "the other one is full, the lost one is gone");
-    let again = site.waiting(Ask { avoid: Some(one.avoid), at_head: true, ..ask });
+    let again = site.waiting(Ask { avoid: Some(one.avoid), at_head: true, ..ask.clone() });
     site.admission.end(site.now, two.lease);
     assert_eq!(site.served(), [again]);
     assert!(site.admission.withdraw(waits));
@@ -299,7 +301,7 @@ fn a_provider_is_avoided_until_it_has_closed_and_opened_again() {
     let failed = site.granted();
     site.admission.end(site.now, failed.lease);
     let ask = site.ask();
-    let again = site.waiting(Ask { avoid: Some(failed.avoid), at_head: true, ..ask });
+    let again = site.waiting(Ask { avoid: Some(failed.avoid), at_head: true, ..ask.clone() });
     // It blocks nobody else.
     site.granted();
     let id = site.id(0);
@@ -323,7 +325,7 @@ fn row_63_a_reset_without_its_end_is_marked_and_keeps_its_slot() {
     let figures = site.admission.figures(&site.id(0)).unwrap();
     assert_eq!((figures.in_flight, figures.unconfirmed), (1, 1));
     let ask = site.ask();
-    let waits = site.waiting(ask);
+    let waits = site.waiting(&ask);
     assert!(site.admission.end(site.now, grant.lease), "the late terminal frame still ends it");
     assert_eq!(site.served(), [waits]);
     assert_eq!(site.admission.figures(&site.id(0)).unwrap().unconfirmed, 0);
@@ -372,10 +374,10 @@ fn nothing_goes_to_a_node_that_is_not_eligible_and_conflicts_are_refused() {
     up(&mut admission, aliased.clone()).unwrap();
     admission.node_ready(now, node(0), Generation(1), true);
     let model = admission.resolve("a").unwrap();
-    let ask = Ask { model, key: KeyNumber(0), class: Class::default(), avoid: None, at_head: false };
-    assert!(matches!(admission.admit(now, ask), Decision::Refused(_)));
+    let ask = Ask::new(model, KeyNumber(0), Class::default());
+    assert!(matches!(admission.admit(now, &ask), Decision::Refused(_)));
     admission.node_eligible(now, node(0), true);
-    assert!(matches!(admission.admit(now, ask), Decision::Granted(_)));
+    assert!(matches!(admission.admit(now, &ask), Decision::Granted(_)));
 
     assert_eq!(up(&mut admission, spec(1, "e", "m", 1)).unwrap_err(), ProviderConflict::Aliases);
     assert_eq!(

@@ -33,7 +33,7 @@ impl Waiter {
 }
 
 impl Admission {
-    pub(super) fn wait(&mut self, now: Instant, ask: Ask) -> Decision {
+    pub(super) fn wait(&mut self, now: Instant, ask: &Ask) -> Decision {
         let limit = self.limits.waiting;
         let ticket = Ticket(self.next_ticket);
         let Some(model) = self.models.get_mut(ask.model.0 as usize) else {
@@ -52,7 +52,7 @@ impl Admission {
         model.queue.push(flow, ticket);
         let until = now + self.limits.max_wait;
         self.timers.insert((until, Timer::Wait(ticket)));
-        self.waiters.insert(ticket, Waiter { ask, flow, arrived: now, until });
+        self.waiters.insert(ticket, Waiter { ask: ask.clone(), flow, arrived: now, until });
         Decision::Waiting(ticket)
     }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use umbel_wire::{Error, Generation, Open, OutgoingStream, Terminal};
 
-use super::{Avoid, Dispatch, Granted, LeaseId, Link, Refusal, RefusalReason, Ticket};
+use super::{Avoid, Dispatch, Granted, LeaseId, Link, Outcome, Refusal, RefusalReason, Ticket};
 use crate::core::admission::Grant;
 
 /// A request in its model's queue. Dropping it withdraws the request.
@@ -119,6 +119,25 @@ impl Slot {
     pub(crate) fn waited(&self) -> Duration {
         self.grant.waited
     }
+
+    /// Tokens that the request's prompt is estimated to have.
+    pub(crate) fn estimated_tokens(&self) -> u64 {
+        self.grant.estimated_tokens
+    }
+
+    /// The request takes one of the provider's long slots.
+    pub(crate) fn is_long(&self) -> bool {
+        self.grant.long
+    }
+
+    /// The request goes where its prefix was seen last.
+    pub(crate) fn has_affinity(&self) -> bool {
+        self.grant.affinity
+    }
+
+    /// How the try goes, as far as the provider is to blame. `Answered` is to be told with a good head already, since a
+    /// stream may take minutes; what breaks it afterwards is told as well. Not told: a client that left.
+    pub(crate) fn report(&mut self, _outcome: Outcome) {}
 
     /// Opens the request's stream on the provider's connection.
     ///

@@ -131,9 +131,8 @@ impl History {
                 let avoid = if avoid_last { self.last } else { None };
                 // As in the edge: only what comes back to the head avoids anything.
                 let at_head = at_head || avoid.is_some();
-                let ask =
-                    Ask { model: self.site.model, key: KeyNumber(key), class: Class(class), avoid, at_head };
-                match admission.admit(now, ask) {
+                let ask = Ask { avoid, at_head, ..Ask::new(self.site.model, KeyNumber(key), Class(class)) };
+                match admission.admit(now, &ask) {
                     Decision::Granted(grant) => self.grant(grant),
                     Decision::Waiting(ticket) => assert!(self.model.waiting.insert(ticket)),
                     Decision::Refused(_) => self.model.shed += 1,
