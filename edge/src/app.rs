@@ -301,6 +301,7 @@ impl Parts {
         let options = FrontOptions {
             body_max: usize::try_from(config.api.body_max).unwrap_or(usize::MAX),
             held_max: config.api.held_max,
+            stream_usage: config.api.stream_usage,
             keepalive: config.api.keepalive,
             first_byte_timeout: config.upstream.first_byte_timeout,
             idle_timeout: config.upstream.idle_timeout,

@@ -14,6 +14,7 @@ use umbel_contracts::config::{ConfigFile, LogFormat};
 use umbel_wire::EdgeId;
 
 use crate::StartError;
+pub use crate::http::StreamUsage;
 
 /// Where the edge listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,6 +44,8 @@ pub struct Api {
     pub keepalive: Duration,
     /// Request bytes that the edge holds at once, in bytes.
     pub held_max: u64,
+    /// Whether engines are asked for the usage of streams.
+    pub stream_usage: StreamUsage,
 }
 
 /// Bounds of a model's queue.

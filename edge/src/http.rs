@@ -11,11 +11,14 @@ mod error;
 mod exchange;
 mod headers;
 mod health;
+mod inference;
 mod listen;
+mod meter;
 mod models;
 mod openai;
 mod relay;
 mod request;
+mod routes;
 mod socket;
 mod sse;
 #[cfg(test)]
@@ -34,6 +37,26 @@ use crate::metrics::Metrics;
 use crate::shell::dispatch::Dispatch;
 use crate::shell::keys::Keys;
 
+/// Whose wish decides whether engines tell the usage of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamUsage {
+    /// The client's: what it sends reaches the engine as it is, and tokens are counted here where nobody tells them.
+    AsAsked,
+    /// The site's: the edge asks for it, and takes it out of streams whose clients did not.
+    Always,
+}
+
+impl StreamUsage {
+    /// As files and settings have it.
+    pub(crate) fn parse(word: &str) -> Option<Self> {
+        match word {
+            "as_asked" => Some(Self::AsAsked),
+            "always" => Some(Self::Always),
+            _ => None,
+        }
+    }
+}
+
 /// Bounds and times of the HTTP front.
 #[derive(Clone, Debug)]
 pub(crate) struct FrontOptions {
@@ -43,6 +66,8 @@ pub(crate) struct FrontOptions {
     pub(crate) held_max: u64,
     /// A silent event stream gets a comment this often.
     pub(crate) keepalive: Duration,
+    /// Whether engines are asked for the usage of streams.
+    pub(crate) stream_usage: StreamUsage,
     /// Until an engine's first byte.
     pub(crate) first_byte_timeout: Duration,
     /// Between two bytes of an answer.
@@ -67,6 +92,7 @@ impl Default for FrontOptions {
             body_max: 32 << 20,
             held_max: 256 << 20,
             keepalive: Duration::from_secs(15),
+            stream_usage: StreamUsage::AsAsked,
             // The official clients' own read time-out.
             first_byte_timeout: Duration::from_secs(600),
             idle_timeout: Duration::from_secs(300),

@@ -4,7 +4,7 @@
 //! to a collector over [`crate::shell::dispatch::Dispatch`], so that they are the numbers admission decides
 //! by. Invariant: a label value never comes from a client; unknown models count as `_unknown`.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text;
@@ -23,11 +23,22 @@ pub(crate) enum Route {
     Chat,
     /// `/v1/completions`.
     Completions,
+    /// `/v1/embeddings`.
+    Embeddings,
+    /// `/v1/responses`.
+    Responses,
+    /// `/v1/rerank`.
+    Rerank,
+    /// `/v1/audio/transcriptions`.
+    Transcriptions,
     /// `/v1/models` and `/v1/models/{id}`.
     Models,
     /// Everything else.
     Other,
 }
+
+/// Routes that an engine answers.
+const INFERENCE_ROUTES: usize = 6;
 
 impl Route {
     /// The label: the route's template.
@@ -35,6 +46,10 @@ impl Route {
         match self {
             Self::Chat => "/v1/chat/completions",
             Self::Completions => "/v1/completions",
+            Self::Embeddings => "/v1/embeddings",
+            Self::Responses => "/v1/responses",
+            Self::Rerank => "/v1/rerank",
+            Self::Transcriptions => "/v1/audio/transcriptions",
             Self::Models => "/v1/models",
             Self::Other => "other",
         }
@@ -213,29 +228,24 @@ impl Metrics {
         let tokens = |direction| {
             self.tokens.get_or_create_owned(&DirectionLabels { model: model.to_owned(), direction })
         };
-        let route = |route: Route| RouteMetrics {
-            succeeded: self.requests.get_or_create_owned(&RequestLabels {
-                route: route.template(),
-                model: model.to_owned(),
-                code: 200,
-            }),
-            duration: ["false", "true"].map(|stream| {
-                self.durations.get_or_create_owned(&DurationLabels {
-                    route: route.template(),
-                    model: model.to_owned(),
-                    stream,
-                })
-            }),
-        };
         ModelMetrics {
             name: model.to_owned(),
-            chat: route(Route::Chat),
-            completions: route(Route::Completions),
+            routes: Default::default(),
             first_token: self.first_token.get_or_create_owned(&label()),
             queue_wait: self.queue_wait.get_or_create_owned(&label()),
             input_tokens: tokens("input"),
             output_tokens: tokens("output"),
             all: Arc::clone(self),
+        }
+    }
+
+    fn route(&self, route: Route, model: &str) -> RouteMetrics {
+        let (route, model) = (route.template(), || model.to_owned());
+        RouteMetrics {
+            succeeded: self.requests.get_or_create_owned(&RequestLabels { route, model: model(), code: 200 }),
+            duration: ["false", "true"].map(|stream| {
+                self.durations.get_or_create_owned(&DurationLabels { route, model: model(), stream })
+            }),
         }
     }
 
@@ -267,8 +277,8 @@ struct RouteMetrics {
 #[derive(Debug)]
 pub(crate) struct ModelMetrics {
     name: String,
-    chat: RouteMetrics,
-    completions: RouteMetrics,
+    /// Of the routes that the model was asked by.
+    routes: [OnceLock<RouteMetrics>; INFERENCE_ROUTES],
     first_token: Histogram,
     queue_wait: Histogram,
     input_tokens: Counter,
@@ -278,11 +288,16 @@ pub(crate) struct ModelMetrics {
 
 impl ModelMetrics {
     fn route(&self, route: Route) -> Option<&RouteMetrics> {
-        match route {
-            Route::Chat => Some(&self.chat),
-            Route::Completions => Some(&self.completions),
-            Route::Models | Route::Other => None,
-        }
+        let place = match route {
+            Route::Chat => 0,
+            Route::Completions => 1,
+            Route::Embeddings => 2,
+            Route::Responses => 3,
+            Route::Rerank => 4,
+            Route::Transcriptions => 5,
+            Route::Models | Route::Other => return None,
+        };
+        Some(self.routes.get(place)?.get_or_init(|| self.all.route(route, &self.name)))
     }
 
     /// The model.

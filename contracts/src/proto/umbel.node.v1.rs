@@ -489,6 +489,9 @@ pub struct InferenceEnd {
     pub completion_tokens: ::core::option::Option<u32>,
     #[prost(uint64, tag = "4")]
     pub answer_bytes: u64,
+    /// Of the prompt's tokens, those that the engine had cached.
+    #[prost(uint32, optional, tag = "5")]
+    pub cached_tokens: ::core::option::Option<u32>,
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]

@@ -127,10 +127,11 @@ pub(super) static EDGE: [Key; 13] = [
     key("backup", Kind::Stays(PLACE)),
 ];
 
-static API: [Key; 3] = [
+static API: [Key; 4] = [
     key("body_max", Kind::Size(1024, 16 << 30)),
     key("keepalive", Kind::Duration(SECOND, HOUR)),
     key("held_max", Kind::Size(1024, 1 << 40)),
+    key("stream_usage", Kind::Word(&["as_asked", "always"])),
 ];
 
 static QUEUE: [Key; 3] = [

@@ -110,6 +110,8 @@ pub struct ApiSettings {
     pub keepalive: Option<HumanDuration>,
     /// Request bytes held at once.
     pub held_max: Option<ByteSize>,
+    /// Whether engines are asked for the usage of streams: `as_asked` by clients, or `always`.
+    pub stream_usage: Option<String>,
 }
 
 /// Bounds of a model's queue.

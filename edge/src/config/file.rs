@@ -12,7 +12,7 @@ use umbel_wire::EdgeId;
 use umbel_wire::liveness::Times;
 use umbel_wire::token::is_address;
 
-use super::{Api, Audit, Backup, Clock, Config, Listen, Liveness, Log, Queue, Upstream};
+use super::{Api, Audit, Backup, Clock, Config, Listen, Liveness, Log, Queue, StreamUsage, Upstream};
 
 /// Most addresses that an edge advertises.
 const ADVERTISED: usize = 8;
@@ -99,6 +99,7 @@ struct ApiTable {
     body_max: ByteSize,
     keepalive: HumanDuration,
     held_max: ByteSize,
+    stream_usage: String,
 }
 
 impl Default for ApiTable {
@@ -107,6 +108,7 @@ impl Default for ApiTable {
             body_max: ByteSize::mebibytes(32),
             keepalive: HumanDuration::seconds(15),
             held_max: ByteSize::mebibytes(256),
+            stream_usage: "as_asked".to_owned(),
         }
     }
 }
@@ -314,7 +316,10 @@ fn api(
         return Err(file.error("api.body_max", "must be above 0 and at most api.held_max"));
     }
     let keepalive = positive(file, "api.keepalive", table.keepalive)?;
-    Ok(Api { cert_file, key_file, body_max: table.body_max.0, keepalive, held_max: table.held_max.0 })
+    let stream_usage = StreamUsage::parse(&table.stream_usage)
+        .ok_or_else(|| file.error("api.stream_usage", "must be one of as_asked, always"))?;
+    let (body_max, held_max) = (table.body_max.0, table.held_max.0);
+    Ok(Api { cert_file, key_file, body_max, keepalive, held_max, stream_usage })
 }
 
 fn queue(file: &ConfigFile, table: &QueueTable) -> Result<Queue, ConfigError> {

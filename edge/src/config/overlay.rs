@@ -8,7 +8,7 @@ use std::time::Duration;
 use umbel_contracts::settings::{EdgeSettings, Fault};
 use umbel_wire::liveness::Times;
 
-use super::Config;
+use super::{Config, StreamUsage};
 
 impl Config {
     /// This file with settings on top.
@@ -20,6 +20,7 @@ impl Config {
         let EdgeSettings { api, queue, upstream, liveness, log, shutdown, clock, audit } = settings;
         put(&mut config.api.body_max, api.body_max.map(|size| size.0));
         put(&mut config.api.held_max, api.held_max.map(|size| size.0));
+        put(&mut config.api.stream_usage, api.stream_usage.as_deref().and_then(StreamUsage::parse));
         put(&mut config.api.keepalive, api.keepalive.map(Into::into));
         put(&mut config.queue.max_requests, queue.max_requests);
         put(&mut config.queue.max_wait, queue.max_wait.map(Into::into));

@@ -21,7 +21,9 @@ use super::error::{Again, Failure, RETRY_AFTER_MAX};
 use super::exchange::{Exchange, Miss};
 use super::headers;
 use super::relay::{Broken, Relay};
-use crate::shell::dispatch::Slot;
+use super::sse::Grammar;
+use crate::metrics::Route;
+use crate::shell::dispatch::{Outcome, Slot};
 
 /// An answer that is not an event stream is held back up to this much, so that a failure has its own status.
 /// As much as the stream's window, which would hold it otherwise.
@@ -97,13 +99,25 @@ pub(super) async fn from_engine(
     mut stream: OutgoingStream,
     mut slot: Slot,
     mut exchange: Exchange,
+    take_usage: bool,
 ) -> Response<Answer> {
     let Some((status, fields)) = decode_head(head) else {
         return exchange.failed(&Failure::engine_bad_answer("The engine's answer has no valid status."));
     };
+    slot.report(match status.as_u16() {
+        500.. => Outcome::Failed,
+        400..500 => Outcome::ClientError,
+        _ => Outcome::Answered,
+    });
     let is_events = headers::of_engine(&fields, "content-type").is_some_and(is_event_stream);
     if is_events && status.is_success() {
-        let mut response = Response::new(Answer::flowing(Relay::events(stream, slot, exchange)));
+        let grammar = match exchange.request.route {
+            Route::Responses => Grammar::Response,
+            Route::Transcriptions => Grammar::Transcript,
+            _ => Grammar::Done,
+        };
+        let relay = Relay::events(stream, slot, exchange, grammar, take_usage);
+        let mut response = Response::new(Answer::flowing(relay));
         *response.status_mut() = status;
         let to = response.headers_mut();
         headers::to_client(&fields, to);
@@ -112,7 +126,7 @@ pub(super) async fn from_engine(
         to.insert(ACCEL_BUFFERING, HeaderValue::from_static("no"));
         return response;
     }
-    if exchange.stream && status.is_success() {
+    if exchange.request.stream && status.is_success() {
         // A client that asked for events would read a JSON body as an empty stream.
         let failure = Failure::engine_bad_answer("The engine answered a stream request with something else.");
         return exchange.failed(&failure);
@@ -204,6 +218,9 @@ fn whole(
     headers::to_client(fields, to);
     to.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
     again_from_engine(status, fields, to);
+    if status.is_success() {
+        exchange.counted(0);
+    }
     exchange.answered(status.as_u16());
     response
 }

@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use super::answer::Answer;
 use super::request::BadRequest;
+use super::sse::Grammar;
 use crate::core::admission::{Refusal, RefusalReason};
 use crate::core::keys::KeyRefusal;
 
@@ -63,6 +64,16 @@ struct Fields<'a> {
     r#type: &'a str,
     param: Option<&'a str>,
     code: Option<&'a str>,
+}
+
+/// The event of a responses stream that tells a failure, with the usual object beside it.
+#[derive(Serialize)]
+struct ErrorEvent<'a> {
+    r#type: &'static str,
+    code: &'a str,
+    message: &'a str,
+    param: Option<&'a str>,
+    error: Fields<'a>,
 }
 
 const OF_CLIENT: &str = "invalid_request_error";
@@ -142,6 +153,11 @@ impl Failure {
         let status = StatusCode::BAD_REQUEST;
         match bad {
             BadRequest::NotJson(message) => Self::new(status, "invalid_json", message),
+            BadRequest::NotAForm(what) => {
+                let message =
+                    format!("The body is not a form (multipart/form-data) as this route needs it: {what}.");
+                Self::new(status, "invalid_form", message)
+            }
             BadRequest::NoModel => {
                 let message = "You must provide a model parameter.";
                 Self::new(status, "missing_required_parameter", message).about("model")
@@ -240,8 +256,8 @@ impl Failure {
         failure
     }
 
-    /// Admission's refusal. `jitter` is any number; it spreads the clients' next tries.
-    pub(super) fn refused(model: &str, refusal: &Refusal, jitter: u64) -> Self {
+    /// Admission's refusal. `answer_tokens` is what the client wants at most; `jitter` is any number; it spreads the clients' next tries.
+    pub(super) fn refused(model: &str, refusal: &Refusal, answer_tokens: Option<u64>, jitter: u64) -> Self {
         let again = Again::After(retry_after(refusal.retry_after, jitter));
         match refusal.reason {
             RefusalReason::QueueFull { limit, contended } => {
@@ -274,8 +290,10 @@ impl Failure {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "model_unavailable", message).because("unavailable")
             }
             RefusalReason::TooLong { estimated, limit } => {
+                let answer = answer_tokens.map_or(String::new(), |tokens| format!(" and {tokens} for the answer"));
                 let message = format!(
-                    "This model's maximum context length is {limit} tokens (max_context_tokens), and your prompt has about {estimated} tokens by this edge's estimate."
+                    "This model's maximum context length is {limit} tokens (max_context_tokens). However, you \
+                     requested about {estimated} tokens in the prompt{answer}, by this edge's estimate."
                 );
                 return Self::new(StatusCode::BAD_REQUEST, "context_length_exceeded", message)
                     .because("too_long")
@@ -341,15 +359,24 @@ impl Failure {
 
     /// `{"error":{...}}`.
     pub(super) fn body(&self) -> Bytes {
-        let fields =
-            Fields { message: &self.message, r#type: self.kind, param: self.param, code: Some(self.code) };
         // Strings always serialize.
-        Bytes::from(serde_json::to_vec(&Body { error: fields }).unwrap_or_default())
+        Bytes::from(serde_json::to_vec(&Body { error: self.fields() }).unwrap_or_default())
     }
 
-    /// The one event that tells the failure inside a stream.
-    pub(super) fn event(&self) -> Bytes {
-        let body = self.body();
+    fn fields(&self) -> Fields<'_> {
+        Fields { message: &self.message, r#type: self.kind, param: self.param, code: Some(self.code) }
+    }
+
+    /// The one event that tells the failure inside a stream. Clients of responses tell events by their `type`.
+    pub(super) fn event(&self, grammar: Grammar) -> Bytes {
+        let body = match grammar {
+            Grammar::Done | Grammar::Transcript => self.body(),
+            Grammar::Response => {
+                let (code, message, param) = (self.code, &*self.message, self.param);
+                let event = ErrorEvent { r#type: "error", code, message, param, error: self.fields() };
+                Bytes::from(serde_json::to_vec(&event).unwrap_or_default())
+            }
+        };
         let mut event = Vec::with_capacity(body.len() + 8);
         event.extend_from_slice(b"data: ");
         event.extend_from_slice(&body);

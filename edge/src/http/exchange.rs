@@ -1,24 +1,32 @@
 //! A request's account: how tries ended, in which phase it is, and what the metrics are told.
 //!
-//! Owns the reading of terminals. Leaves what follows from it to [`super::openai`] and [`super::relay`].
-//! Invariant: an account is settled exactly once, by an answer, a failure, or the client's leaving.
+//! Owns the reading of terminals, and the one function that tells everybody of a request's end. Leaves what follows
+//! for the client to [`super::inference`] and [`super::relay`]. Invariant: an account is settled exactly once, by an
+//! answer, a failure, or the client's leaving.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use http::{HeaderValue, Response};
+use http::header::HeaderName;
+use http::{HeaderMap, HeaderValue, Response};
 use umbel_contracts::bounds::decode;
 use umbel_contracts::proto::node::{InferenceEnd, InferenceOutcome};
+use umbel_wire::clock::Wall;
 use umbel_wire::{Code, Terminal};
 
 use super::answer::Answer;
 use super::error::Failure;
 use super::{Front, FrontOptions};
+use crate::core::keys::Caller;
 use crate::core::usage::{Usage, UsageSource};
-use crate::metrics::{ModelMetrics, Route};
-use crate::shell::dispatch::Slot;
-pub(super) use crate::shell::requests::Phase;
-use crate::shell::requests::{CLIENT_LEFT, End, Given, Running};
+use crate::metrics::Route;
+use crate::shell::dispatch::{Known, Outcome as Try, Slot};
+use crate::shell::requests::{CLIENT_LEFT, End, Given, Phase, Running, Started};
+
+/// How many engines were asked.
+const ATTEMPTS: HeaderName = HeaderName::from_static("x-umbel-attempts");
+/// How long the request waited for slots, in milliseconds.
+const QUEUE_MS: HeaderName = HeaderName::from_static("x-umbel-queue-ms");
 
 /// How a try at an engine failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +50,14 @@ impl Miss {
             Self::Lost | Self::Broke => Failure::engine_lost(),
             Self::TimedOut => Failure::engine_timeout(),
             Self::BadAnswer => Failure::engine_bad_answer("The engine's answer could not be read."),
+        }
+    }
+
+    /// What it says of the provider.
+    pub(super) fn outcome(self) -> Try {
+        match self {
+            Self::TimedOut => Try::TimedOut,
+            _ => Try::Failed,
         }
     }
 
@@ -77,50 +93,109 @@ pub(super) fn judge(terminal: &Terminal) -> Option<Miss> {
     }
 }
 
+/// How a request came to its end.
+#[derive(Clone, Copy, Debug)]
+enum Outcome {
+    /// An engine's answer went out whole, or on its way as a whole.
+    Answered(u16),
+    /// The edge answered with a failure of its own.
+    Failed { status: u16, reason: &'static str },
+    /// The answer ended with an error after its head.
+    Broken(Miss),
+    /// The client left.
+    Left(Phase),
+}
+
+impl Outcome {
+    fn status(self) -> u16 {
+        match self {
+            Self::Answered(status) | Self::Failed { status, .. } => status,
+            Self::Broken(_) => 200,
+            Self::Left(_) => CLIENT_LEFT,
+        }
+    }
+
+    /// The machine reason, where it went wrong.
+    fn reason(self) -> Option<&'static str> {
+        match self {
+            Self::Answered(_) | Self::Left(_) => None,
+            Self::Failed { reason, .. } => Some(reason),
+            Self::Broken(miss) => Some(miss.kind()),
+        }
+    }
+}
+
+/// Who asked for what.
+pub(super) struct Request {
+    pub(super) route: Route,
+    /// The correlation id: what an operator searches for.
+    pub(super) id: HeaderValue,
+    /// The client asked for an event stream.
+    pub(super) stream: bool,
+    /// Bytes of the body, and of the prompt as they count.
+    pub(super) body_bytes: u64,
+    pub(super) prompt_bytes: u64,
+    pub(super) caller: Caller,
+    pub(super) started: Instant,
+}
+
 /// A request's account: it is settled exactly once, by an answer, a failure, or the client's leaving (a drop).
 pub(super) struct Exchange {
     front: Arc<Front>,
-    pub(super) metrics: Arc<ModelMetrics>,
-    route: Route,
-    /// The correlation id: what an operator searches for.
-    request_id: HeaderValue,
-    /// The client asked for an event stream.
-    pub(super) stream: bool,
-    started: Instant,
+    pub(super) known: Known,
+    pub(super) request: Request,
     phase: Phase,
+    /// The request's record.
+    running: Running,
     /// The provider that answers.
     provider: Option<Arc<str>>,
+    /// Tokens that the prompt was taken for.
+    estimated_tokens: u64,
+    /// Time in queues, of all tries.
+    waited: Duration,
+    /// Engines that were asked.
+    pub(super) attempts: u32,
     first_bytes: bool,
+    /// The client has all that makes its answer whole; only the engine's end is awaited.
+    complete: Option<Instant>,
+    usage: Usage,
     settled: bool,
-    /// The request's record, and how it ends there: when the account is dropped, so that the engine's word on tokens
-    /// that comes behind its last event is in it.
-    running: Running,
-    end: End,
 }
 
 impl Exchange {
-    pub(super) fn new(
-        front: Arc<Front>,
-        metrics: Arc<ModelMetrics>,
-        route: Route,
-        request_id: HeaderValue,
-        stream: bool,
-        (started, running): (Instant, Running),
-    ) -> Self {
+    pub(super) fn new(front: Arc<Front>, known: Known, request: Request) -> Self {
+        let running = front.dispatch.requests().started(Started {
+            // Ids are ASCII.
+            request_id: request.id.to_str().unwrap_or_default().into(),
+            key_id: request.caller.key().map(|key| Arc::from(key.row.key_id.as_str())),
+            model: Some(Arc::clone(&known.name)),
+            route: request.route.template(),
+            stream: request.stream,
+            body_bytes: request.body_bytes,
+            prompt_bytes: request.prompt_bytes,
+            at: request.started,
+            at_unix_ms: Wall::now().unix_ms(),
+        });
         Self {
             front,
-            metrics,
-            route,
-            request_id,
-            stream,
-            started,
+            known,
+            request,
             phase: Phase::Queued,
-            provider: None,
-            first_bytes: false,
-            settled: false,
             running,
-            end: End { status: CLIENT_LEFT, reason: None, usage: Usage::default(), answer_bytes: 0 },
+            provider: None,
+            estimated_tokens: 0,
+            waited: Duration::ZERO,
+            attempts: 0,
+            first_bytes: false,
+            complete: None,
+            usage: Usage::default(),
+            settled: false,
         }
+    }
+
+    /// The request's number in this process.
+    pub(super) fn number(&self) -> u64 {
+        self.running.number()
     }
 
     /// The edge is going down.
@@ -144,112 +219,154 @@ impl Exchange {
 
     /// A slot of this provider is used now.
     pub(super) fn uses(&mut self, slot: &Slot) {
-        let provider_id = Arc::clone(slot.provider_id());
-        self.provider = Some(Arc::clone(&provider_id));
+        self.provider = Some(Arc::clone(slot.provider_id()));
         self.phase = Phase::Prefill;
         self.running.granted(Given {
-            provider_id,
+            provider_id: Arc::clone(slot.provider_id()),
             lease: slot.lease().0,
-            estimated_tokens: 0,
-            long: false,
-            affinity: false,
+            estimated_tokens: slot.estimated_tokens(),
+            long: slot.is_long(),
+            affinity: slot.has_affinity(),
         });
-        self.metrics.waited(slot.waited().as_secs_f64());
+        self.estimated_tokens = slot.estimated_tokens();
+        self.attempts += 1;
+        self.waited = self.waited.saturating_add(slot.waited());
+        self.known.metrics.waited(slot.waited().as_secs_f64());
     }
 
     /// Counts a failure between this edge and the engine.
     pub(super) fn missed(&self, miss: Miss) {
         let provider = self.provider.as_deref().unwrap_or_default();
         let node = provider.split_once('/').map_or("", |(node, _)| node);
-        self.metrics.upstream_error(node, miss.kind());
+        self.known.metrics.upstream_error(node, miss.kind());
         self.running.missed(miss.kind());
         let (request_id, kind) = (self.request_id(), miss.kind());
-        tracing::info!(request_id, model = self.metrics.name(), provider, kind, "an engine failed a request");
+        tracing::info!(request_id, model = &*self.known.name, provider, kind, "an engine failed a request");
     }
 
     fn request_id(&self) -> &str {
         // Ids are ASCII.
-        self.request_id.to_str().unwrap_or_default()
+        self.request.id.to_str().unwrap_or_default()
     }
 
     pub(super) fn options(&self) -> arc_swap::Guard<Arc<FrontOptions>> {
         self.front.options()
     }
 
-    /// Reads the terminal of an answer whose head came: `None` if it is whole. Counts tokens and failures.
+    /// Reads the terminal of an answer whose head came: `None` if it is whole. Notes tokens, counts failures.
     pub(super) fn judge(&mut self, terminal: Option<&Terminal>) -> Option<Miss> {
         let terminal = terminal?;
         if let Terminal::Ended { payload, .. } = terminal
             && let Ok(end) = decode::<InferenceEnd>(payload)
         {
-            let (input, output) = (end.prompt_tokens.unwrap_or(0), end.completion_tokens.unwrap_or(0));
-            self.metrics.tokens(u64::from(input), u64::from(output));
-            if end.prompt_tokens.is_some() {
-                self.end.usage = Usage {
-                    prompt_tokens: input.into(),
-                    completion_tokens: output.into(),
-                    cached_tokens: 0,
-                    source: UsageSource::Reported,
-                };
-            }
+            self.reported(&end);
         }
         let miss = judge(terminal)?;
         self.missed(miss);
         Some(miss)
     }
 
+    /// What the engine said of its tokens, if it did.
+    fn reported(&mut self, end: &InferenceEnd) {
+        if end.prompt_tokens.is_none() && end.completion_tokens.is_none() {
+            return;
+        }
+        self.usage = Usage {
+            prompt_tokens: u64::from(end.prompt_tokens.unwrap_or(0)),
+            completion_tokens: u64::from(end.completion_tokens.unwrap_or(0)),
+            cached_tokens: u64::from(end.cached_tokens.unwrap_or(0)),
+            source: UsageSource::Reported,
+        };
+    }
+
+    /// Tokens that this edge saw in the events of a stream; what an engine reports goes before it.
+    pub(super) fn counted(&mut self, completion_tokens: u64) {
+        if self.usage.source != UsageSource::Reported {
+            let prompt_tokens = self.estimated_tokens;
+            let source = UsageSource::Counted;
+            self.usage = Usage { prompt_tokens, completion_tokens, cached_tokens: 0, source };
+        }
+    }
+
     /// The first bytes of an event stream pass.
     pub(super) fn first_bytes(&mut self) {
         if !self.first_bytes {
             self.first_bytes = true;
-            self.metrics.first_token(self.started.elapsed().as_secs_f64());
+            self.known.metrics.first_token(self.request.started.elapsed().as_secs_f64());
         }
+    }
+
+    /// The client has a whole answer, whatever the engine does from now on.
+    pub(super) fn complete(&mut self) {
+        self.complete.get_or_insert_with(Instant::now);
     }
 
     /// The answer is whole, or on its way as a whole.
     pub(super) fn answered(&mut self, status: u16) {
-        if !self.settled {
-            self.settled = true;
-            self.end.status = status;
-            let seconds = self.started.elapsed().as_secs_f64();
-            self.metrics.answered(self.route, status, self.stream, seconds);
-            let (request_id, stream) = (self.request_id(), self.stream);
-            tracing::debug!(
-                request_id,
-                model = self.metrics.name(),
-                status,
-                stream,
-                seconds,
-                "a request is over"
-            );
-        }
+        self.settle(Outcome::Answered(status));
     }
 
     /// The edge answers with a failure of its own.
     pub(super) fn failed(&mut self, failure: &Failure) -> Response<Answer> {
-        if !self.settled {
-            self.metrics.rejected(failure.reason);
-            self.end.reason = Some(failure.reason);
-        }
-        self.answered(failure.status.as_u16());
+        self.settle(Outcome::Failed { status: failure.status.as_u16(), reason: failure.reason });
         failure.response()
     }
 
     /// The answer ended with an error after its head.
     pub(super) fn broken(&mut self, miss: Miss) {
-        if !self.settled {
-            self.metrics.broken(miss.kind());
-            self.end.reason = Some(miss.kind());
-        }
-        self.answered(200);
+        self.settle(Outcome::Broken(miss));
     }
 
     /// The client left.
     pub(super) fn left(&mut self, phase: Phase) {
-        if !self.settled {
-            self.metrics.disconnected(phase.word());
+        let outcome = if self.complete.is_some() { Outcome::Answered(200) } else { Outcome::Left(phase) };
+        self.settle(outcome);
+    }
+
+    /// The one place where a request ends: tells, once and in this order, the dispatch, the key, the metrics and the
+    /// ring of requests.
+    fn settle(&mut self, outcome: Outcome) {
+        if std::mem::replace(&mut self.settled, true) {
+            return;
         }
-        self.answered(CLIENT_LEFT);
+        let (status, request, usage) = (outcome.status(), &self.request, self.usage);
+        let seconds =
+            self.complete.unwrap_or_else(Instant::now).duration_since(request.started).as_secs_f64();
+        let (key, class) = (request.caller.number(), request.caller.class());
+        let (prompt_bytes, estimated) = (request.prompt_bytes, self.estimated_tokens);
+        if self.attempts > 0 {
+            self.front.dispatch.used(self.known.model, key, class, prompt_bytes, estimated, &usage);
+        }
+        let metrics = &self.known.metrics;
+        match outcome {
+            Outcome::Answered(_) => {}
+            Outcome::Failed { reason, .. } => metrics.rejected(reason),
+            Outcome::Broken(miss) => metrics.broken(miss.kind()),
+            Outcome::Left(phase) => metrics.disconnected(phase.word()),
+        }
+        metrics.answered(request.route, status, request.stream, seconds);
+        metrics.tokens(usage.prompt_tokens, usage.completion_tokens);
+        self.running.ended(End { status, reason: outcome.reason(), usage, answer_bytes: 0 });
+        let (request_id, stream) = (self.request_id(), self.request.stream);
+        tracing::debug!(request_id, model = &*self.known.name, status, stream, seconds, "a request is over");
+    }
+
+    /// Tells a client how its request went: engines that were asked, and the time in queues.
+    pub(super) fn tell(headers: &mut HeaderMap, attempts: u32, waited: Duration) {
+        let attempts = match attempts {
+            0 => HeaderValue::from_static("0"),
+            1 => HeaderValue::from_static("1"),
+            more => HeaderValue::from(more),
+        };
+        headers.insert(ATTEMPTS, attempts);
+        let waited = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
+        let waited = if waited == 0 { HeaderValue::from_static("0") } else { HeaderValue::from(waited) };
+        headers.insert(QUEUE_MS, waited);
+    }
+
+    /// What [`Exchange::tell`] tells.
+    pub(super) fn told(&self) -> (u32, Duration) {
+        (self.attempts, self.waited)
     }
 }
 
@@ -257,6 +374,5 @@ impl Drop for Exchange {
     fn drop(&mut self) {
         let phase = self.phase;
         self.left(phase);
-        self.running.ended(self.end);
     }
 }

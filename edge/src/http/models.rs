@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::Front;
 use super::answer::Answer;
 use super::error::Failure;
+use super::routes::below_v1;
 use crate::core::keys::Caller;
 
 #[derive(Serialize)]
@@ -32,11 +33,10 @@ impl<'a> Model<'a> {
 
 /// What a path asks for: all (`Some(None)`), one by its encoded id, or nothing of models.
 pub(super) fn requested(path: &str) -> Option<Option<&str>> {
-    let rest = path.strip_prefix("/v1/models")?;
+    let rest = below_v1(path)?.strip_prefix("models")?;
     match rest.strip_prefix('/') {
         None => rest.is_empty().then_some(None),
-        Some("") => Some(None),
-        Some(id) => Some(Some(id)),
+        Some(id) => Some(Some(id.trim_start_matches('/'))),
     }
 }
 
@@ -90,6 +90,7 @@ mod tests {
     fn ids_may_have_slashes_raw_or_encoded() {
         assert_eq!(requested("/v1/models"), Some(None));
         assert_eq!(requested("/v1/models/"), Some(None));
+        assert_eq!(requested("//v1/models//a/b/"), Some(Some("a/b")));
         assert_eq!(requested("/v1/models/Qwen/Qwen3-32B"), Some(Some("Qwen/Qwen3-32B")));
         assert_eq!(requested("/v1/modelsx"), None);
         assert_eq!(percent_decoded("Qwen%2FQwen3%2f32%zz%4"), "Qwen/Qwen3/32%zz%4");

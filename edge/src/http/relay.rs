@@ -1,9 +1,9 @@
 //! An answer that flows from the engine to the client.
 //!
 //! Owns what is done at the end, at a failure and in silence. Leaves the bytes alone: they pass as they came.
-//! Invariants: the edge adds bytes only at event boundaries; `[DONE]` is the engine's own word, so a failure
-//! is one error event and an end without it, or a broken connection; nothing passes after it; dropping the
-//! relay resets the stream.
+//! Invariants: the edge adds bytes only at event boundaries, and takes out at most the usage that it asked for; the
+//! event that ends a stream is the engine's own word, so a failure is one error event and an end without it, or a
+//! broken connection; nothing passes after it; dropping the relay resets the stream.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,9 +16,11 @@ use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use umbel_wire::OutgoingStream;
 
 use super::error::Failure;
-use super::exchange::{Exchange, Miss, Phase};
-use super::sse::{Ending, Tracker};
-use crate::shell::dispatch::Slot;
+use super::exchange::{Exchange, Miss};
+use super::meter::Meter;
+use super::sse::{Ending, Grammar, Tracker};
+use crate::shell::dispatch::{Outcome, Slot};
+use crate::shell::requests::Phase;
 
 /// One newline: a comment with a blank line behind it breaks official clients.
 const KEEPALIVE: Bytes = Bytes::from_static(b": keepalive\n");
@@ -40,6 +42,7 @@ pub(super) struct Relay {
     exchange: Exchange,
     /// Of an event stream.
     events: Option<Tracker>,
+    meter: Meter,
     /// Bytes that came before the relay was made.
     before: Bytes,
     over: bool,
@@ -56,9 +59,17 @@ struct Quiet {
 }
 
 impl Relay {
-    /// An event stream.
-    pub(super) fn events(stream: OutgoingStream, slot: Slot, exchange: Exchange) -> Self {
-        Self::new(stream, slot, exchange, Some(Tracker::new()), Bytes::new())
+    /// An event stream, perhaps without the usage that only this edge asked for.
+    pub(super) fn events(
+        stream: OutgoingStream,
+        slot: Slot,
+        exchange: Exchange,
+        grammar: Grammar,
+        take_usage: bool,
+    ) -> Self {
+        let mut relay = Self::new(stream, slot, exchange, Some(Tracker::new(grammar)), Bytes::new());
+        relay.meter = Meter::new(take_usage);
+        relay
     }
 
     /// Any other answer, of which a part was read already.
@@ -74,7 +85,19 @@ impl Relay {
         before: Bytes,
     ) -> Self {
         let quiet = Quiet { since: None, timer: None };
-        Self { stream, slot, exchange, events, before, over: false, breaking: false, quiet, abort: None }
+        let meter = Meter::default();
+        Self {
+            stream,
+            slot,
+            exchange,
+            events,
+            meter,
+            before,
+            over: false,
+            breaking: false,
+            quiet,
+            abort: None,
+        }
     }
 
     /// Where to say that the connection must not end cleanly.
@@ -97,25 +120,48 @@ impl Relay {
         loop {
             match self.stream.poll_data(cx) {
                 Poll::Ready(Some(chunk)) if chunk.is_empty() => {}
-                // `[DONE]` was the last word, whatever the engine says after it.
+                // That was the last word, whatever the engine says after it.
                 Poll::Ready(Some(_)) if self.is_done() => {}
-                Poll::Ready(Some(mut chunk)) => {
-                    if let Some(events) = &mut self.events {
-                        chunk.truncate(events.push(&chunk));
-                        self.exchange.first_bytes();
-                    }
+                Poll::Ready(Some(chunk)) => {
+                    let chunk = self.passing(chunk);
                     self.quiet.since = None;
-                    if self.is_done() {
-                        self.exchange.answered(200);
-                        self.quiet.timer = None;
+                    if !chunk.is_empty() {
+                        return Poll::Ready(Some(Ok(chunk)));
                     }
-                    return Poll::Ready(Some(Ok(chunk)));
                 }
-                Poll::Ready(None) => return self.finish(cx),
+                Poll::Ready(None) => {
+                    let rest = self.meter.rest();
+                    return if rest.is_empty() {
+                        self.finish(cx)
+                    } else {
+                        Poll::Ready(Some(Ok(self.tracked(rest))))
+                    };
+                }
                 Poll::Pending if self.is_done() => return self.poll_rest(cx),
                 Poll::Pending => return self.poll_quiet(cx),
             }
         }
+    }
+
+    /// What of the engine's bytes passes to the client now.
+    fn passing(&mut self, chunk: Bytes) -> Bytes {
+        if self.events.is_none() {
+            return chunk;
+        }
+        self.exchange.first_bytes();
+        let chunk = self.meter.push(chunk);
+        self.tracked(chunk)
+    }
+
+    fn tracked(&mut self, mut chunk: Bytes) -> Bytes {
+        if let Some(events) = &mut self.events {
+            chunk.truncate(events.push(&chunk));
+            if events.is_done() {
+                self.exchange.complete();
+                self.quiet.timer = None;
+            }
+        }
+        chunk
     }
 
     fn is_done(&self) -> bool {
@@ -163,6 +209,7 @@ impl Relay {
     /// The engine's part is over: was it whole?
     fn finish(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Broken>>> {
         self.slot.ended();
+        self.count();
         let miss = self.exchange.judge(self.stream.terminal().as_ref());
         let ending = self.events.as_ref().map(Tracker::ending);
         match (ending, miss) {
@@ -175,8 +222,14 @@ impl Relay {
         }
     }
 
+    /// Tokens as far as this edge saw them, should the engine say nothing of them.
+    fn count(&mut self) {
+        self.exchange.counted(self.meter.tokens());
+    }
+
     fn succeed(&mut self, missing: &'static str) -> Option<Result<Bytes, Broken>> {
         self.over = true;
+        self.count();
         self.exchange.answered(200);
         (!missing.is_empty()).then(|| Ok(Bytes::from_static(missing.as_bytes())))
     }
@@ -184,7 +237,10 @@ impl Relay {
     /// Ends the answer so that no client takes it for success.
     fn fail(&mut self, miss: Miss, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Broken>>> {
         self.over = true;
+        self.count();
+        self.slot.report(if miss == Miss::TimedOut { Outcome::Stalled } else { Outcome::Failed });
         self.exchange.broken(miss);
+        let grammar = self.events.as_ref().map(Tracker::grammar).unwrap_or_default();
         let failure = match miss {
             Miss::TimedOut => Failure::engine_timeout(),
             // The edge itself gave the connection up.
@@ -194,9 +250,9 @@ impl Relay {
         let events = self.events.as_ref();
         Poll::Ready(match events.map(Tracker::ending) {
             Some(Ending::AtBoundary) if events.is_some_and(Tracker::ended_with_error) => None,
-            Some(Ending::AtBoundary) => Some(Ok(failure.event())),
+            Some(Ending::AtBoundary) => Some(Ok(failure.event(grammar))),
             Some(Ending::MissingBlank(blank)) => {
-                Some(Ok(Bytes::from([blank.as_bytes(), &failure.event()].concat())))
+                Some(Ok(Bytes::from([blank.as_bytes(), &failure.event(grammar)].concat())))
             }
             _ => {
                 if let Some(abort) = &self.abort {
@@ -214,6 +270,7 @@ impl Relay {
 impl Drop for Relay {
     fn drop(&mut self) {
         if !self.over {
+            self.count();
             self.exchange.left(Phase::Streaming);
         }
     }

@@ -1,18 +1,30 @@
 //! Where an event stream stands: at an event's boundary or inside one, whether it is over, and how it ended.
 //!
-//! Owns a tail of the bytes that passed and the end that `[DONE]` sets; the bytes themselves pass untouched.
+//! Owns a tail of the bytes that passed and the end that each [`Grammar`] sets; the bytes themselves pass untouched.
 //! Leaves what to do about it to [`super::relay`]. Invariant: what a push costs depends on its chunk alone,
 //! however long the stream is.
 
 /// Bytes looked back on: enough for `[DONE]` behind a few comments and for the beginning of an error event.
 const TAIL: usize = 256;
-/// A line that is as long is not `data: [DONE]`, spaces around the word included.
-const DONE_LINE_MAX: usize = 32;
+/// The beginning of a line is looked at up to this: enough for the words that end a stream, spaces around included.
+const LINE_MAX: usize = 64;
+
+/// What ends a stream well.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Grammar {
+    /// `data: [DONE]`: chat and completions.
+    #[default]
+    Done,
+    /// An event of its own, `response.completed`, `.incomplete` or `.failed`, and never `[DONE]`: responses.
+    Response,
+    /// The event `transcript.text.done`, or `[DONE]`: transcriptions.
+    Transcript,
+}
 
 /// What the end of the bytes shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// The last event is `[DONE]`; these bytes are still missing to terminate it.
+    /// The last event is the stream's end; these bytes are still missing to terminate it.
     Done(&'static str),
     /// Between two events (or nothing came at all).
     AtBoundary,
@@ -33,24 +45,29 @@ pub(super) struct Tracker {
 }
 
 impl Tracker {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(grammar: Grammar) -> Self {
         Self {
             tail: Vec::with_capacity(2 * TAIL),
             whole: true,
             seen: false,
-            last_event: LastEvent::default(),
+            last_event: LastEvent { grammar, ..LastEvent::default() },
         }
     }
 
-    /// Takes the engine's bytes and says how many of them pass to the client: those up to the end of the
-    /// first `[DONE]` event.
+    /// What ends it well.
+    pub(super) fn grammar(&self) -> Grammar {
+        self.last_event.grammar
+    }
+
+    /// Takes the engine's bytes and says how many of them pass to the client: those up to the end of the first
+    /// event that ends the stream.
     pub(super) fn push(&mut self, chunk: &[u8]) -> usize {
         let passing = self.last_event.push(chunk);
         self.remember(chunk.get(..passing).unwrap_or(chunk));
         passing
     }
 
-    /// The `[DONE]` event has passed to its blank line: nothing may follow.
+    /// The event that ends the stream has passed to its blank line: nothing may follow.
     pub(super) fn is_done(&self) -> bool {
         self.last_event.passed
     }
@@ -116,7 +133,13 @@ impl Tracker {
             (false, true) => blank,
             (false, false) => line_end,
         };
-        if self.last_event.said || self.last_data_is_done() {
+        let is_over = match self.last_event.grammar {
+            Grammar::Done => self.last_data_is_done(),
+            // Their names stand before their data, so that only whole lines tell the end.
+            Grammar::Response => false,
+            Grammar::Transcript => self.last_data_is_done() || self.last_event.may_end,
+        };
+        if self.last_event.said || is_over {
             return Ending::Done(missing);
         }
         match (at_boundary, line_is_whole) {
@@ -133,9 +156,15 @@ impl Tracker {
     /// Whether the engine itself told an error as its last event (before a `[DONE]`, if there is one).
     pub(super) fn ended_with_error(&self) -> bool {
         let mut data = self.data_lines().filter(|data| data.trim_ascii() != b"[DONE]");
+        let starts: &[&[u8]] = match self.last_event.grammar {
+            Grammar::Response => &[b"{\"error\":", b"{\"type\":\"error\""],
+            _ => &[b"{\"error\":"],
+        };
         data.next().is_some_and(|data| {
-            let mut compact = data.iter().filter(|byte| !byte.is_ascii_whitespace()).copied();
-            b"{\"error\":".iter().all(|wanted| compact.next() == Some(*wanted))
+            starts.iter().any(|start| {
+                let mut compact = data.iter().filter(|byte| !byte.is_ascii_whitespace()).copied();
+                start.iter().all(|wanted| compact.next() == Some(*wanted))
+            })
         })
     }
 
@@ -160,38 +189,88 @@ impl Tracker {
 /// which no engine sends, `[DONE]` is seen only by [`Tracker::ending`].
 #[derive(Debug, Default)]
 struct LastEvent {
+    grammar: Grammar,
     /// The beginning of the line that is being read.
     line: Vec<u8>,
-    /// `data: [DONE]` was said; its event goes on up to a blank line.
+    /// The word that ends the stream was said; its event goes on up to a blank line.
     said: bool,
     /// Its blank line has passed.
     passed: bool,
+    /// The stream may end here, or with a word that follows.
+    may_end: bool,
+    /// The event that is being read has a name that ends the stream.
+    named: bool,
+    /// A word of another grammar came, at which clients would take the stream for over: nothing passes any more.
+    refused: bool,
 }
 
 impl LastEvent {
     /// How many of these bytes belong to the stream.
     fn push(&mut self, chunk: &[u8]) -> usize {
         // Almost every chunk is whole lines without the word, and this looks at many bytes at a time.
-        if !self.said && self.line.is_empty() && chunk.ends_with(b"\n") && !chunk.contains(&b'D') {
+        if self.grammar == Grammar::Done
+            && !self.said
+            && self.line.is_empty()
+            && chunk.ends_with(b"\n")
+            && !chunk.contains(&b'D')
+        {
             return chunk.len();
         }
         let mut passing = 0;
         for piece in chunk.split_inclusive(|byte| *byte == b'\n') {
-            if self.passed {
+            if self.passed || self.refused {
                 break;
             }
-            passing += piece.len();
-            let room = DONE_LINE_MAX.saturating_sub(self.line.len());
+            let room = LINE_MAX.saturating_sub(self.line.len());
             self.line.extend_from_slice(piece.get(..room).unwrap_or(piece));
             if piece.ends_with(b"\n") {
-                self.passed = self.said && self.line.trim_ascii().is_empty();
-                self.said |= self.line.len() < DONE_LINE_MAX
-                    && self.line.strip_prefix(b"data:").is_some_and(|data| data.trim_ascii() == b"[DONE]");
+                self.line_ends();
                 self.line.clear();
+            }
+            if !self.refused {
+                passing += piece.len();
             }
         }
         passing
     }
+
+    fn line_ends(&mut self) {
+        let is_blank = self.line.trim_ascii().is_empty();
+        self.passed = self.said && is_blank;
+        let data = self.line.strip_prefix(b"data:").map(<[u8]>::trim_ascii);
+        let is_done = self.line.len() < LINE_MAX && data == Some(b"[DONE]");
+        let fits = |name: &[u8]| match self.grammar {
+            Grammar::Done => false,
+            Grammar::Response => {
+                matches!(name, b"response.completed" | b"response.incomplete" | b"response.failed")
+            }
+            Grammar::Transcript => name == b"transcript.text.done",
+        };
+        let named = self.named && !is_blank
+            || self.line.strip_prefix(b"event:").is_some_and(|n| fits(n.trim_ascii()));
+        let ends = data.is_some_and(|data| named || first_type(data).is_some_and(fits));
+        match self.grammar {
+            Grammar::Done => self.said |= is_done,
+            Grammar::Response => {
+                self.refused = is_done && !self.said;
+                self.said |= ends;
+            }
+            Grammar::Transcript => {
+                self.said |= is_done;
+                self.may_end |= ends;
+            }
+        }
+        self.named = named;
+    }
+}
+
+/// The value of `type` where it is the first field of an event's data.
+fn first_type(data: &[u8]) -> Option<&[u8]> {
+    let mut rest = data;
+    for word in [&b"{"[..], b"\"type\"", b":", b"\""] {
+        rest = rest.trim_ascii_start().strip_prefix(word)?;
+    }
+    rest.get(..rest.iter().position(|byte| *byte == b'"')?)
 }
 
 fn is_line_end(byte: u8) -> bool {
@@ -203,7 +282,7 @@ mod tests {
     use super::*;
 
     fn tracked(text: &str, piece: usize) -> Tracker {
-        let mut tracker = Tracker::new();
+        let mut tracker = Tracker::new(Grammar::Done);
         for chunk in text.as_bytes().chunks(piece) {
             tracker.push(chunk);
         }
@@ -247,17 +326,80 @@ mod tests {
         ] {
             let text = format!("{passes}{rest}");
             for piece in [1, 7, 100, 4096] {
-                let mut tracker = Tracker::new();
+                let mut tracker = Tracker::new(Grammar::Done);
                 let passed: usize = text.as_bytes().chunks(piece).map(|chunk| tracker.push(chunk)).sum();
                 assert_eq!(text.get(..passed), Some(passes.as_str()), "in pieces of {piece}");
                 assert!(tracker.is_done() && tracker.ending() == Ending::Done(""), "{text:?}");
             }
         }
-        let wide = format!("data: [DONE]{}x\n\n", " ".repeat(DONE_LINE_MAX));
+        let wide = format!("data: [DONE]{}x\n\n", " ".repeat(LINE_MAX));
         for open in
             ["data: [DONE]", "data: [DONE]\n", "data: {\"c\":\"data: [DONE]\"}\n\n", "x: [DONE]\n\n", &wide]
         {
             assert!(!tracked(open, 5).is_done(), "{open:?}");
+        }
+    }
+
+    /// Bytes that pass, how it ended, and whether nothing may follow.
+    fn by(grammar: Grammar, text: &str, piece: usize) -> (usize, Ending, bool) {
+        let mut tracker = Tracker::new(grammar);
+        let passed = text.as_bytes().chunks(piece).map(|chunk| tracker.push(chunk)).sum();
+        (passed, tracker.ending(), tracker.is_done())
+    }
+
+    #[test]
+    fn behaviour_5_responses_end_with_an_event_of_their_own_and_never_with_done() {
+        let delta = "event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\"}\n\n";
+        let long = "x".repeat(1000);
+        for how in ["completed", "incomplete", "failed"] {
+            for last in [
+                format!("event: response.{how}\ndata: {{\"response\":{{\"text\":\"{long}\"}}}}\n\n"),
+                format!("data: {{ \"type\" : \"response.{how}\",\"response\":\"{long}\"}}\n\n"),
+            ] {
+                let whole = format!("{delta}{last}");
+                for piece in [1, 7, 100, 4096] {
+                    for rest in ["", "data: [DONE]\n\n", delta] {
+                        let ended = by(Grammar::Response, &format!("{whole}{rest}"), piece);
+                        assert_eq!(
+                            ended,
+                            (whole.len(), Ending::Done(""), true),
+                            "{last} in pieces of {piece}"
+                        );
+                    }
+                    let open = whole.strip_suffix('\n').unwrap_or_default();
+                    assert_eq!(by(Grammar::Response, open, piece), (open.len(), Ending::Done("\n"), false));
+                    let inside = whole.get(..whole.len() - 10).unwrap_or_default();
+                    assert_eq!(by(Grammar::Response, inside, piece).1, Ending::InsideEvent, "{inside}");
+                }
+            }
+        }
+        // A word that would end it for clients does not pass.
+        for piece in [7, 4096] {
+            let (passed, ending, done) = by(Grammar::Response, &format!("{delta}data: [DONE]\n\n"), piece);
+            assert!(!done && passed <= delta.len() + 12 && !matches!(ending, Ending::Done(_)), "{ending:?}");
+        }
+        assert_eq!(by(Grammar::Response, delta, 9).1, Ending::AtBoundary);
+        for cut in [
+            "event: response.completed\n",
+            "event: response.completed\n\n",
+            "event: response.completed\ndata: {",
+        ] {
+            assert!(!matches!(by(Grammar::Response, cut, 9).1, Ending::Done(_)), "{cut}");
+        }
+    }
+
+    #[test]
+    fn transcriptions_end_with_either() {
+        let delta = "data: {\"type\":\"transcript.text.delta\",\"delta\":\"a\"}\n\n";
+        let last = "data: {\"type\":\"transcript.text.done\",\"text\":\"a\"}\n\n";
+        for (text, ending) in [
+            (format!("{delta}{last}"), Ending::Done("")),
+            (format!("{delta}{last}data: [DONE]\n\n"), Ending::Done("")),
+            (format!("{delta}data: [DONE]\n\n"), Ending::Done("")),
+            (delta.to_owned(), Ending::AtBoundary),
+        ] {
+            assert_eq!(by(Grammar::Transcript, &text, 5).0, text.len());
+            assert_eq!(by(Grammar::Transcript, &text, 5).1, ending, "{text}");
         }
     }
 

@@ -224,6 +224,7 @@ impl Site {
             front.set_options(|options| {
                 options.body_max = usize::try_from(config.api.body_max).unwrap_or(usize::MAX);
                 options.held_max = config.api.held_max;
+                options.stream_usage = config.api.stream_usage;
                 options.keepalive = config.api.keepalive;
                 options.first_byte_timeout = config.upstream.first_byte_timeout;
                 options.idle_timeout = config.upstream.idle_timeout;

@@ -13,13 +13,28 @@ pub(crate) struct UsageTail {
     bytes: Vec<u8>,
 }
 
-/// The counts an engine gave.
+/// The counts an engine gave, in the words of chat or of responses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Deserialize)]
 pub(crate) struct Usage {
-    #[serde(default)]
+    #[serde(default, alias = "input_tokens")]
     pub(crate) prompt_tokens: Option<u32>,
-    #[serde(default)]
+    #[serde(default, alias = "output_tokens")]
     pub(crate) completion_tokens: Option<u32>,
+    #[serde(default, alias = "input_tokens_details")]
+    prompt_tokens_details: Option<Details>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Deserialize)]
+struct Details {
+    #[serde(default)]
+    cached_tokens: Option<u32>,
+}
+
+impl Usage {
+    /// Of the prompt's tokens, those that the engine had cached.
+    pub(crate) fn cached_tokens(&self) -> Option<u32> {
+        self.prompt_tokens_details?.cached_tokens
+    }
 }
 
 impl UsageTail {
@@ -74,7 +89,7 @@ mod tests {
     }
 
     fn counts(prompt: u32, completion: u32) -> Usage {
-        Usage { prompt_tokens: Some(prompt), completion_tokens: Some(completion) }
+        Usage { prompt_tokens: Some(prompt), completion_tokens: Some(completion), ..Usage::default() }
     }
 
     /// Row 51: with and without a line's end, and cut anywhere.
@@ -88,6 +103,18 @@ mod tests {
                 assert_eq!(usage(&[a, b]), counts(7, 3));
             }
         }
+    }
+
+    #[test]
+    fn responses_have_words_of_their_own_and_cached_tokens_are_told() {
+        let text = "{\"usage\":{\"input_tokens\":9,\"input_tokens_details\":{\"cached_tokens\":8},\"output_tokens\":2}}";
+        let found = usage(&[text]);
+        assert_eq!(
+            (found.prompt_tokens, found.completion_tokens, found.cached_tokens()),
+            (Some(9), Some(2), Some(8))
+        );
+        let text = "{\"usage\":{\"prompt_tokens\":9,\"prompt_tokens_details\":null}}";
+        assert_eq!((usage(&[text]).prompt_tokens, usage(&[text]).cached_tokens()), (Some(9), None));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use super::*;
 
 fn refused(reason: RefusalReason) -> Response<Answer> {
-    Failure::refused("m", &Refusal { reason, retry_after: None }, 7).response()
+    Failure::refused("m", &Refusal { reason, retry_after: None }, None, 7).response()
 }
 
 #[test]

@@ -153,6 +153,7 @@ fn end(outcome: InferenceOutcome) -> Vec<u8> {
         prompt_tokens: Some(5),
         completion_tokens: Some(3),
         answer_bytes: 0,
+        cached_tokens: None,
     };
     end.encode_to_vec()
 }

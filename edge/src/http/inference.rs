@@ -1,0 +1,221 @@
+//! A request whose body is here: a slot, a try at an engine, and what comes of it.
+//!
+//! Owns the rules of second tries. Leaves slots to [`Dispatch`], answers to [`super::answer`], the account to
+//! [`super::exchange`]. Invariants: a request is tried elsewhere only before the engine's head, never after a
+//! time-out; a dropped future resets the stream in every phase.
+//!
+//! [`Dispatch`]: crate::shell::dispatch::Dispatch
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::header::{HeaderName, HeaderValue};
+use http::request::Parts;
+use http::{Response, header};
+use prost::Message;
+use umbel_contracts::proto::node::{self, InferenceOpen};
+use umbel_wire::{Open, OutgoingStream};
+
+use super::answer::{Answer, from_engine};
+use super::body::Held;
+use super::error::Failure;
+use super::exchange::{self, Exchange, Miss, judge};
+use super::openai::refuse;
+use super::request::{self, Asked, BadRequest};
+use super::routes::Endpoint;
+use super::{Front, StreamUsage, headers};
+use crate::core::keys::Caller;
+use crate::shell::dispatch::{Admitted, Ask, Slot};
+
+/// Set by the official clients on their retries.
+const CLIENT_RETRIES: HeaderName = HeaderName::from_static("x-stainless-retry-count");
+/// Tries elsewhere after an engine did not take the request.
+const TRIES_ELSEWHERE: u32 = 2;
+/// Tries elsewhere after an engine was lost with the request.
+const TRIES_AFTER_LOSS: u32 = 1;
+/// Above this a body is parsed on another thread: it would hold up every stream of this one.
+const PARSE_HERE_MAX: usize = 256 * 1024;
+
+/// A request whose body is here.
+pub(super) struct Inference<'a> {
+    pub(super) front: &'a Arc<Front>,
+    pub(super) endpoint: Endpoint,
+    pub(super) parts: &'a Parts,
+    pub(super) request_id: &'a HeaderValue,
+    pub(super) caller: Caller,
+    pub(super) started: Instant,
+}
+
+impl Inference<'_> {
+    pub(super) async fn run(self, body: Bytes, held: Held) -> Response<Answer> {
+        let asked = match self.read(&body).await {
+            Ok(asked) => asked,
+            Err(bad) => return refuse(self.front, self.endpoint.route, &Failure::bad_request(bad)),
+        };
+        let known = self.front.dispatch.resolve(&asked.model);
+        let Some(known) = known.filter(|known| self.caller.may_use(&asked.model, &known.name)) else {
+            return refuse(self.front, self.endpoint.route, &Failure::model_not_found(&asked.model));
+        };
+        if self.parts.headers.get(CLIENT_RETRIES).is_some_and(|count| count != "0") {
+            known.metrics.client_retried();
+        }
+        let request = exchange::Request {
+            route: self.endpoint.route,
+            id: self.request_id.clone(),
+            stream: asked.stream,
+            body_bytes: body.len() as u64,
+            prompt_bytes: asked.prompt_bytes,
+            caller: self.caller.clone(),
+            started: self.started,
+        };
+        let exchange = Exchange::new(Arc::clone(self.front), known, request);
+        self.exchange(&asked, &body, held, exchange).await
+    }
+
+    async fn read(&self, body: &Bytes) -> Result<Asked, BadRequest> {
+        let form = self.endpoint.takes_a_form().then(|| {
+            self.parts
+                .headers
+                .get(header::CONTENT_TYPE)
+                .map_or_else(Vec::new, |kind| kind.as_bytes().to_vec())
+        });
+        let read = move |body: &Bytes| match form {
+            Some(kind) => request::form::read(&kind, body),
+            None => request::read(body),
+        };
+        if body.len() <= PARSE_HERE_MAX {
+            return read(body);
+        }
+        let body = body.clone();
+        let parsed = tokio::task::spawn_blocking(move || read(&body)).await;
+        parsed.unwrap_or_else(|_| Err(BadRequest::NotJson("the body could not be read".to_owned())))
+    }
+
+    /// Asks one engine after the other, as the rules of second tries allow.
+    async fn exchange(
+        &self,
+        asked: &Asked,
+        body: &Bytes,
+        held: Held,
+        mut exchange: Exchange,
+    ) -> Response<Answer> {
+        let mut ask = Ask {
+            prompt_bytes: asked.prompt_bytes,
+            prefix: self.front.dispatch.prefix(asked.prompt(body)),
+            events: asked.stream,
+            request: exchange.number(),
+            ..Ask::new(exchange.known.model, self.caller.number(), self.caller.class())
+        };
+        let take_usage = asked.can_take_usage() && self.front.options().stream_usage == StreamUsage::Always;
+        let (mut elsewhere, mut after_loss) = (0, 0);
+        loop {
+            exchange.queued();
+            let admitted = match self.front.dispatch.admit(&ask) {
+                Admitted::Slot(slot) => Ok(slot),
+                Admitted::Waiting(waiting) => waiting.await,
+                Admitted::Refused(refusal) => Err(refusal),
+            };
+            let mut slot = match admitted {
+                Ok(slot) => slot,
+                Err(refusal) => {
+                    let jitter = u64::from(self.started.elapsed().subsec_nanos());
+                    let answer_tokens = asked.answer_tokens;
+                    return refused(&mut exchange, |name| {
+                        Failure::refused(name, &refusal, answer_tokens, jitter)
+                    });
+                }
+            };
+            exchange.uses(&slot);
+            let miss = match self.attempt(&mut slot, asked, body, take_usage).await {
+                Ok((head, stream)) => {
+                    slot.streaming();
+                    exchange.streaming();
+                    drop(held);
+                    let (attempts, waited) = exchange.told();
+                    let mut response = Box::pin(from_engine(&head, stream, slot, exchange, take_usage)).await;
+                    Exchange::tell(response.headers_mut(), attempts, waited);
+                    return response;
+                }
+                Err(miss) => miss,
+            };
+            exchange.missed(miss);
+            slot.report(miss.outcome());
+            ask.avoid = Some(slot.avoid());
+            ask.at_head = true;
+            drop(slot);
+            let (tries, limit) = match miss {
+                Miss::NotProcessed => (&mut elsewhere, TRIES_ELSEWHERE),
+                Miss::Lost if !self.endpoint.has_effects() => (&mut after_loss, TRIES_AFTER_LOSS),
+                _ => (&mut after_loss, 0),
+            };
+            if *tries >= limit || !self.may_retry(&exchange) {
+                return refused(&mut exchange, |_| miss.failure());
+            }
+            *tries += 1;
+        }
+    }
+
+    fn may_retry(&self, exchange: &Exchange) -> bool {
+        let allowed = self.front.dispatch.may_retry();
+        exchange.known.metrics.retried(if allowed { "tried" } else { "budget" });
+        allowed
+    }
+
+    /// One try at one engine, up to its head.
+    async fn attempt(
+        &self,
+        slot: &mut Slot,
+        asked: &Asked,
+        body: &Bytes,
+        take_usage: bool,
+    ) -> Result<(Bytes, OutgoingStream), Miss> {
+        let options = self.front.options.load_full();
+        let body = asked.body_for(body, slot.model(), take_usage);
+        let message = InferenceOpen {
+            provider_id: slot.provider_id().to_string(),
+            lease_id: slot.lease().0,
+            generation: slot.generation().0,
+            method: "POST".to_owned(),
+            path: self.endpoint.path.to_owned(),
+            headers: headers::to_engine(&self.parts.headers),
+            first_byte_timeout_ms: millis(options.first_byte_timeout),
+            idle_timeout_ms: millis(options.idle_timeout),
+            body_bytes: body.len() as u64,
+            // Valid ids are ASCII.
+            request_id: self.request_id.to_str().unwrap_or_default().to_owned(),
+        };
+        let open = Open {
+            method: node::Method::Inference as u32,
+            message: message.encode_to_vec(),
+            body,
+            end: true,
+            // A stream has no total time; the engine's silence is what ends it.
+            timeout: Duration::ZERO,
+        };
+        let mut stream = slot.open(open).map_err(|_| Miss::NotProcessed)?;
+        let limit = options.first_byte_timeout.saturating_add(options.grace);
+        match tokio::time::timeout(limit, stream.head()).await {
+            Ok(Ok(head)) => Ok((head, stream)),
+            Ok(Err(terminal)) => {
+                slot.ended();
+                // Without a head even a clean end is none.
+                Err(judge(&terminal).unwrap_or(Miss::BadAnswer))
+            }
+            Err(_) => Err(Miss::TimedOut),
+        }
+    }
+}
+
+/// The edge's own answer, with what a client may know of its way.
+fn refused(exchange: &mut Exchange, failure: impl FnOnce(&str) -> Failure) -> Response<Answer> {
+    let failure = failure(&exchange.known.name);
+    let (attempts, waited) = exchange.told();
+    let mut response = exchange.failed(&failure);
+    Exchange::tell(response.headers_mut(), attempts, waited);
+    response
+}
+
+fn millis(duration: Duration) -> u32 {
+    u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
+}
