@@ -15,6 +15,7 @@ mod node;
 mod prefix;
 mod provider;
 mod queue;
+mod reading;
 #[cfg(test)]
 mod tests;
 mod waiting;
@@ -37,6 +38,7 @@ pub(crate) use prefix::Prefix;
 use provider::Provider;
 pub(crate) use provider::{Category, Figures, ProviderSpec, ProviderState};
 pub(crate) use queue::{Class, KeyNumber, NORMAL_CLASS, Ticket};
+pub(crate) use reading::{LeaseReading, QueueReading, Reading};
 use waiting::{Timer, Waiter};
 
 /// A model's place in this process; a name keeps its index for ever.

@@ -25,6 +25,13 @@ pub(super) struct Waiter {
     until: Instant,
 }
 
+impl Waiter {
+    /// What it asked for.
+    pub(super) fn ask(&self) -> &Ask {
+        &self.ask
+    }
+}
+
 #[cfg(test)]
 impl Waiter {
     pub(super) fn avoids_nothing(&self) -> bool {
