@@ -1,39 +1,55 @@
-//! How often an address may try tokens that open nothing.
+//! How often an address may try tokens that open nothing, for whatever reason they do not.
 //!
 //! Guessing 256 bits is hopeless; this keeps the attempts from costing signatures and log lines. Owns the counts;
 //! leaves to others what counts as wrong and what the peer is told. Invariant: at most [`GUESSERS_MAX`] addresses are
 //! remembered, whatever arrives.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use crate::limits::{GUESS_WINDOW, GUESSERS_MAX, GUESSES};
 
-/// Wrong tokens by address.
-#[derive(Debug, Default)]
-pub struct Guesses {
-    seen: HashMap<IpAddr, (u32, Instant)>,
+/// Wrong tokens by address, or by whatever tells guessers apart.
+#[derive(Debug)]
+pub struct Guesses<K = IpAddr> {
+    most: u32,
+    seen: HashMap<K, (u32, Instant)>,
 }
 
-impl Guesses {
-    /// How long this address has to wait; nothing if it may try now.
+impl<K> Default for Guesses<K> {
+    fn default() -> Self {
+        Self::allowing(GUESSES)
+    }
+}
+
+impl<K> Guesses<K> {
+    /// So many within [`GUESS_WINDOW`].
     #[must_use]
-    pub fn wait(&self, address: IpAddr, now: Instant) -> Option<Duration> {
-        let (count, until) = self.seen.get(&address)?;
-        (*count >= GUESSES && *until > now).then(|| until.saturating_duration_since(now))
+    pub fn allowing(most: u32) -> Self {
+        Self { most, seen: HashMap::new() }
+    }
+}
+
+impl<K: Eq + Hash + Clone> Guesses<K> {
+    /// How long this one has to wait; nothing if it may try now.
+    #[must_use]
+    pub fn wait(&self, who: &K, now: Instant) -> Option<Duration> {
+        let (count, until) = self.seen.get(who)?;
+        (*count >= self.most && *until > now).then(|| until.saturating_duration_since(now))
     }
 
     /// A wrong one.
-    pub fn wrong(&mut self, address: IpAddr, now: Instant) {
-        if self.seen.len() >= GUESSERS_MAX && !self.seen.contains_key(&address) {
+    pub fn wrong(&mut self, who: K, now: Instant) {
+        if self.seen.len() >= GUESSERS_MAX && !self.seen.contains_key(&who) {
             self.seen.retain(|_, (_, until)| *until > now);
-            let first = self.seen.iter().min_by_key(|(_, (_, until))| *until).map(|(address, _)| *address);
+            let first = self.seen.iter().min_by_key(|(_, (_, until))| *until).map(|(who, _)| who.clone());
             if let Some(first) = first.filter(|_| self.seen.len() >= GUESSERS_MAX) {
                 self.seen.remove(&first);
             }
         }
-        let (count, until) = self.seen.entry(address).or_insert((0, now + GUESS_WINDOW));
+        let (count, until) = self.seen.entry(who).or_insert((0, now + GUESS_WINDOW));
         if *until <= now {
             (*count, *until) = (0, now + GUESS_WINDOW);
         }
@@ -51,14 +67,14 @@ mod tests {
         let now = Instant::now();
         let (one, other) = (IpAddr::from([192, 0, 2, 1]), IpAddr::from([192, 0, 2, 2]));
         for _ in 0..GUESSES {
-            assert_eq!(guesses.wait(one, now), None);
+            assert_eq!(guesses.wait(&one, now), None);
             guesses.wrong(one, now);
         }
-        assert_eq!(guesses.wait(one, now), Some(GUESS_WINDOW));
-        assert_eq!(guesses.wait(other, now), None);
-        assert_eq!(guesses.wait(one, now + GUESS_WINDOW), None);
+        assert_eq!(guesses.wait(&one, now), Some(GUESS_WINDOW));
+        assert_eq!(guesses.wait(&other, now), None);
+        assert_eq!(guesses.wait(&one, now + GUESS_WINDOW), None);
         guesses.wrong(one, now + GUESS_WINDOW);
-        assert_eq!(guesses.wait(one, now + GUESS_WINDOW), None, "the count starts anew");
+        assert_eq!(guesses.wait(&one, now + GUESS_WINDOW), None, "the count starts anew");
     }
 
     #[test]

@@ -18,6 +18,7 @@ pub mod limits;
 pub mod liveness;
 pub mod peer;
 pub mod proto;
+pub mod repeats;
 pub mod rotation;
 pub mod secret;
 pub(crate) mod session;

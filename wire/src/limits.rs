@@ -71,6 +71,9 @@ pub const NEWCOMERS_WAITING: usize = 1024;
 pub const NEWCOMER_GRACE: Duration = Duration::from_secs(1);
 /// Wrong enrollment tokens from one address within [`GUESS_WINDOW`]: a person who mistypes needs fewer.
 pub const GUESSES: u32 = 10;
+/// Tries of one spent token by one address within [`GUESS_WINDOW`]: rivals for one token are told that they came second,
+/// a host that tries for ever waits.
+pub const SPENT_TRIES: u32 = 100;
 /// The time in which they are counted.
 pub const GUESS_WINDOW: Duration = Duration::from_secs(60);
 /// Addresses that are watched; beyond it the one whose window ends first is forgotten.

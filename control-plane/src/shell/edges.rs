@@ -92,8 +92,10 @@ async fn hello(plane: Arc<Plane>, newcomer: Newcomer) {
         Ok(entered) => welcome(&plane, newcomer, entered),
         Err(refusal) => {
             plane.metrics.hellos_refused_total.inc();
-            tracing::warn!(address = %newcomer.address(), edge = %clip(&hello.edge_id), code = refusal.error.code.name(),
-                reason = %refusal.error.reason, "an edge's hello was refused");
+            if let Some(repeats) = plane.refusal_is_news(newcomer.address(), &refusal.error) {
+                tracing::warn!(address = %newcomer.address(), edge = %clip(&hello.edge_id), code = refusal.error.code.name(),
+                    reason = %refusal.error.reason, repeats, "an edge's hello was refused");
+            }
             let mut rejection = rejection(refusal.error, &newcomer);
             rejection.verdict = refusal.verdict;
             newcomer.reject(rejection);

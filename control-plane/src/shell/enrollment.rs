@@ -31,7 +31,7 @@ const TRIES: usize = 3;
 /// Answers or rejects a newcomer that enrolls.
 pub(super) async fn answer(plane: Arc<Plane>, newcomer: Newcomer) {
     let address = newcomer.address().ip();
-    let wait = plane.guesses.lock().unwrap_or_else(PoisonError::into_inner).wait(address, clock::now());
+    let wait = plane.guesses.lock().unwrap_or_else(PoisonError::into_inner).wait(&address, clock::now());
     let answered = match wait {
         Some(wait) => Err(too_many(wait)),
         None => enroll(&plane, &newcomer).await,
@@ -46,7 +46,10 @@ pub(super) async fn answer(plane: Arc<Plane>, newcomer: Newcomer) {
             if error.code == Code::Unauthenticated {
                 plane.guesses.lock().unwrap_or_else(PoisonError::into_inner).wrong(address, clock::now());
             }
-            tracing::warn!(address = %newcomer.address(), code = error.code.name(), reason = %error.reason, "an enrollment was refused");
+            if let Some(repeats) = plane.refusal_is_news(newcomer.address(), &error) {
+                tracing::warn!(address = %newcomer.address(), code = error.code.name(), reason = %error.reason, repeats,
+                    "an enrollment was refused");
+            }
             let rejection = rejection(error, &newcomer);
             newcomer.reject(rejection);
         }

@@ -3,6 +3,8 @@
 //! Invariant: no lock is held across an await, and [`Plane::fleet`] guards registry, views and slots together, so
 //! that a credential is checked and a connection registered in one step that a revocation cannot slip into.
 
+use std::borrow::Cow;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -15,6 +17,7 @@ use umbel_wire::error::{Code, Error};
 use umbel_wire::guesses::Guesses;
 use umbel_wire::ids::{EdgeId, Generation};
 use umbel_wire::liveness::Times;
+use umbel_wire::repeats::Repeats;
 use umbel_wire::slots::Slots;
 use umbel_wire::{Connection, clock};
 
@@ -93,6 +96,8 @@ pub(crate) struct Plane {
     commands: Mutex<Commands>,
     witness: Mutex<Witness>,
     pub(crate) guesses: Mutex<Guesses>,
+    // Refusals in the log: a line a minute of each address and reason.
+    refusals: Mutex<Repeats<(IpAddr, Cow<'static, str>)>>,
 }
 
 impl Plane {
@@ -145,6 +150,7 @@ impl Plane {
             commands: Mutex::new(commands),
             witness: Mutex::new(witness),
             guesses: Mutex::default(),
+            refusals: Mutex::default(),
         }))
     }
 
@@ -223,6 +229,12 @@ impl Plane {
     pub(crate) fn publish(&self, event: EventObject) {
         self.metrics.events_total.inc();
         self.events.publish(event);
+    }
+
+    /// Whether a refusal is told in the log, and how many like it were not since the last one.
+    pub(crate) fn refusal_is_news(&self, address: SocketAddr, error: &Error) -> Option<u64> {
+        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        refusals.tell((address.ip(), error.reason.clone()), clock::now())
     }
 
     /// Commits, and says in words why it could not.

@@ -77,9 +77,11 @@ async fn hello(site: &Arc<Site>, newcomer: Newcomer) {
         Ok(accepted) => accept(site, newcomer, accepted),
         Err(rejection) => {
             let error = &rejection.error;
-            tracing::info!(
-                address = %newcomer.address(), reason = %error.reason, code = %error.code, "a node was refused"
-            );
+            if let Some(repeats) = site.refusal_is_news(newcomer.address(), error) {
+                tracing::info!(
+                    address = %newcomer.address(), reason = %error.reason, code = %error.code, repeats, "a node was refused"
+                );
+            }
             newcomer.reject(*rejection);
         }
     }

@@ -7,6 +7,8 @@
 mod keeping;
 mod trips;
 
+use std::borrow::Cow;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,7 +16,8 @@ use umbel_store::{AuditRecord, Commit, CommitError, HighWater, Observed, Store};
 use umbel_wire::clock::{self, Wall};
 use umbel_wire::guesses::Guesses;
 use umbel_wire::liveness::Times;
-use umbel_wire::{CloseReason, Code, Connection, EdgeId, Error, Generation, NodeId};
+use umbel_wire::repeats::Repeats;
+use umbel_wire::{CloseReason, Code, Connection, EdgeId, Error, Generation, NodeId, limits};
 
 use crate::core::approval::Approvals;
 use crate::core::authority::AuthorityRow;
@@ -66,6 +69,10 @@ pub(crate) struct Site {
     registry: Mutex<Registry<Connection>>,
     pub(crate) tokens: Mutex<Tokens>,
     pub(crate) guesses: Mutex<Guesses>,
+    /// Tries of tokens that another host has used, by address and token.
+    pub(crate) spent: Mutex<Guesses<(IpAddr, String)>>,
+    // Refusals in the log: a line a minute of each address and reason.
+    refused: Mutex<Repeats<(IpAddr, Cow<'static, str>)>>,
     pub(crate) refusals: Mutex<Refusals>,
     /// Certificates that wait for an operator, after a restore.
     pub(crate) approvals: Mutex<Approvals>,
@@ -171,6 +178,8 @@ impl Site {
             registry: Mutex::new(registry),
             tokens: Mutex::new(tokens),
             guesses: Mutex::default(),
+            spent: Mutex::new(Guesses::allowing(limits::SPENT_TRIES)),
+            refused: Mutex::default(),
             refusals: Mutex::default(),
             generations,
             revisions,
@@ -260,6 +269,12 @@ impl Site {
     /// follow when it can.
     pub(crate) fn audit_soon(&self, records: Vec<AuditRecord>) {
         self.observed.tell(clock::now(), records);
+    }
+
+    /// Whether a newcomer's refusal is told in the log, and how many like it were not since the last one.
+    pub(crate) fn refusal_is_news(&self, address: SocketAddr, error: &Error) -> Option<u64> {
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        refused.tell((address.ip(), error.reason.clone()), clock::now())
     }
 
     fn notify(&self, notices: Vec<Notice>) {

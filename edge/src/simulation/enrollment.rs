@@ -36,7 +36,7 @@ impl Edge {
         if let Err(rejection) = door::protocol(said.versions) {
             return self.refuse(link, rejection.error);
         }
-        if let Some(wait) = self.guesses.wait(ADDRESS, now) {
+        if let Some(wait) = self.guesses.wait(&ADDRESS, now) {
             let error =
                 Error::new(Code::ResourceExhausted, "TOO_MANY_GUESSES", "wait").with_retry_after(wait);
             return self.refuse(link, error);
@@ -86,9 +86,7 @@ impl Edge {
                 }
             },
             (Claim::Refused(refusal), _) => {
-                if matches!(refusal, Refusal::Unknown | Refusal::WrongSecret) {
-                    self.guesses.wrong(ADDRESS, now);
-                }
+                self.guesses.wrong(ADDRESS, now);
                 self.audit_refusal(refusal.name(), now);
                 self.refuse(link, Claim::Refused(refusal).error().unwrap_or_else(malformed));
             }

@@ -112,6 +112,35 @@ fn guessing_is_slowed_down() {
     });
 }
 
+/// Row 108: a token that opens nothing counts as a guess, whatever the reason; one that another host has used makes its
+/// rivals wait after many tries, and nobody else.
+#[test]
+fn row_108_dead_tokens_count_as_guesses_and_spent_ones_make_their_rivals_wait() {
+    run(async {
+        let edge = Edge::start().await;
+        let key = KeyPair::generate().unwrap();
+        let (spent, spent_secret) = edge.token("first").await;
+        edge.enroll(&spent, &spent_secret, &KeyPair::generate().unwrap()).await.unwrap();
+        for _ in 0..umbel_wire::limits::SPENT_TRIES {
+            let answer = refusal(edge.enroll(&spent, &spent_secret, &key).await);
+            assert_eq!(answer.0, Code::Conflict);
+        }
+        let answer = refusal(edge.enroll(&spent, &spent_secret, &key).await);
+        assert_eq!((answer.0, answer.1.as_str()), (Code::ResourceExhausted, "TOO_MANY_GUESSES"));
+        let (id, secret) = edge.token("second").await;
+        edge.enroll(&id, &secret, &KeyPair::generate().unwrap()).await.unwrap();
+
+        let (revoked, secret) = edge.token("third").await;
+        edge.ask("enrollment.revoke", "", json!({ "token_id": revoked })).await.unwrap();
+        for _ in 0..umbel_wire::limits::GUESSES {
+            let answer = refusal(edge.enroll(&revoked, &secret, &key).await);
+            assert_eq!((answer.0, answer.1.as_str()), (Code::Unauthenticated, "TOKEN_REFUSED"));
+        }
+        let answer = refusal(edge.enroll(&revoked, &secret, &key).await);
+        assert_eq!((answer.0, answer.1.as_str()), (Code::ResourceExhausted, "TOO_MANY_GUESSES"));
+    });
+}
+
 #[test]
 fn what_operators_may_not_mint() {
     run(async {

@@ -306,6 +306,34 @@ fn row_30_a_certificate_that_ended_is_renewed_within_its_grace_and_not_after() {
     });
 }
 
+/// A host that enrolls in the middle of a change, with a token from before it, is told at its first hello and does not
+/// count as one that lacks the new authority until the next look at everybody.
+#[test]
+fn a_host_that_comes_during_a_change_of_authority_is_told_at_once() {
+    run(async {
+        let edge = Edge::start().await;
+        let first: Vec<u8> = edge.running.site.authorities.held().signing().certificate_der().to_vec();
+        let (before, secret) = edge.token("from-before").await;
+        for step in ["begin", "switch"] {
+            ca(&edge, "ca.rotate", json!({ "step": step })).await.unwrap();
+        }
+        let one = ca(&edge, "ca.rotate", json!({ "step": "finish" })).await.unwrap_err();
+        assert!(one.message.starts_with("1 open enrollment token names the old one: "), "{one}");
+        let key = KeyPair::generate().unwrap();
+        let answer = edge.enroll(&before, &secret, &key).await.unwrap();
+        let node = FakeNode::new(key, &answer);
+        let lacking = ca(&edge, "ca.rotate", json!({ "step": "finish" })).await.unwrap_err();
+        assert!(lacking.message.starts_with("1 node lacks the new authority (from-before): "), "{lacking}");
+        let asked = Arc::new(Asked::default());
+        let trust = std::slice::from_ref(&first);
+        let (connection, _) = dial_trusting(&edge, &node, trust, asked.clone()).await.unwrap();
+        complete(&connection).await;
+        // Well before the clock's next look: that one is half a minute away.
+        until("it has said so", || edge.view(&node).report.trusts.len() == 2).await;
+        ca(&edge, "ca.rotate", json!({ "step": "finish" })).await.unwrap();
+    });
+}
+
 #[test]
 fn row_32_the_authority_changes_under_running_nodes_and_a_late_one_is_told_why() {
     run(async {

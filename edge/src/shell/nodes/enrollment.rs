@@ -5,6 +5,7 @@
 //! same from outside and cost the same.
 
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use prost::Message;
 use umbel_contracts::bounds;
@@ -33,7 +34,9 @@ pub(super) async fn enroll(site: &Arc<Site>, newcomer: Newcomer) {
     match answer(site, &newcomer).await {
         Ok(response) => newcomer.answer(response.encode_to_vec()),
         Err(error) => {
-            tracing::info!(address = %newcomer.address(), reason = %error.reason, "an enrollment was refused");
+            if let Some(repeats) = site.refusal_is_news(newcomer.address(), &error) {
+                tracing::info!(address = %newcomer.address(), reason = %error.reason, repeats, "an enrollment was refused");
+            }
             let rejection = rejection(&newcomer, error);
             newcomer.reject(rejection);
         }
@@ -42,12 +45,12 @@ pub(super) async fn enroll(site: &Arc<Site>, newcomer: Newcomer) {
 
 async fn answer(site: &Arc<Site>, newcomer: &Newcomer) -> Result<NodeEnrollResponse, Error> {
     let address = newcomer.address().ip();
-    let wait = site.guesses.lock().unwrap_or_else(PoisonError::into_inner).wait(address, clock::now());
-    if let Some(wait) = wait {
-        let message = "too many wrong tokens from this address; wait a minute and check the token";
-        return Err(Error::new(Code::ResourceExhausted, "TOO_MANY_GUESSES", message).with_retry_after(wait));
-    }
+    let wait = site.guesses.lock().unwrap_or_else(PoisonError::into_inner).wait(&address, clock::now());
+    wait.map_or(Ok(()), |wait| Err(too_many(wait)))?;
     let request = bounds::decode::<NodeEnrollRequest>(&newcomer.hello().payload)?;
+    let rival = (address, request.token_id.clone());
+    let wait = site.spent.lock().unwrap_or_else(PoisonError::into_inner).wait(&rival, clock::now());
+    wait.map_or(Ok(()), |wait| Err(too_many(wait)))?;
     let secret = Secret::from_slice(&request.token_secret).ok_or_else(malformed)?;
     let signing = ca::Request::read(&request.signing_request).map_err(|error| {
         Error::new(
@@ -104,12 +107,18 @@ fn settled(site: &Site, newcomer: &Newcomer, asked: &Asked) -> Result<NodeEnroll
     let id = &asked.request.token_id;
     let (claim, row) = judged(site, asked);
     match (&claim, row) {
-        (Claim::Replay(claimed), Some((row, _))) => replay(site, &row, claimed),
+        (Claim::Replay(claimed), Some((row, _))) => replay(site, &row, claimed).ok_or_else(|| {
+            let void = Refusal::CredentialVoid;
+            refused(site, newcomer, id, void, true);
+            Claim::Refused(void).error().unwrap_or_else(malformed)
+        }),
         (Claim::Refused(refusal), row) => {
             refused(site, newcomer, id, *refusal, row.is_some());
             Err(claim.error().unwrap_or_else(malformed))
         }
         _ => {
+            let rival = (newcomer.address().ip(), id.clone());
+            site.spent.lock().unwrap_or_else(PoisonError::into_inner).wrong(rival, clock::now());
             audit_refusal(site, id, "used by another key");
             Err(Claim::Conflict.error().unwrap_or_else(malformed))
         }
@@ -133,12 +142,16 @@ async fn reread(site: &Site, row: &EnrollmentRow) {
 }
 
 fn refused(site: &Site, newcomer: &Newcomer, token_id: &str, refusal: Refusal, known: bool) {
-    if matches!(refusal, Refusal::Unknown | Refusal::WrongSecret) {
-        let address = newcomer.address().ip();
-        site.guesses.lock().unwrap_or_else(PoisonError::into_inner).wrong(address, clock::now());
-    }
+    // Whatever the reason: one that does not count would tell that the token was good once.
+    let address = newcomer.address().ip();
+    site.guesses.lock().unwrap_or_else(PoisonError::into_inner).wrong(address, clock::now());
     // An id that nobody minted is whatever a stranger wrote: it is not repeated.
     audit_refusal(site, if known { token_id } else { "unknown" }, refusal.name());
+}
+
+fn too_many(wait: Duration) -> Error {
+    let message = "too many tokens from this address that open nothing; wait a minute and check the token";
+    Error::new(Code::ResourceExhausted, "TOO_MANY_GUESSES", message).with_retry_after(wait)
 }
 
 fn audit_refusal(site: &Site, subject: &str, why: &str) {
@@ -200,15 +213,12 @@ async fn fresh(
     Ok(Some(response))
 }
 
-fn replay(site: &Site, row: &EnrollmentRow, claimed: &ClaimRow) -> Result<NodeEnrollResponse, Error> {
-    let id = NodeId::parse(&claimed.subject).map_err(|_| malformed())?;
+// Revoked, rotated, replaced or gone since: nothing is given out again.
+fn replay(site: &Site, row: &EnrollmentRow, claimed: &ClaimRow) -> Option<NodeEnrollResponse> {
+    let id = NodeId::parse(&claimed.subject).ok()?;
     let node = site.read(|registry| registry.node(&id).cloned());
-    // Revoked, rotated, replaced or gone since: nothing is given out again.
-    let Some(node) = node.filter(|node| may_repeat(&node.row, claimed)) else {
-        audit_refusal(site, &row.token.token_id, Refusal::CredentialVoid.name());
-        return Err(Claim::Refused(Refusal::CredentialVoid).error().unwrap_or_else(malformed));
-    };
-    Ok(response(site, id, row, &node.row, claimed.certificate_chain.clone()))
+    let node = node.filter(|node| may_repeat(&node.row, claimed))?;
+    Some(response(site, id, row, &node.row, claimed.certificate_chain.clone()))
 }
 
 fn response(
