@@ -299,6 +299,7 @@ impl Failure {
                     .because("too_long")
                     .about("messages");
             }
+            RefusalReason::KeyRevoked => return Self::key(KeyRefusal::Invalid),
             RefusalReason::NoneWanted => {
                 let message = format!(
                     "Model `{model}` is known, but all its providers are drained or not eligible for traffic."

@@ -7,7 +7,7 @@
 mod gauges;
 mod slot;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,9 +23,9 @@ pub(crate) use slot::{Slot, Waiting};
 pub(crate) use crate::core::admission::Category;
 use crate::core::admission::{Admission, Decision, Grant, Output, ProviderIndex, RetryBudget};
 pub(crate) use crate::core::admission::{
-    Ask, Avoid, Class, Figures, KeyNumber, LeaseCounts, LeaseId, LeaseReading, Limits, ModelIndex, Outcome,
-    Prefix, ProviderConflict, ProviderSpec, ProviderState, QueueFigures, QueueReading, Reading, Refusal,
-    RefusalReason, Released, Ticket,
+    Ask, Avoid, ChoiceFigures, Class, Figures, KeyNumber, LeaseCounts, LeaseId, Limits, ModelIndex, Outcome,
+    Prefix, ProviderConflict, ProviderSpec, ProviderState, QueueFigures, Refusal, RefusalReason, Released,
+    Ticket,
 };
 use crate::core::usage::Usage;
 use crate::metrics::{Metrics, ModelMetrics};
@@ -322,21 +322,14 @@ impl Dispatch {
         self.lock().admission.figures(provider_id)
     }
 
-    /// Everything that waits and runs, read at once.
-    pub(crate) fn reading(&self) -> Reading {
-        self.lock().admission.reading(now())
-    }
-
-    /// How often requests for a model were refused, by the reason that clients were told.
-    pub(crate) fn rejections(&self, model: &str) -> BTreeMap<String, u64> {
-        let state = self.lock();
-        let known = state.models.values().find(|known| &*known.name == model);
-        known.map(|known| known.metrics.rejections()).unwrap_or_default()
-    }
-
     /// All queues.
     pub(crate) fn queues(&self) -> Vec<QueueFigures> {
         self.lock().admission.queues(now())
+    }
+
+    /// What prefix affinity and the passing over of failing providers came to.
+    pub(crate) fn choice_figures(&self) -> ChoiceFigures {
+        self.lock().admission.choice_figures()
     }
 
     /// Requests and leases by phase, of the whole site.
@@ -410,13 +403,19 @@ impl Dispatch {
     /// is what its slot said.
     pub(crate) fn used(
         &self,
-        _model: ModelIndex,
-        _key: KeyNumber,
-        _class: Class,
-        _prompt_bytes: u64,
-        _estimated_tokens: u64,
-        _usage: &Usage,
+        model: ModelIndex,
+        key: KeyNumber,
+        class: Class,
+        prompt_bytes: u64,
+        estimated_tokens: u64,
+        usage: &Usage,
     ) {
+        self.lock().admission.used(model, (key, class), prompt_bytes, estimated_tokens, usage);
+    }
+
+    /// Refuses all that a key has waiting: it was revoked.
+    pub(crate) fn refuse_key(&self, key: KeyNumber) {
+        self.change(|state, now| state.admission.refuse_key(now, key));
     }
 
     /// Ends an unconfirmed lease by hand: its slot is free again.

@@ -15,7 +15,6 @@ mod keys;
 mod lifecycle;
 mod nodes;
 mod reading;
-mod requests;
 mod secrets;
 mod settings;
 
@@ -27,7 +26,7 @@ use umbel_contracts::operations::{
     self, Class, CommandCancel, CommandShow, CredentialRevoke, EnrollmentCreate, EnrollmentList,
     EnrollmentRevoke, LARGEST_ARGS, LARGEST_STORED_RESULT, LONGEST_TEXT, NoArgs, NodeDecommission,
     NodeDisable, NodeDrain, NodeEligible, NodeEnable, NodeLabel, NodeList, NodeReadinessCheck, NodeRename,
-    NodeShow, NodeUndrain, Operation, Target,
+    NodeShow, NodeUndrain, Operation, QueueShow, Target,
 };
 use umbel_contracts::selector::{Candidate, Selector, Term};
 use umbel_wire::{Code, Error};
@@ -41,13 +40,12 @@ use lifecycle::Simple;
 pub(crate) use ca::catch_up;
 
 /// Operations that take something away from somebody: whoever asks has to say why.
-const REASONED: [&str; 6] = [
+const REASONED: [&str; 5] = [
     NodeDrain::NAME,
     NodeDisable::NAME,
     CredentialRevoke::NAME,
     NodeDecommission::NAME,
     operations::SettingsRollback::NAME,
-    operations::RequestRelease::NAME,
 ];
 
 fn invalid(reason: &'static str, message: impl Into<String>) -> Error {
@@ -217,11 +215,11 @@ pub(crate) async fn read(commands: &Arc<Commands>, request: &Request) -> Result<
             args::<NodeReadinessCheck>(request)?;
             lifecycle::readiness(commands, request)
         }
+        QueueShow::NAME => result::<QueueShow>(reading::queues(commands, &args::<QueueShow>(request)?)?),
         other => match family(other) {
             "apikey" => keys::read(commands, request).await,
             "audit" => audit::read(commands, request).await,
             "ca" => ca::read(commands, request).await,
-            "queue" | "request" => requests::read(commands, request),
             "settings" => settings::read(commands, request).await,
             _ => Err(unknown(other)),
         },
@@ -284,7 +282,6 @@ pub(crate) async fn dry_run(commands: &Arc<Commands>, request: &Request) -> Resu
             "ca" => ca::dry_run(commands, request).await,
             "edge" => backup::dry_run(commands, request).await,
             "node.credential" => credential::dry_run(commands, request).await,
-            "request" => requests::dry_run(commands, request),
             "settings" => settings::dry_run(commands, request).await,
             _ => Err(unknown(other)),
         },
@@ -334,7 +331,6 @@ pub(crate) async fn start(context: &Context<'_>) -> Result<(), Error> {
             "ca" => ca::start(context).await,
             "edge" => backup::start(context).await,
             "node.credential" => credential::start(context).await,
-            "request" => requests::start(context).await,
             "settings" => settings::start(context).await,
             _ => Err(unknown(other)),
         },

@@ -33,7 +33,6 @@ mod marks;
 mod memory;
 mod observed;
 mod opening;
-mod outage;
 mod overlay;
 mod owed;
 mod reader;

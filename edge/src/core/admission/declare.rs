@@ -7,9 +7,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::Admission;
 use super::model::Model;
+use super::outliers::Health;
 use super::provider::{Provider, ProviderSpec, ProviderState};
-use super::{Admission, ModelIndex, ProviderIndex};
+use super::words::{ModelIndex, ProviderIndex};
 
 /// Why a provider was not taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -66,16 +68,24 @@ impl Admission {
         let model = self.model_of(&spec)?;
         let index = match self.by_id.get(&spec.provider_id).copied() {
             Some(index) => {
-                if let Some(provider) = self.providers.get_mut(index.0 as usize) {
-                    provider.spec = spec;
-                }
+                self.respecify(index, spec);
                 index
             }
             None => self.add_provider(model, spec)?,
         };
         self.refresh(now, index);
-        self.hand_over(now, model);
         Ok(index)
+    }
+
+    fn respecify(&mut self, index: ProviderIndex, spec: ProviderSpec) {
+        let Some(provider) = self.providers.get_mut(index.0 as usize) else { return };
+        let Some(model) = self.models.get_mut(provider.model.0 as usize) else { return };
+        let prompts = |spec: &ProviderSpec| (spec.max_context_tokens, spec.long_context_capacity > 0);
+        if prompts(&spec) != prompts(&provider.spec) {
+            model.pool.changed();
+        }
+        model.long_threshold = spec.long_context_threshold_tokens;
+        provider.spec = spec;
     }
 
     fn conflict(&self, spec: &ProviderSpec, own: Option<ProviderIndex>) -> Option<ProviderConflict> {
@@ -172,7 +182,10 @@ impl Admission {
         self.nodes.entry(spec.node_id).or_default().providers.push(index);
         if let Some(model) = self.models.get_mut(model.0 as usize) {
             model.providers.push(index);
+            model.pool.changed();
+            model.long_threshold = spec.long_context_threshold_tokens;
         }
+        self.seen.make_room(self.by_id.len());
         let opened =
             free.and_then(|free| self.providers.get(free)).map_or(0, |old| old.opened.wrapping_add(1));
         let provider = Provider {
@@ -181,7 +194,10 @@ impl Admission {
             state: ProviderState::default(),
             generation: None,
             in_flight: 0,
+            long_in_flight: 0,
             unconfirmed: 0,
+            health: Health::default(),
+            seat: 0,
             open: false,
             wanted: false,
             loading: false,
@@ -208,11 +224,14 @@ impl Admission {
         }
         if let Some(model) = self.models.get_mut(model_index.0 as usize) {
             model.providers.retain(|other| *other != index);
+            model.pool.changed();
             if model.providers.is_empty() {
                 // The canonical name keeps its index; an alias is free for others again.
                 self.forget_aliases(model_index);
             }
         }
+        self.hand_over(now, model_index);
+        self.refuse_unwanted(now, model_index);
     }
 }
 

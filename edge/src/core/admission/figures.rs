@@ -7,10 +7,12 @@ use std::time::Instant;
 
 use umbel_wire::ids::NodeId;
 
-use super::lease::LeasePhase;
+use super::Admission;
+use super::affinity::PrefixTable;
+use super::lease::Phases;
 use super::model::QueueFigures;
 use super::provider::Figures;
-use super::{Admission, ModelIndex};
+use super::words::ModelIndex;
 
 impl Admission {
     /// Counts of a provider; `None` when it is not declared.
@@ -22,10 +24,11 @@ impl Admission {
             capacity: provider.spec.capacity,
             in_flight: provider.in_flight,
             long_capacity: provider.spec.long_context_capacity,
-            long_in_flight: 0,
+            long_in_flight: provider.long_in_flight,
             unconfirmed: provider.unconfirmed,
             queued: u32::try_from(model.queue.len()).unwrap_or(u32::MAX),
             open: provider.open,
+            ejected: provider.is_ejected(),
             state: provider.state,
         })
     }
@@ -46,12 +49,15 @@ impl Admission {
             .map(|(index, model)| QueueFigures {
                 model: Arc::clone(&model.name),
                 depth: model.queue.len(),
+                long_waiting: model.queue.long_waiting(),
                 limit: self.limits.waiting,
                 oldest: self.oldest(now, ModelIndex(index)),
                 admitted_total: model.admitted_total,
-                shed_total: model.shed_total,
+                shed_total: model.shed.total(),
+                shed: model.shed,
                 in_flight: model.in_flight,
-                without_head: model.in_flight.saturating_sub(model.streaming),
+                without_head: model.in_flight.saturating_sub(model.phases.streaming),
+                phases: model.phases,
                 capacity: model
                     .providers
                     .iter()
@@ -59,7 +65,11 @@ impl Admission {
                     .filter(|provider| provider.open)
                     .fold(0, |sum, provider| sum.saturating_add(provider.spec.capacity)),
                 open_providers: model.open,
+                ejected_providers: model.passed_over,
                 wanted_providers: model.wanted,
+                drains_every: model.drains_every(now),
+                bytes_per_token: model.ratio.thousandths(),
+                estimate_error: model.ratio.error(),
             })
             .collect()
     }
@@ -86,18 +96,33 @@ impl Admission {
 
     /// All leases held, by phase: without a head, streaming, being reset, unconfirmed.
     pub(crate) fn lease_counts(&self) -> LeaseCounts {
-        let mut counts = LeaseCounts { unconfirmed: self.unconfirmed, ..LeaseCounts::default() };
-        for held in self.leases.values() {
-            match held.phase {
-                LeasePhase::Granted => counts.without_head += 1,
-                LeasePhase::Streaming => counts.streaming += 1,
-                LeasePhase::Resetting(_) => counts.resetting += 1,
-                LeasePhase::Unconfirmed => {}
-            }
-        }
-        counts.waiting = u32::try_from(self.waiters.len()).unwrap_or(u32::MAX);
-        counts
+        let waiting = u32::try_from(self.waiters.len()).unwrap_or(u32::MAX);
+        let Phases { prefill, streaming, ending, unconfirmed } = self.phases;
+        LeaseCounts { waiting, without_head: prefill, streaming, resetting: ending, unconfirmed }
     }
+
+    /// What prefix affinity and the passing over of failing providers came to since the start.
+    pub(crate) fn choice_figures(&self) -> ChoiceFigures {
+        ChoiceFigures {
+            prefix_table: self.seen.table(),
+            prefix_hits: self.prefix_hits,
+            prefix_misses: self.prefix_misses,
+            passed_over_total: self.passed_over_total,
+        }
+    }
+}
+
+/// What prefix affinity and the passing over of failing providers came to since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ChoiceFigures {
+    /// The table of prefixes.
+    pub(crate) prefix_table: PrefixTable,
+    /// Requests with a prefix that went where it was seen last.
+    pub(crate) prefix_hits: u64,
+    /// Requests with a prefix that was not known, or whose provider had no room for it.
+    pub(crate) prefix_misses: u64,
+    /// How often a provider was passed over for a while.
+    pub(crate) passed_over_total: u64,
 }
 
 /// Requests and leases by phase.

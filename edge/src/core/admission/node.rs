@@ -7,10 +7,11 @@ use std::time::Instant;
 
 use umbel_wire::ids::{Generation, NodeId};
 
+use super::Admission;
 use super::declare::ProviderConflict;
 use super::lease::{Lease, LeaseId};
 use super::provider::{ProviderSpec, ProviderState};
-use super::{Admission, ProviderIndex};
+use super::words::ProviderIndex;
 
 /// What admission knows of a node.
 #[derive(Debug, Default)]
@@ -194,7 +195,12 @@ impl Admission {
         model.open = model.open + u32::from(after.0) - u32::from(before.0).min(model.open);
         model.wanted = model.wanted + u32::from(after.1) - u32::from(before.1).min(model.wanted);
         model.loading = model.loading + u32::from(after.2) - u32::from(before.2).min(model.loading);
+        model.pool.set(index, provider.seat, provider.room());
         let model = provider.model;
+        if after.0 != before.0 {
+            self.stand_anew(now, index);
+            self.take_back_the_last(now, model);
+        }
         self.hand_over(now, model);
         self.refuse_unwanted(now, model);
     }

@@ -1,13 +1,16 @@
 //! What admission knows of a provider, and when it may be given work.
 //!
-//! Owns the specification, the reported state and the counts of a provider. Leaves the node's part (ready,
-//! draining, eligible) to [`super::node`] and the choice between providers to [`super::choice`].
+//! Owns the specification, the reported state and the counts of a provider, and the room it has in its model's pool.
+//! Leaves the node's part (ready, draining, eligible) to [`super::node`], whether it is passed over to
+//! [`super::outliers`], and the choice between providers to [`super::choice`].
 
 use std::sync::Arc;
 
 use umbel_wire::ids::{Generation, NodeId};
 
-use super::ModelIndex;
+use super::outliers::{Health, Standing};
+use super::pool::{Room, TRY_NEXT, load};
+use super::words::ModelIndex;
 
 /// What kind of thing serves a provider's model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -75,8 +78,10 @@ pub(crate) struct Figures {
     pub(crate) unconfirmed: u32,
     /// Requests waiting for this provider's model.
     pub(crate) queued: u32,
-    /// May be given a request now, if a slot is free.
+    /// May be given a request now, if a slot is free and it is not passed over.
     pub(crate) open: bool,
+    /// It is passed over for a while, since it fails or stalls more than its peers.
+    pub(crate) ejected: bool,
     /// What the node last said.
     pub(crate) state: ProviderState,
 }
@@ -89,7 +94,12 @@ pub(super) struct Provider {
     /// Of the node's connection that reported it; `None` while the node is away.
     pub(super) generation: Option<Generation>,
     pub(super) in_flight: u32,
+    pub(super) long_in_flight: u32,
     pub(super) unconfirmed: u32,
+    /// How its tries went, and whether it is passed over for it.
+    pub(super) health: Health,
+    /// Its place in its model's pool.
+    pub(super) seat: usize,
     /// May be given work: node ready, eligible and not draining, and the state is `Available`.
     pub(super) open: bool,
     /// Counts as a wanted replica of its model.
@@ -103,8 +113,37 @@ pub(super) struct Provider {
 }
 
 impl Provider {
-    /// Slots that may be given now. Never negative: lowering the capacity below what is in flight gives 0.
-    pub(super) fn free(&self) -> u32 {
-        if self.open { self.spec.capacity.saturating_sub(self.in_flight) } else { 0 }
+    /// The longest prompt it takes, in tokens.
+    pub(super) fn limit(&self) -> u64 {
+        match self.spec.max_context_tokens {
+            0 => u64::MAX,
+            tokens => u64::from(tokens),
+        }
+    }
+
+    /// It is open, and passed over.
+    pub(super) fn is_ejected(&self) -> bool {
+        self.open && self.health.standing != Standing::In
+    }
+
+    /// Its part in its model's pool. Lowering the capacity below what is in flight leaves no slot free.
+    pub(super) fn room(&self) -> Room {
+        let spec = &self.spec;
+        let free = self.open && self.in_flight < spec.capacity;
+        let load = match self.health.standing {
+            Standing::In => Some(load(self.in_flight, spec.capacity)),
+            Standing::Due { .. } => Some(TRY_NEXT),
+            Standing::Out { .. } | Standing::Tried { .. } => None,
+        }
+        .filter(|_| free);
+        let is_candidate = self.open && self.health.standing == Standing::In;
+        let of_candidate = |count: u32| if is_candidate { count } else { 0 };
+        Room {
+            load,
+            long_load: load.filter(|_| self.long_in_flight < spec.long_context_capacity),
+            wanted: self.wanted,
+            capacity: of_candidate(spec.capacity),
+            in_flight: of_candidate(self.in_flight),
+        }
     }
 }

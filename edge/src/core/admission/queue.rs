@@ -1,11 +1,15 @@
 //! The order in which a model's waiting requests are served.
 //!
-//! Owns who is next: strict priority class, then requests that came back from a lost node, then fair turns
-//! between keys (start-time fair queueing over one FIFO a key), then arrival. Leaves slots and time to
-//! [`super::Admission`]. Invariant: each waiting ticket stands in exactly one flow, and a flow that stands
-//! in the order is never empty.
+//! Owns who is next: strict priority class, then requests that come back after a slot, then fair turns between keys
+//! (start-time fair queueing by tokens), then arrival. Leaves slots and time to [`super::Admission`]. Invariants: each
+//! waiting ticket stands in exactly one line; a line that stands in the order is never empty; what does not fit blocks
+//! nobody, and neither gains nor loses turns for it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::{Duration, Instant};
+
+use super::pool::Lane;
+use super::words::Avoid;
 
 /// A waiting request. Never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -28,46 +32,59 @@ impl Default for Class {
 /// The class of a key that says nothing: the middle, so that keys can be put before and behind it.
 pub(crate) const NORMAL_CLASS: u8 = 128;
 
-/// What one request costs its key in virtual time. All requests cost the same until sizes are estimated.
-const COST: u64 = 1;
+/// A class whose long requests wait and got no slot for so long gives its next fitting slot to the first of them,
+/// whatever is before it in the class. Once in this time: a flood of long requests holds the others up no further.
+pub(crate) const PASSED_OVER_MAX: Duration = Duration::from_secs(5);
 
-/// Which flow a ticket waits in.
+/// Whose turn a request waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct FlowId {
-    class: Class,
-    /// `None`: requests that had a slot before and come back to the head.
-    key: Option<KeyNumber>,
+pub(super) enum Who {
+    /// Those who had a slot and come back, by the provider that they do not go back to.
+    Again(Option<Avoid>),
+    /// A key's new requests.
+    Key(KeyNumber),
 }
 
-impl FlowId {
-    /// The flow of a key's new requests.
-    pub(super) fn of_key(class: Class, key: KeyNumber) -> Self {
-        Self { class, key: Some(key) }
-    }
-
-    /// The flow at the head of a class.
-    pub(super) fn at_head(class: Class) -> Self {
-        Self { class, key: None }
-    }
+/// Where a request waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Spot {
+    pub(super) class: Class,
+    pub(super) who: Who,
+    pub(super) lane: Lane,
 }
 
-/// A flow's place in the order: class, virtual start time (0 for the head flow), first ticket.
-type Place = (Class, u64, Ticket, FlowId);
+/// A line's place in the order of its lane: class, virtual start time (who comes back is before all), first ticket.
+type Place = (Class, Option<u64>, Ticket, Who);
 
+fn place(class: Class, start: u64, first: Ticket, who: Who) -> Place {
+    (class, matches!(who, Who::Key(_)).then_some(start), first, who)
+}
+
+/// One account's turn, and its lines: one a lane, each in the order of arrival.
 #[derive(Debug, Default)]
-struct Flow {
-    waiting: BTreeSet<Ticket>,
-    /// Virtual time from which this flow's next request counts.
+struct Account {
+    /// Virtual time from which its next request counts.
     start: u64,
+    lines: BTreeMap<Lane, BTreeSet<Ticket>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct OfClass {
+    /// Virtual time: the start of the account served last.
+    now: u64,
+    long_waiting: usize,
+    /// Since when long requests wait without any of them being served.
+    long_since: Instant,
 }
 
 /// One model's waiting requests.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
-    flows: HashMap<FlowId, Flow>,
-    order: BTreeSet<Place>,
-    /// Virtual time: the start of the flow served last, by class.
-    now: BTreeMap<Class, u64>,
+    accounts: HashMap<(Class, Who), Account>,
+    order: BTreeMap<Lane, BTreeSet<Place>>,
+    classes: BTreeMap<Class, OfClass>,
+    /// Accounts without anyone waiting that are still ahead of their class's time.
+    idle: BTreeSet<(Class, u64, Who)>,
     len: usize,
 }
 
@@ -80,99 +97,238 @@ impl Queue {
         self.len == 0
     }
 
-    /// Adds a ticket, which must be newer than all before it unless it goes to the head flow.
-    pub(super) fn push(&mut self, id: FlowId, ticket: Ticket) {
-        let now = self.now.get(&id.class).copied().unwrap_or(0);
-        let flow = self.flows.entry(id).or_default();
-        let before = place(id, flow);
-        if flow.waiting.is_empty() && id.key.is_some() {
-            // A flow that was away gains nothing for it.
-            flow.start = flow.start.max(now);
+    /// Of those who wait, the long ones.
+    pub(super) fn long_waiting(&self) -> usize {
+        self.classes.values().map(|class| class.long_waiting).sum()
+    }
+
+    /// How many wait of each key; those who come back are not counted.
+    pub(super) fn by_key(&self) -> impl Iterator<Item = (KeyNumber, usize)> + '_ {
+        self.accounts.iter().filter_map(|((_, who), account)| match who {
+            Who::Key(key) => Some((*key, account.lines.values().map(BTreeSet::len).sum())),
+            Who::Again(_) => None,
+        })
+    }
+
+    /// Adds a ticket that is newer than all before it.
+    pub(super) fn push(&mut self, now: Instant, spot: Spot, ticket: Ticket) {
+        let Spot { class, who, lane } = spot;
+        let of_class =
+            self.classes.entry(class).or_insert(OfClass { now: 0, long_waiting: 0, long_since: now });
+        if lane.long {
+            if of_class.long_waiting == 0 {
+                of_class.long_since = now;
+            }
+            of_class.long_waiting += 1;
         }
-        if flow.waiting.insert(ticket) {
-            self.len = self.len.saturating_add(1);
+        let virtual_now = of_class.now;
+        let account = self.accounts.entry((class, who)).or_default();
+        if account.lines.is_empty() && matches!(who, Who::Key(_)) {
+            self.idle.remove(&(class, account.start, who));
+            // One that was away gains nothing for it.
+            account.start = account.start.max(virtual_now);
         }
-        let after = place(id, flow);
-        self.move_place(before, after);
+        let line = account.lines.entry(lane).or_default();
+        line.insert(ticket);
+        self.len += 1;
+        if line.len() == 1 {
+            self.order.entry(lane).or_default().insert(place(class, account.start, ticket, who));
+        }
     }
 
     /// Takes a ticket out unserved: nothing is charged. False if it was not there.
-    pub(super) fn remove(&mut self, id: FlowId, ticket: Ticket) -> bool {
-        self.take(id, ticket, 0)
+    pub(super) fn remove(&mut self, spot: Spot, ticket: Ticket) -> bool {
+        let there = self.take(spot, ticket);
+        self.tidy(spot.class, spot.who);
+        there
     }
 
-    /// Takes a ticket out to be served, and charges its flow.
-    pub(super) fn serve(&mut self, id: FlowId, ticket: Ticket) -> bool {
-        if id.key.is_some()
-            && let Some(flow) = self.flows.get(&id)
-        {
-            let start = flow.start;
-            let now = self.now.entry(id.class).or_default();
-            *now = (*now).max(start);
-        }
-        self.take(id, ticket, COST)
-    }
-
-    fn take(&mut self, id: FlowId, ticket: Ticket, cost: u64) -> bool {
-        let Some(flow) = self.flows.get_mut(&id) else { return false };
-        let before = place(id, flow);
-        if !flow.waiting.remove(&ticket) {
+    /// Takes a ticket out to be served, and charges its account.
+    pub(super) fn serve(&mut self, now: Instant, spot: Spot, ticket: Ticket, cost: u64) -> bool {
+        if !self.take(spot, ticket) {
             return false;
         }
-        self.len = self.len.saturating_sub(1);
-        if id.key.is_some() {
-            flow.start = flow.start.saturating_add(cost);
+        if let Some(of_class) = self.classes.get_mut(&spot.class)
+            && spot.lane.long
+        {
+            of_class.long_since = now;
         }
-        let after = place(id, flow);
-        self.move_place(before, after);
-        if self.len == 0 {
-            // Nobody waits, so nobody is owed anything; this also bounds the flows by those who wait.
-            self.flows.clear();
-            self.now.clear();
+        self.charge(spot.class, spot.who, cost);
+        true
+    }
+
+    /// Charges a key for a request that got a slot without waiting while others wait for slots that fit them.
+    pub(super) fn charge(&mut self, class: Class, who: Who, cost: u64) {
+        if self.len > 0
+            && matches!(who, Who::Key(_))
+            && let Some(of_class) = self.classes.get_mut(&class)
+        {
+            let account = self.accounts.entry((class, who)).or_default();
+            let before = account.start;
+            // Whoever lagged behind since nothing fitted has had its turn now, and no more than that.
+            let start = before.max(of_class.now);
+            of_class.now = start;
+            self.restart(class, who, start.saturating_add(cost));
+        }
+        self.tidy(class, who);
+    }
+
+    /// A request of this key used so many tokens more (or less) than it was charged for.
+    pub(super) fn correct(&mut self, class: Class, key: KeyNumber, tokens: i64) {
+        let who = Who::Key(key);
+        let Some(of_class) = self.classes.get(&class).copied().filter(|_| self.len > 0) else { return };
+        let start = self.accounts.get(&(class, who)).map_or(of_class.now, |account| account.start);
+        // What is given back puts nobody before those whose turn it is.
+        let corrected = if tokens > 0 {
+            start.max(of_class.now).saturating_add_signed(tokens)
         } else {
-            self.forget_idle(id);
+            start.saturating_add_signed(tokens).max(of_class.now.min(start))
+        };
+        if corrected > of_class.now || self.accounts.contains_key(&(class, who)) {
+            self.accounts.entry((class, who)).or_default();
+            self.restart(class, who, corrected);
+        }
+        self.tidy(class, who);
+    }
+
+    /// Gives an account another start, in all lines where it stands.
+    fn restart(&mut self, class: Class, who: Who, start: u64) {
+        let Some(account) = self.accounts.get_mut(&(class, who)) else { return };
+        let before = std::mem::replace(&mut account.start, start);
+        if account.lines.is_empty() {
+            self.idle.remove(&(class, before, who));
+            self.idle.insert((class, start, who));
+            return;
+        }
+        for (lane, line) in &account.lines {
+            if let (Some(order), Some(first)) = (self.order.get_mut(lane), line.first()) {
+                order.remove(&place(class, before, *first, who));
+                order.insert(place(class, start, *first, who));
+            }
+        }
+    }
+
+    fn take(&mut self, spot: Spot, ticket: Ticket) -> bool {
+        let Spot { class, who, lane } = spot;
+        let Some(account) = self.accounts.get_mut(&(class, who)) else { return false };
+        let Some(line) = account.lines.get_mut(&lane) else { return false };
+        let first = line.first().copied();
+        if !line.remove(&ticket) {
+            return false;
+        }
+        self.len -= 1;
+        if lane.long
+            && let Some(of_class) = self.classes.get_mut(&class)
+        {
+            of_class.long_waiting -= 1;
+        }
+        if first == Some(ticket)
+            && let Some(order) = self.order.get_mut(&lane)
+        {
+            order.remove(&place(class, account.start, ticket, who));
+            if let Some(next) = line.first() {
+                order.insert(place(class, account.start, *next, who));
+            }
+            if order.is_empty() {
+                self.order.remove(&lane);
+            }
+        }
+        if line.is_empty() {
+            account.lines.remove(&lane);
+            if account.lines.is_empty() && matches!(who, Who::Key(_)) {
+                self.idle.insert((class, account.start, who));
+            }
         }
         true
     }
 
-    /// An empty flow is remembered only while its start lies ahead: it must not gain by leaving and coming back.
-    fn forget_idle(&mut self, id: FlowId) {
-        let now = self.now.get(&id.class).copied().unwrap_or(0);
-        if self.flows.get(&id).is_some_and(|flow| flow.waiting.is_empty() && flow.start <= now) {
-            self.flows.remove(&id);
-        }
-    }
-
-    fn move_place(&mut self, before: Option<Place>, after: Option<Place>) {
-        if before == after {
+    /// Forgets accounts that are owed nothing and owe nothing.
+    fn tidy(&mut self, class: Class, who: Who) {
+        if self.len == 0 {
+            // Nobody waits, so nobody is before another.
+            self.accounts.clear();
+            self.order.clear();
+            self.classes.clear();
+            self.idle.clear();
             return;
         }
-        if let Some(before) = before {
-            self.order.remove(&before);
+        if matches!(who, Who::Again(_))
+            && self.accounts.get(&(class, who)).is_some_and(|account| account.lines.is_empty())
+        {
+            self.accounts.remove(&(class, who));
         }
-        if let Some(after) = after {
-            self.order.insert(after);
+        let now = self.classes.get(&class).map_or(0, |of_class| of_class.now);
+        while let Some(&(of, start, idle)) = self.idle.range((class, 0, Who::Again(None))..).next()
+            && of == class
+            && start <= now
+        {
+            self.idle.remove(&(of, start, idle));
+            self.accounts.remove(&(of, idle));
         }
     }
 
-    /// Tickets in the order in which they may be served now: every one of a head flow (each may be unable to
-    /// use a certain provider), then the first of each key's flow.
-    pub(super) fn candidates(&self) -> impl Iterator<Item = Ticket> + '_ {
-        self.order.iter().flat_map(|(_, _, first, id)| {
-            let all = if id.key.is_none() { self.flows.get(id) } else { None };
-            let one = if all.is_none() { Some(*first) } else { None };
-            all.into_iter().flat_map(|flow| flow.waiting.iter().copied()).chain(one)
+    /// The ticket that is next among those for whom `is_free` finds a slot. It is asked for lanes, and for a lane but
+    /// for one provider.
+    pub(super) fn next(&self, now: Instant, is_free: impl Fn(Lane, Option<Avoid>) -> bool) -> Option<Ticket> {
+        let rank = |lane: Lane, (class, start, ticket, who): Place| {
+            let turn = match who {
+                Who::Again(_) => 0,
+                Who::Key(_) if lane.long && self.is_long_overdue(now, class) => 1,
+                Who::Key(_) => 2,
+            };
+            (class, turn, start, ticket)
+        };
+        let lanes = self.order.iter().filter(|(lane, _)| is_free(**lane, None));
+        lanes
+            .filter_map(|(lane, order)| {
+                // Whoever avoids the only provider with a slot is passed over; all who do so stand in one line.
+                let place = order.iter().find(|(_, _, _, who)| match who {
+                    Who::Again(avoid @ Some(_)) => is_free(*lane, *avoid),
+                    _ => true,
+                })?;
+                Some(rank(*lane, *place))
+            })
+            .min()
+            .map(|(_, _, _, ticket)| ticket)
+    }
+
+    fn is_long_overdue(&self, now: Instant, class: Class) -> bool {
+        self.classes.get(&class).is_some_and(|of_class| {
+            of_class.long_waiting > 0 && now.saturating_duration_since(of_class.long_since) >= PASSED_OVER_MAX
         })
     }
 
     /// All tickets, in no promised order.
     pub(super) fn tickets(&self) -> impl Iterator<Item = Ticket> + '_ {
-        self.flows.values().flat_map(|flow| flow.waiting.iter().copied())
+        self.accounts.values().flat_map(|account| account.lines.values().flatten().copied())
     }
-}
 
-fn place(id: FlowId, flow: &Flow) -> Option<Place> {
-    let first = *flow.waiting.first()?;
-    let start = if id.key.is_some() { flow.start.saturating_add(1) } else { 0 };
-    Some((id.class, start, first, id))
+    /// The tickets of one lane, in no promised order.
+    pub(super) fn tickets_of(&self, lane: Lane) -> impl Iterator<Item = Ticket> + '_ {
+        self.accounts.values().filter_map(move |account| account.lines.get(&lane)).flatten().copied()
+    }
+
+    /// The lanes in which someone waits.
+    pub(super) fn lanes(&self) -> impl Iterator<Item = Lane> + '_ {
+        self.order.keys().copied()
+    }
+
+    /// Moves everyone to the lane that `lane_of` says.
+    pub(super) fn relane(&mut self, lane_of: impl Fn(Ticket) -> Option<Lane>) {
+        self.order.clear();
+        for ((class, who), account) in &mut self.accounts {
+            for (before, line) in std::mem::take(&mut account.lines) {
+                for ticket in line {
+                    let lane = lane_of(ticket).unwrap_or(before);
+                    account.lines.entry(lane).or_default().insert(ticket);
+                }
+            }
+            for (lane, line) in &account.lines {
+                if let Some(first) = line.first() {
+                    let place = place(*class, account.start, *first, *who);
+                    self.order.entry(*lane).or_default().insert(place);
+                }
+            }
+        }
+    }
 }

@@ -10,6 +10,7 @@ mod histories;
 
 use std::borrow::Borrow;
 
+use umbel_wire::ids::Generation;
 use uuid::Uuid;
 
 use super::*;
@@ -316,7 +317,7 @@ fn a_provider_is_avoided_until_it_has_closed_and_opened_again() {
 fn row_63_a_reset_without_its_end_is_marked_and_keeps_its_slot() {
     let mut site = Site::new(&[1]);
     let grant = site.granted();
-    site.admission.streaming(grant.lease);
+    site.admission.streaming(site.now, grant.lease);
     site.admission.resetting(site.now, grant.lease);
     site.now += 5 * SECOND;
     site.admission.expire(site.now);

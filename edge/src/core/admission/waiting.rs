@@ -4,9 +4,11 @@
 
 use std::time::{Duration, Instant};
 
-use super::lease::{LeaseId, LeasePhase};
-use super::queue::{FlowId, Ticket};
-use super::{Admission, Ask, Decision, ModelIndex, Output, Refusal, RefusalReason, choice};
+use super::Admission;
+use super::choice::Size;
+use super::lease::LeaseId;
+use super::queue::{KeyNumber, Spot, Ticket, Who};
+use super::words::{Ask, Decision, ModelIndex, Output, ProviderIndex, Refusal, RefusalReason};
 
 /// What a deadline is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -15,32 +17,33 @@ pub(super) enum Timer {
     Wait(Ticket),
     /// A reset lease should have been confirmed.
     Confirm(LeaseId),
+    /// Silent providers of a model are looked for.
+    Look(ModelIndex),
+    /// A provider that is passed over may be tried again.
+    Retry(ProviderIndex),
 }
 
 #[derive(Debug)]
 pub(super) struct Waiter {
-    ask: Ask,
-    flow: FlowId,
+    pub(super) ask: Ask,
+    pub(super) size: Size,
     pub(super) arrived: Instant,
     until: Instant,
 }
 
 impl Waiter {
-    /// What it asked for.
-    pub(super) fn ask(&self) -> &Ask {
-        &self.ask
-    }
-}
-
-#[cfg(test)]
-impl Waiter {
-    pub(super) fn avoids_nothing(&self) -> bool {
-        self.ask.avoid.is_none()
+    fn spot(&self) -> Spot {
+        let who = if self.ask.at_head || self.ask.avoid.is_some() {
+            Who::Again(self.ask.avoid)
+        } else {
+            Who::Key(self.ask.key)
+        };
+        Spot { class: self.ask.class, who, lane: self.size.lane }
     }
 }
 
 impl Admission {
-    pub(super) fn wait(&mut self, now: Instant, ask: &Ask) -> Decision {
+    pub(super) fn wait(&mut self, now: Instant, ask: &Ask, size: Size) -> Decision {
         let limit = self.limits.waiting;
         let ticket = Ticket(self.next_ticket);
         let Some(model) = self.models.get_mut(ask.model.0 as usize) else {
@@ -48,74 +51,90 @@ impl Admission {
         };
         if model.queue.len() >= limit && !ask.at_head {
             let contended = model.open > 0;
-            return Decision::Refused(self.refuse(
-                now,
-                ask.model,
-                RefusalReason::QueueFull { limit, contended },
-            ));
+            let reason = RefusalReason::QueueFull { limit, contended };
+            return Decision::Refused(self.refuse(now, ask.model, reason));
         }
         self.next_ticket += 1;
-        let flow = if ask.at_head { FlowId::at_head(ask.class) } else { FlowId::of_key(ask.class, ask.key) };
-        model.queue.push(flow, ticket);
         let until = now + self.limits.max_wait;
+        let waiter = Waiter { ask: ask.clone(), size, arrived: now, until };
+        model.queue.push(now, waiter.spot(), ticket);
         self.timers.insert((until, Timer::Wait(ticket)));
-        self.waiters.insert(ticket, Waiter { ask: ask.clone(), flow, arrived: now, until });
+        self.waiters.insert(ticket, waiter);
         Decision::Waiting(ticket)
     }
 
     /// The client of a waiting request is gone. False if it no longer waits.
     pub(crate) fn withdraw(&mut self, ticket: Ticket) -> bool {
-        self.unqueue(ticket, false).is_some()
+        let Some(waiter) = self.leave(ticket) else { return false };
+        if let Some(model) = self.models.get_mut(waiter.ask.model.0 as usize) {
+            model.queue.remove(waiter.spot(), ticket);
+        }
+        true
     }
 
-    fn unqueue(&mut self, ticket: Ticket, served: bool) -> Option<Waiter> {
+    /// Takes a waiter out of everything but its queue.
+    fn leave(&mut self, ticket: Ticket) -> Option<Waiter> {
         let waiter = self.waiters.remove(&ticket)?;
         self.timers.remove(&(waiter.until, Timer::Wait(ticket)));
-        if let Some(model) = self.models.get_mut(waiter.ask.model.0 as usize) {
-            if served {
-                model.queue.serve(waiter.flow, ticket);
-            } else {
-                model.queue.remove(waiter.flow, ticket);
-            }
-        }
         Some(waiter)
     }
 
     /// Gives free slots of a model to those who wait, best first, until no one who fits is left.
     pub(super) fn hand_over(&mut self, now: Instant, index: ModelIndex) {
-        while let Some((ticket, provider)) = self.best_waiter(index) {
-            let Some(waiter) = self.unqueue(ticket, true) else { return };
+        self.seat(now, index);
+        while let Some(ticket) = self.next_waiter(now, index) {
+            let Some(waiter) = self.leave(ticket) else { return };
+            let Some(model) = self.models.get_mut(index.0 as usize) else { return };
+            model.queue.serve(now, waiter.spot(), ticket, waiter.size.cost());
             let waited = now.saturating_duration_since(waiter.arrived);
-            match self.grant(provider, waited) {
+            match self.grant(now, &waiter.ask, waiter.size, waited) {
                 Some(grant) => self.outputs.push_back(Output::Granted(ticket, grant)),
                 None => return,
             }
         }
     }
 
-    fn best_waiter(&self, index: ModelIndex) -> Option<(Ticket, super::ProviderIndex)> {
+    fn next_waiter(&self, now: Instant, index: ModelIndex) -> Option<Ticket> {
         let model = self.models.get(index.0 as usize)?;
         if model.queue.is_empty() || model.open == 0 {
             return None;
         }
-        let best = choice::choose(&model.providers, &self.providers, None)?;
-        model.queue.candidates().find_map(|ticket| match self.waiters.get(&ticket)?.ask.avoid {
-            None => Some((ticket, best)),
-            avoid => Some((ticket, choice::choose(&model.providers, &self.providers, avoid)?)),
-        })
+        model.queue.next(now, |lane, avoid| self.is_free(index, lane, avoid))
     }
 
-    /// Refuses everyone who waits for a model that nobody is wanted to serve any more.
+    /// Refuses everyone who waits for providers of which none is wanted any more.
     pub(super) fn refuse_unwanted(&mut self, now: Instant, index: ModelIndex) {
         let Some(model) = self.models.get(index.0 as usize) else { return };
-        if model.wanted > 0 || model.queue.is_empty() {
+        if model.queue.is_empty() {
             return;
         }
-        let mut tickets: Vec<Ticket> = model.queue.tickets().collect();
+        let unwanted = model.queue.lanes().filter(|lane| model.wanted == 0 || !model.pool.is_wanted(*lane));
+        let mut tickets: Vec<Ticket> = unwanted.flat_map(|lane| model.queue.tickets_of(lane)).collect();
         tickets.sort_unstable();
         for ticket in tickets {
-            self.unqueue(ticket, false);
-            let refusal = self.refuse(now, index, RefusalReason::NoneWanted);
+            self.refuse_waiter(now, index, ticket, RefusalReason::NoneWanted);
+        }
+    }
+
+    /// Refuses all that a key has waiting: it was revoked.
+    pub(crate) fn refuse_key(&mut self, now: Instant, key: KeyNumber) {
+        let of_key = self.waiters.iter().filter(|(_, waiter)| waiter.ask.key == key);
+        let mut tickets: Vec<_> = of_key.map(|(ticket, waiter)| (*ticket, waiter.ask.model)).collect();
+        tickets.sort_unstable();
+        for (ticket, model) in tickets {
+            self.refuse_waiter(now, model, ticket, RefusalReason::KeyRevoked);
+        }
+    }
+
+    pub(super) fn refuse_waiter(
+        &mut self,
+        now: Instant,
+        index: ModelIndex,
+        ticket: Ticket,
+        reason: RefusalReason,
+    ) {
+        if self.withdraw(ticket) {
+            let refusal = self.refuse(now, index, reason);
             self.outputs.push_back(Output::Refused(ticket, refusal));
         }
     }
@@ -125,7 +144,7 @@ impl Admission {
         let Some(model) = self.models.get_mut(index.0 as usize) else {
             return Refusal { reason, retry_after: None };
         };
-        model.shed_total += 1;
+        model.shed.note(reason);
         let retry_after = match reason {
             RefusalReason::QueueFull { contended: true, .. } | RefusalReason::WaitedTooLong(_) => {
                 model.time_to_drain(now)
@@ -145,6 +164,8 @@ impl Admission {
             match timer {
                 Timer::Wait(ticket) => self.waited_its_time(now, ticket),
                 Timer::Confirm(lease) => self.not_confirmed(lease),
+                Timer::Look(model) => self.look(now, model),
+                Timer::Retry(provider) => self.retry(now, provider),
             }
         }
     }
@@ -165,7 +186,8 @@ impl Admission {
         let contended = model.providers.iter().any(|index| {
             let provider = self.providers.get(index.0 as usize);
             let avoided = |opened| waiter.ask.avoid.is_some_and(|avoid| avoid.applies(*index, opened));
-            provider.is_some_and(|provider| provider.open && !avoided(provider.opened))
+            let fits = |seat| model.pool.fits(waiter.size.lane, seat);
+            provider.is_some_and(|one| one.open && fits(one.seat) && !avoided(one.opened))
         });
         let waited = now.saturating_duration_since(waiter.arrived);
         let reason = match (contended, loading) {
@@ -173,21 +195,7 @@ impl Admission {
             (false, true) => RefusalReason::StillLoading(waited),
             (false, false) => RefusalReason::NoneCame(waited),
         };
-        self.unqueue(ticket, false);
-        let refusal = self.refuse(now, index, reason);
-        self.outputs.push_back(Output::Refused(ticket, refusal));
-    }
-
-    fn not_confirmed(&mut self, lease: LeaseId) {
-        let Some(held) = self.leases.get_mut(&lease) else { return };
-        if !matches!(held.phase, LeasePhase::Resetting(_)) {
-            return;
-        }
-        held.phase = LeasePhase::Unconfirmed;
-        self.unconfirmed += 1;
-        if let Some(provider) = self.providers.get_mut(held.provider.0 as usize) {
-            provider.unconfirmed += 1;
-        }
+        self.refuse_waiter(now, index, ticket, reason);
     }
 
     /// How long the one that waits longest for a model has waited.

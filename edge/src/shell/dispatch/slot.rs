@@ -83,11 +83,12 @@ pub(crate) struct Slot {
     grant: Grant,
     link: Arc<Link>,
     usage: Use,
+    reported: bool,
 }
 
 impl Slot {
     pub(super) fn new(dispatch: &Arc<Dispatch>, grant: Grant, link: Arc<Link>) -> Self {
-        Self { dispatch: Arc::clone(dispatch), grant, link, usage: Use::Unused }
+        Self { dispatch: Arc::clone(dispatch), grant, link, usage: Use::Unused, reported: false }
     }
 
     /// The lease, as the node must name it.
@@ -137,7 +138,13 @@ impl Slot {
 
     /// How the try goes, as far as the provider is to blame. `Answered` is to be told with a good head already, since a
     /// stream may take minutes; what breaks it afterwards is told as well. Not told: a client that left.
-    pub(crate) fn report(&mut self, _outcome: Outcome) {}
+    pub(crate) fn report(&mut self, outcome: Outcome) {
+        let before = std::mem::replace(&mut self.reported, true);
+        let grant = self.grant;
+        self.dispatch.change(|state, now| {
+            state.admission.report(now, grant.avoid, grant.lease, outcome, before);
+        });
+    }
 
     /// Opens the request's stream on the provider's connection.
     ///
@@ -158,7 +165,7 @@ impl Slot {
 
     /// The engine's head arrived.
     pub(crate) fn streaming(&self) {
-        self.dispatch.lock().admission.streaming(self.grant.lease);
+        self.dispatch.change(|state, now| state.admission.streaming(now, self.grant.lease));
     }
 
     /// The stream's terminal was seen: nothing is left to give back.

@@ -147,7 +147,7 @@ impl History {
             }
             Step::Head(choice) => {
                 if let Some(lease) = self.pick(choice) {
-                    self.site.admission.streaming(lease);
+                    self.site.admission.streaming(now, lease);
                 }
             }
             Step::Reset(choice) => {
@@ -249,7 +249,7 @@ impl History {
 
 impl Admission {
     fn waiters_without_avoid(&self) -> usize {
-        self.waiters.values().filter(|waiter| waiter.avoids_nothing()).count()
+        self.waiters.values().filter(|waiter| waiter.ask.avoid.is_none()).count()
     }
 
     fn states_agree(&self) -> bool {
@@ -259,14 +259,15 @@ impl Admission {
         };
         let loading = |provider: &Provider| provider.wanted && provider.state == ProviderState::Loading;
         let streaming = self.leases.values().filter(|held| held.phase == LeasePhase::Streaming).count();
-        (model.open, model.wanted, model.loading, model.streaming as usize)
+        (model.open, model.wanted, model.loading, model.phases.streaming as usize)
             == (count(|one| one.open), count(|one| one.wanted), count(loading), streaming)
     }
 
     fn timers_agree(&self) -> bool {
         let resetting =
             self.leases.values().filter(|held| matches!(held.phase, LeasePhase::Resetting(_))).count();
-        self.timers.len() == self.waiters.len() + resetting
+        let of_requests = |timer: &Timer| matches!(timer, Timer::Wait(_) | Timer::Confirm(_));
+        self.timers.iter().filter(|(_, timer)| of_requests(timer)).count() == self.waiters.len() + resetting
     }
 }
 
