@@ -223,3 +223,6 @@ impl Ledger {
         self.now.models.iter().map(|counts| counts.total.last_used_unix_ms).max()
     }
 }
+
+#[cfg(test)]
+mod tests;

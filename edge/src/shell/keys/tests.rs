@@ -1,9 +1,14 @@
 //! API keys against the store, in memory and full.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
+use umbel_contracts::operations::KeyLimits;
 use umbel_wire::token::{BearerKind, mint_bearer};
 
+use super::usage::{Asked, DAYS_KEPT, Used};
 use super::*;
+use crate::core::keys::Limit;
+use crate::core::keys::ledger::{Counts, Day};
+use crate::core::usage::Usage;
 
 fn row() -> (KeyRow, String) {
     let (key_id, text, hash) = mint_bearer(BearerKind::ApiKey);
@@ -13,7 +18,7 @@ fn row() -> (KeyRow, String) {
         secret_sha256: hash.to_hex(),
         models: None,
         priority: 50,
-        limits: umbel_contracts::operations::KeyLimits::default(),
+        limits: KeyLimits::default(),
         created_at_unix_ms: 1,
         created_by: "ada".to_owned(),
         revoked_at_unix_ms: None,
@@ -99,4 +104,130 @@ async fn a_revocation_holds_on_a_full_disk_and_says_that_it_is_not_durable() {
     let revoked = keys.revoke(&first.key_id, 7, &actor(), Commit::new()).await.unwrap();
     assert_eq!(revoked, Revoked::NotDurable);
     assert_eq!(keys.check(Some(&header), true).unwrap_err(), KeyRefusal::Invalid);
+}
+
+#[tokio::test]
+async fn a_change_is_in_force_for_the_next_request_and_a_revocation_for_those_that_wait() {
+    let (store, switch) = Store::in_memory();
+    let keys = Keys::load(store.clone()).await.unwrap();
+    let (row, header) = row();
+    keys.create(row.clone(), &actor(), Commit::new()).await.unwrap();
+    let now = umbel_wire::clock::now();
+    let enter = || keys.check(Some(&header), false).unwrap().enter(now, 10);
+    let first = enter().unwrap();
+    let limits = KeyLimits { requests_at_once: Some(1), ..KeyLimits::default() };
+    let limited = KeyRow { limits, ..row.clone() };
+    keys.change(&row, limited.clone(), Commit::new()).await.unwrap();
+    let at = enter().unwrap_err();
+    assert_eq!((at.limit, at.value), (Limit::RequestsAtOnce, 1), "what ran before the change counts");
+    drop(first);
+    assert_eq!(limited, Keys::load(store.clone()).await.unwrap().row(&row.key_id).unwrap());
+    let stale = keys.change(&row, row.clone(), Commit::new()).await.unwrap_err();
+    assert_eq!((stale.code, &*stale.reason), (Code::Conflict, "CHANGED_MEANWHILE"));
+    let nothing = KeyLimits { requests_per_minute: Some(0), ..KeyLimits::default() };
+    let bad = KeyRow { limits: nothing, ..row.clone() };
+    assert_eq!(keys.change(&limited, bad, Commit::new()).await.unwrap_err().code, Code::InvalidArgument);
+
+    switch.full(true);
+    let refused = keys.change(&limited, row.clone(), Commit::new()).await.unwrap_err();
+    assert_eq!(refused.code, Code::InsufficientStorage);
+    let waiting = enter().unwrap();
+    assert!(!waiting.is_revoked() && enter().is_err());
+    keys.revoke(&row.key_id, 7, &actor(), Commit::new()).await.unwrap();
+    assert!(waiting.is_revoked());
+}
+
+fn tokens(prompt_tokens: u64, completion_tokens: u64) -> Usage {
+    Usage { prompt_tokens, completion_tokens, ..Usage::default() }
+}
+
+async fn totals(keys: &Keys) -> Vec<(String, u64, u64, u64)> {
+    let (used, more) = keys.usage(&Asked::default(), None, 100).await.unwrap();
+    assert!(!more);
+    let row = |used: &Used| {
+        let of = used.counts;
+        (used.model.to_string(), of.requests, of.refused, of.prompt_tokens + of.completion_tokens)
+    };
+    used.iter().map(row).collect()
+}
+
+#[tokio::test]
+async fn usage_survives_what_a_disk_does_and_never_goes_back() {
+    let (store, switch) = Store::in_memory();
+    let keys = Keys::load(store.clone()).await.unwrap();
+    let (model, none) = (Arc::from("m"), Arc::from(""));
+    let caller = keys.check(None, true).unwrap();
+    let request = |keys: &Keys| {
+        let permit = caller.enter(umbel_wire::clock::now(), 10).unwrap();
+        keys.used(permit, &model, &tokens(3, 4));
+    };
+    request(&keys);
+    keys.refused(&caller, &none);
+    keys.flush().await;
+    let before = store.transactions();
+    keys.flush().await;
+    assert_eq!(store.transactions(), before, "nothing new is not written");
+    let first = vec![(String::new(), 1, 1, 0), ("m".to_owned(), 1, 0, 7)];
+    assert_eq!(totals(&keys).await, first);
+    request(&keys);
+    // Killed here: the last seconds are lost, nothing else.
+    assert_eq!(totals(&Keys::load(store.clone()).await.unwrap()).await, first);
+    switch.full(true);
+    keys.flush().await;
+    request(&keys);
+    keys.flush().await;
+    let all = vec![(String::new(), 1, 1, 0), ("m".to_owned(), 3, 0, 21)];
+    assert_eq!(totals(&keys).await, all, "it goes on in memory");
+    switch.full(false);
+    let deadline = umbel_wire::clock::now() + std::time::Duration::from_secs(30);
+    while store.check().await != umbel_store::Health::Ok {
+        assert!(umbel_wire::clock::now() < deadline, "the store is never writable again");
+        tokio::task::yield_now().await;
+    }
+    keys.flush().await;
+    assert_eq!(totals(&Keys::load(store).await.unwrap()).await, all);
+    assert!(keys.last_used("_loopback").is_some() && keys.last_used("nobody").is_none());
+}
+
+#[tokio::test]
+async fn days_are_paged_newest_first_and_the_oldest_are_forgotten() {
+    let (store, _) = Store::in_memory();
+    let keys = Keys::load(store.clone()).await.unwrap();
+    let state = Arc::clone(keys.check(None, true).unwrap().state());
+    let at = |day: i64| Counts { requests: 1, last_used_unix_ms: day * 86_400_000, ..Counts::default() };
+    let days = i64::try_from(DAYS_KEPT).unwrap() + 10;
+    for day in 0..days {
+        for model in ["a", "b"] {
+            keys.count(&state, &Arc::from(model), &at(day));
+        }
+        keys.flush().await;
+    }
+    // The day that goes on is beside them.
+    let keys = Keys::load(store).await.unwrap();
+    let asked = Asked { by_day: true, ..Asked::default() };
+    let (mut found, mut after) = (Vec::new(), None);
+    loop {
+        let (used, more) = keys.usage(&asked, after.as_ref(), 7).await.unwrap();
+        let last = used.last().unwrap();
+        after = Some((last.day, last.key_id.to_string(), last.model.to_string()));
+        found.extend(used.into_iter().map(|used| (used.day.unwrap().0, used.model.to_string())));
+        if !more {
+            break;
+        }
+    }
+    let oldest = i32::try_from(days).unwrap() - 1 - i32::try_from(DAYS_KEPT).unwrap();
+    let wanted: Vec<_> = (oldest..i32::try_from(days).unwrap())
+        .rev()
+        .flat_map(|day| [(day, "a".to_owned()), (day, "b".to_owned())])
+        .collect();
+    assert_eq!(found, wanted);
+    let asked = Asked {
+        since: Some(Day(i32::try_from(days).unwrap() - 3)),
+        model: Some("b".to_owned()),
+        ..Asked::default()
+    };
+    let (used, _) = keys.usage(&asked, None, 7).await.unwrap();
+    assert_eq!(used.iter().map(|used| used.counts.requests).collect::<Vec<_>>(), [3]);
+    let asked = Asked { key_id: Some("nobody".to_owned()), by_day: true, ..Asked::default() };
+    assert_eq!(keys.usage(&asked, None, 7).await.unwrap().0, []);
 }

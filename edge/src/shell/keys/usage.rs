@@ -127,7 +127,7 @@ impl Keys {
         );
     }
 
-    fn count(&self, state: &Arc<KeyState>, model: &Arc<str>, counts: &Counts) {
+    pub(super) fn count(&self, state: &Arc<KeyState>, model: &Arc<str>, counts: &Counts) {
         if state.ledger().count(model, counts) {
             lock(&self.writing.changed).push(Arc::clone(state));
         }
