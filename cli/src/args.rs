@@ -4,6 +4,7 @@
 //! secret; the hidden ones that look as if they did exist to refuse it with an explanation.
 
 mod ctl;
+mod keys;
 mod node;
 mod records;
 mod span;
@@ -14,11 +15,10 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use ctl::{CtlArgs, Global, Noun};
+pub(crate) use keys::{By, KeyCreate, KeyUpdate, KeyUsage, KeyVerb};
 pub(crate) use node::NodeVerb;
 pub(crate) use records::{AuditFilter, AuditVerb, CaVerb, SettingsVerb, Step};
-pub(crate) use verbs::{
-    CommandVerb, EdgeTokenVerb, EdgeVerb, EventsArgs, KeyVerb, OperatorVerb, Role, TokenVerb,
-};
+pub(crate) use verbs::{CommandVerb, EdgeTokenVerb, EdgeVerb, EventsArgs, OperatorVerb, Role, TokenVerb};
 
 /// Runs LLM engines on many sites and lets operators steer all of them from one place.
 #[derive(Debug, Parser)]

@@ -75,10 +75,11 @@ pub(crate) async fn run(args: CtlArgs) -> Outcome {
 
 /// Whether there is something that `-o name` could print; where nothing is printed anyway, nothing is wrong with it.
 fn has_names(noun: &Noun) -> bool {
-    use crate::args::{AuditVerb, NodeVerb, SettingsVerb};
+    use crate::args::{AuditVerb, KeyVerb, NodeVerb, SettingsVerb};
     !matches!(
         noun,
-        Noun::Node { verb: Some(NodeVerb::Why { .. }), .. }
+        Noun::Key { verb: Some(KeyVerb::Usage(_)), .. }
+            | Noun::Node { verb: Some(NodeVerb::Why { .. }), .. }
             | Noun::Audit { verb: Some(AuditVerb::Verify { .. }), .. }
             | Noun::Settings { verb: Some(SettingsVerb::Status { .. } | SettingsVerb::Diff { .. }) }
     )
@@ -114,7 +115,9 @@ fn is_list(noun: &Noun) -> bool {
         }
         Noun::Command { verb, .. } => matches!(verb, None | Some(CommandVerb::Show { .. })),
         Noun::Token { verb, .. } => matches!(verb, None | Some(TokenVerb::List)),
-        Noun::Key { verb, .. } => matches!(verb, None | Some(KeyVerb::List)),
+        Noun::Key { verb, .. } => {
+            matches!(verb, None | Some(KeyVerb::List | KeyVerb::Show { .. } | KeyVerb::Usage(_)))
+        }
         Noun::Operator { verb, .. } => matches!(verb, None | Some(OperatorVerb::List)),
     }
 }

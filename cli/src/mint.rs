@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, time::Duration};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use umbel_contracts::objects::{EdgeEnrollmentObject, EdgeEnrollmentRequest, OperatorRequest, Role};
-use umbel_contracts::operations::{AnotherToken, EnrollmentCreateArgs};
+use umbel_contracts::operations::{AnotherToken, ApiKeyCreateArgs, EnrollmentCreateArgs, KeyLimitsArgs};
 use umbel_wire::{
     EdgeId,
     secret::{Secret, SecretText},
@@ -156,19 +156,32 @@ pub(crate) async fn edge_token(client: &Client, site: &str, expires: Duration) -
     Ok(Minted { text, id: token_id, raw: answer.raw()?.to_owned(), expires_at: issued.expires_at })
 }
 
+/// What is asked of a key for an application.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct KeyWish {
+    pub(crate) name: String,
+    /// Only these; all if there are none.
+    pub(crate) models: Vec<String>,
+    pub(crate) priority: Option<u8>,
+    pub(crate) limits: KeyLimitsArgs,
+}
+
 /// A key for an application of `edge`. `None` when the run was dry.
 pub(crate) async fn api_key(
     client: &Client,
     edge: &str,
-    name: &str,
-    models: &[String],
+    wish: KeyWish,
     manner: &Manner,
 ) -> Outcome<Option<Minted>> {
     let (key_id, text, hash) = mint_bearer(BearerKind::ApiKey);
-    let mut args = json!({ "key_id": key_id, "secret_sha256": hash.to_hex(), "name": name });
-    if let (Some(args), false) = (args.as_object_mut(), models.is_empty()) {
-        args.insert("models".to_owned(), json!(models));
-    }
+    let args = ApiKeyCreateArgs {
+        key_id: key_id.clone(),
+        secret_sha256: hash.to_hex(),
+        name: wish.name,
+        models: Some(wish.models).filter(|models| !models.is_empty()),
+        priority: wish.priority,
+        limits: wish.limits,
+    };
     let raw = send(client, edge, Call::new("apikey.create").args(&args)?, manner).await?;
     Ok((!manner.dry_run).then_some(Minted { text, id: key_id, raw, expires_at: None }))
 }

@@ -8,10 +8,11 @@ use std::{path::PathBuf, time::Duration};
 use clap::{Args, Subcommand};
 
 use super::{
+    keys::KeyVerb,
     node::NodeVerb,
     records::{AuditFilter, AuditVerb, CaVerb, SettingsVerb},
     span::span,
-    verbs::{CommandVerb, EdgeVerb, EventsArgs, KeyVerb, OperatorVerb, TokenVerb},
+    verbs::{CommandVerb, EdgeVerb, EventsArgs, OperatorVerb, TokenVerb},
 };
 use crate::output::{ColorChoice, Format};
 
@@ -138,6 +139,10 @@ const TOKEN_EXAMPLES: &str = "Examples:
   umbel ctl token revoke ID -m 'sent to the wrong person'";
 const KEY_EXAMPLES: &str = "Examples:
   umbel ctl key create webshop --site berlin --out webshop.key
+  umbel ctl key create nightly --model small --priority 10 --rpm 600 --tpm 200k --at-once 8
+  umbel ctl key                                   who has one, its limits, when it was last used
+  umbel ctl key update nightly --tpm 500k --at-once none -m 'the new index'
+  umbel ctl key usage nightly --by day --since 7d
   umbel ctl key revoke webshop -m leaked";
 const OPERATOR_EXAMPLES: &str = "Examples:
   umbel ctl operator create ada --role admin --out ada.token
@@ -205,7 +210,7 @@ pub(crate) enum Noun {
         #[command(subcommand)]
         verb: Option<TokenVerb>,
     },
-    /// API keys of applications
+    /// API keys of applications: what each may do, and what was used with it
     #[command(visible_alias = "apikey", args_conflicts_with_subcommands = true, after_help = KEY_EXAMPLES)]
     Key {
         /// Show this key: an id or name, or the start of one

@@ -125,29 +125,6 @@ pub(crate) enum TokenVerb {
     },
 }
 
-#[derive(Debug, Subcommand)]
-pub(crate) enum KeyVerb {
-    /// Make a key for an application and print it once
-    Create {
-        /// The application's name
-        name: String,
-        /// Only these models; may be repeated [default: all]
-        #[arg(long = "model", value_name = "MODEL")]
-        models: Vec<String>,
-        /// Write the key to this new file (mode 0600) instead of standard output
-        #[arg(long, value_name = "FILE")]
-        out: Option<PathBuf>,
-    },
-    /// List the keys
-    #[command(alias = "ls")]
-    List,
-    /// Revoke a key; requests that run go on
-    Revoke {
-        /// An id or name, or the start of one
-        id: String,
-    },
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Role {
     /// Reads

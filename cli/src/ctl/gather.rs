@@ -77,7 +77,8 @@ pub(crate) async fn gather_with(
     Ok(gathered)
 }
 
-async fn pages(
+/// All pages of one site's list.
+pub(crate) async fn pages(
     ctl: &Ctl,
     site: &str,
     operation: &'static str,

@@ -1,16 +1,18 @@
 //! `ctl key`: API keys with which applications call a site's edge.
+//!
+//! Owns listing, showing and finding one. Leaves what changes a key to [`change`], what was used to [`usage`].
 
-use umbel_contracts::operations::ApiKeyObject;
+mod change;
+mod usage;
+
+use umbel_contracts::operations::{ApiKeyObject, KeyLimits};
 
 use super::{Ctl, command, gather::gather, pick};
 use crate::{
     args::KeyVerb,
-    calls::Call,
     client::parse,
     exit::Outcome,
-    mint,
-    output::{Column, Format, Table, ago, details, put, say, utc},
-    secrets::Handover,
+    output::{Column, Format, Table, ago, details, put, utc},
 };
 
 const LIST: &str = "umbel ctl key";
@@ -19,42 +21,11 @@ pub(crate) async fn run(ctl: &Ctl, id: Option<&str>, verb: Option<&KeyVerb>) -> 
     match (verb, id) {
         (None | Some(KeyVerb::List), None) => list(ctl).await,
         (None | Some(KeyVerb::List), Some(id)) => show(ctl, id).await,
-        (Some(KeyVerb::Revoke { id }), _) => revoke(ctl, id).await,
-        (Some(KeyVerb::Create { name, models, out }), _) => {
-            let site = ctl.one_site().await?;
-            let handover = Handover::open(out.as_deref(), ctl.global.dry_run)?;
-            let Some(made) = mint::api_key(&ctl.client, &site, name, models, &ctl.manner()).await? else {
-                say(&format!("Would make a key for {name} at {site}."));
-                return Ok(());
-            };
-            if ctl.global.output.is_object() && out.is_none() {
-                ctl.put_object(&made.with_secret("key")?);
-                return Ok(());
-            }
-            handover.give(made.text.expose(), "API key")?;
-            say(&format!(
-                "For {name} at {site}. Id {}. Undo: umbel ctl key revoke {} -m 'why'",
-                made.id, made.id
-            ));
-            namesakes(ctl, &site, name, &made.id).await;
-            Ok(())
-        }
-    }
-}
-
-/// Two keys of one name are what a rotation needs, and else a surprise at the next `revoke`: it is said.
-async fn namesakes(ctl: &Ctl, site: &str, name: &str, made: &str) {
-    // The key is there; that its neighbours cannot be listed now changes nothing.
-    let Ok(gathered) = gather(ctl, "apikey.list", "apikeys").await else { return };
-    let keys = gathered.items.iter().filter(|(of, _)| of == site);
-    let keys = keys.filter_map(|(_, raw)| parse::<ApiKeyObject>(raw.get()).ok());
-    let same = keys.filter(|key| key.name == name && key.key_id != made && key.revoked_at.is_none());
-    let ids: Vec<String> = same.map(|key| key.key_id).collect();
-    if !ids.is_empty() {
-        say(&format!(
-            "note: {name} has another key at {site}: {}. Name keys by id to revoke one.",
-            ids.join(", ")
-        ));
+        (Some(KeyVerb::Show { id }), _) => show(ctl, id).await,
+        (Some(KeyVerb::Create(wish)), _) => change::create(ctl, wish).await,
+        (Some(KeyVerb::Update(wish)), _) => change::update(ctl, wish).await,
+        (Some(KeyVerb::Revoke { id }), _) => change::revoke(ctl, id).await,
+        (Some(KeyVerb::Usage(asked)), _) => usage::run(ctl, asked).await,
     }
 }
 
@@ -64,6 +35,18 @@ fn state(key: &ApiKeyObject) -> &'static str {
 
 fn models(key: &ApiKeyObject) -> String {
     key.models.as_ref().map_or("all".to_owned(), |models| models.join(","))
+}
+
+/// `600 rpm, 200000 tpm, 8 at once`.
+fn limits(limits: &KeyLimits) -> String {
+    let parts = [
+        (limits.requests_per_minute, "rpm"),
+        (limits.tokens_per_minute, "tpm"),
+        (limits.requests_at_once, "at once"),
+    ];
+    let parts: Vec<String> =
+        parts.iter().filter_map(|(value, unit)| value.map(|value| format!("{value} {unit}"))).collect();
+    if parts.is_empty() { "none".to_owned() } else { parts.join(", ") }
 }
 
 async fn list(ctl: &Ctl) -> Outcome {
@@ -76,9 +59,11 @@ async fn list(ctl: &Ctl) -> Outcome {
         Column::left("SITE"),
         Column::left("NAME"),
         Column::state("STATE"),
+        Column::number("USED"),
         Column::number("AGE"),
-        Column::left("BY"),
+        Column::left("BY").wide(),
         Column::number("PRIORITY"),
+        Column::left("LIMITS"),
         Column::text("MODELS"),
     ]);
     let mut names = Vec::new();
@@ -90,9 +75,11 @@ async fn list(ctl: &Ctl) -> Outcome {
             site.clone(),
             key.name.clone(),
             state(&key).to_owned(),
+            ago(key.last_used_at),
             ago(Some(key.created_at)),
             key.created_by.clone(),
             key.priority.to_string(),
+            limits(&key.limits),
             models(&key),
         ]);
     }
@@ -142,6 +129,8 @@ async fn show(ctl: &Ctl, id: &str) -> Outcome {
         ("State", state(&key).to_owned()),
         ("Models", models(&key)),
         ("Priority", key.priority.to_string()),
+        ("Limits", limits(&key.limits)),
+        ("Last used", key.last_used_at.map_or_else(|| "never".to_owned(), |at| utc(Some(at)))),
         ("Made", format!("{} by {}", utc(Some(key.created_at)), key.created_by)),
     ];
     if key.revoked_at.is_some() {
@@ -150,25 +139,4 @@ async fn show(ctl: &Ctl, id: &str) -> Outcome {
     }
     put(&details(&lines));
     Ok(())
-}
-
-async fn revoke(ctl: &Ctl, id: &str) -> Outcome {
-    let reason = ctl.reason_for("revoking a key")?;
-    let picked = find(ctl, id).await?;
-    let (site, key, _) = picked.item;
-    if !picked.exact {
-        ctl.confirm(&format!("Revoke the key of {} ({}) at {site}?", key.name, key.key_id))?;
-    }
-    let call = Call::new("apikey.revoke")
-        .args(&serde_json::json!({ "key_id": key.key_id }))?
-        .reason(Some(reason))
-        .dry_run(ctl.global.dry_run);
-    let done = if ctl.global.dry_run { "would open" } else { "opens" };
-    command::send(
-        ctl,
-        &site,
-        &call,
-        &format!("The key of {} ({}) {done} nothing any more.", key.name, key.key_id),
-    )
-    .await
 }

@@ -126,7 +126,8 @@ async fn make_key(plan: &Plan, site: &Site, edge: &Client) -> Outcome {
     if file.exists() {
         return Ok(());
     }
-    let key = mint::api_key(edge, &site.name, "dev", &[], &Manner::default()).await?;
+    let wish = mint::KeyWish { name: "dev".to_owned(), ..mint::KeyWish::default() };
+    let key = mint::api_key(edge, &site.name, wish, &Manner::default()).await?;
     let key = key.ok_or_else(|| Failure::failed("the edge made no key"))?;
     files::write_private(&file, key.text.expose().as_bytes())
 }
