@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use jiff::civil::Date;
-use jiff::{Timestamp, tz::TimeZone};
+use jiff::{Timestamp, tz::Offset};
 
 use super::span::span;
 
@@ -147,7 +147,7 @@ fn day(text: &str) -> Result<Date, String> {
     let wrong = || format!("`{text}` is neither a day nor a span of time (examples: 2026-11-29, 7d)");
     let span = span(text).map_err(|_| wrong())?;
     let at = Timestamp::now().checked_sub(span).map_err(|_| wrong())?;
-    Ok(at.to_zoned(TimeZone::UTC).date())
+    Ok(Offset::UTC.to_datetime(at).date())
 }
 
 #[cfg(test)]
