@@ -6,10 +6,14 @@
 
 mod fleet;
 mod node;
+mod queue;
+mod request;
 mod site;
 mod words;
 
 pub use fleet::*;
 pub use node::*;
+pub use queue::*;
+pub use request::*;
 pub use site::*;
 pub use words::*;

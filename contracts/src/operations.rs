@@ -19,6 +19,7 @@ mod audit;
 mod authority;
 mod keys;
 mod nodes;
+mod requests;
 mod results;
 mod settings;
 
@@ -27,6 +28,7 @@ pub use audit::*;
 pub use authority::*;
 pub use keys::*;
 pub use nodes::*;
+pub use requests::*;
 pub use results::*;
 pub use settings::*;
 
@@ -274,6 +276,12 @@ operations! {
     NodeUndrain = "node.undrain", Operate, Nodes, NoArgs => NodesResult;
     /// Shows the queue of each model.
     QueueShow = "queue.show", Read, Nothing, QueueShowArgs => QueueShowResult;
+    /// Lists requests that run, and the last ones that ended.
+    RequestList = "request.list", Read, Nothing, RequestListArgs => RequestListResult;
+    /// Gives a lease free whose node never confirmed its end.
+    RequestRelease = "request.release", Operate, Nothing, RequestReleaseArgs => RequestReleaseResult;
+    /// Shows the requests of one correlation id.
+    RequestShow = "request.show", Read, Nothing, RequestShowArgs => RequestShowResult;
     /// Compares two versions of the settings.
     SettingsDiff = "settings.diff", Read, Nothing, SettingsDiffArgs => SettingsDiffResult;
     /// Shows the site's settings, and how far they have got.

@@ -82,6 +82,7 @@ const ALLOWED_PROPERTIES: &[(&str, &str)] = &[
     ("apikey.list result.apikeys.key_id", "the key's public half"),
     ("apikey.revoke args.key_id", "the key's public half"),
     ("apikey.revoke result.key_id", "the key's public half"),
+    ("request.list args.key_id", "the key's public half"),
     ("node.credential.approve args.key_sha256", "the hash of a public key"),
 ];
 
@@ -169,6 +170,8 @@ fn properties(schema: &serde_json::Value, path: &str, found: &mut Vec<String>) {
 /// Fields of the operator API's objects that have such a word and may.
 const ALLOWED_IN_OBJECTS: &[(&str, &str)] = &[
     ("token_id", "a token's public half"),
+    ("key_id", "a key's public half"),
+    ("key_name", "what people call a key"),
     ("secret_sha256", "a hash: enough to check a secret, useless to make one"),
     ("key_sha256", "the hash of a public key, by which an edge is known"),
     ("credential", "whether it is good, until when, and the hash of its public key"),

@@ -4,6 +4,7 @@
 //! to a collector over [`crate::shell::dispatch::Dispatch`], so that they are the numbers admission decides
 //! by. Invariant: a label value never comes from a client; unknown models count as `_unknown`.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -235,6 +236,7 @@ impl Metrics {
             queue_wait: self.queue_wait.get_or_create_owned(&label()),
             input_tokens: tokens("input"),
             output_tokens: tokens("output"),
+            rejected: Mutex::default(),
             all: Arc::clone(self),
         }
     }
@@ -283,6 +285,8 @@ pub(crate) struct ModelMetrics {
     queue_wait: Histogram,
     input_tokens: Counter,
     output_tokens: Counter,
+    /// By reason, as far as one occurred.
+    rejected: Mutex<Vec<(&'static str, Counter)>>,
     all: Arc<Metrics>,
 }
 
@@ -335,7 +339,22 @@ impl ModelMetrics {
 
     /// Counts a refusal.
     pub(crate) fn rejected(&self, reason: &'static str) {
-        self.all.rejected(&self.name, reason);
+        let mut counters = self.rejected.lock().unwrap_or_else(PoisonError::into_inner);
+        match counters.iter().find(|(known, _)| *known == reason) {
+            Some((_, counter)) => drop(counter.inc()),
+            None => {
+                let labels = ReasonLabels { model: self.name.clone(), reason };
+                let counter = self.all.rejections.get_or_create_owned(&labels);
+                counter.inc();
+                counters.push((reason, counter));
+            }
+        }
+    }
+
+    /// Refusals so far, by reason.
+    pub(crate) fn rejections(&self) -> BTreeMap<String, u64> {
+        let counters = self.rejected.lock().unwrap_or_else(PoisonError::into_inner);
+        counters.iter().map(|(reason, counter)| ((*reason).to_owned(), counter.get())).collect()
     }
 
     /// Counts a client that left while its request was in this phase.

@@ -18,8 +18,8 @@ mod views;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
+use umbel_store::AuditRecord;
 use umbel_store::simulation::Disk;
-use umbel_store::{AuditRecord, Commit};
 use umbel_wire::clock::Wall;
 use umbel_wire::guesses::Guesses;
 use umbel_wire::liveness::Times;
@@ -37,7 +37,7 @@ use crate::core::registry::{Call, Registry};
 
 pub use applications::{Answered, RequestId};
 pub use control::Said;
-pub use disk::Mark;
+pub use disk::{Mark, OBSERVER};
 pub use operators::{Operation, Outcome};
 pub use views::{LeaseView, NodeView, Stored, TokenView, View, stored};
 
@@ -115,6 +115,7 @@ impl Edge {
         let mut generations = Mark::open(disk, "generation", BLOCK)?;
         let mut revisions = Mark::open(disk, "revision", BLOCK * 8)?;
         match setup.mutation {
+            Some("the audit is cut at a start") => drop(disk.cut_audit(3)),
             Some("generations begin anew") => generations.begin_anew(),
             Some("revisions begin anew") => revisions.begin_anew(),
             _ => {}
@@ -156,7 +157,7 @@ impl Edge {
             requests: applications::Requests::default(),
             generations,
             revisions,
-            disk: disk::Queue::default(),
+            disk: disk::Queue::new(setup.mutation),
             outcomes: Vec::new(),
             running: BTreeMap::new(),
             settings,
@@ -225,11 +226,10 @@ impl Edge {
         }
         let audited = notices.into_iter().filter(|notice| notice.audited);
         let records: Vec<_> = audited
-            .map(|notice| AuditRecord::new(notice.kind, notice.node.to_string(), "observed").by("edge"))
+            .map(|notice| AuditRecord::new(notice.kind, notice.node.to_string(), "observed"))
             .collect();
         if !records.is_empty() {
-            let commit = records.into_iter().fold(Commit::new(), Commit::audit);
-            self.disk.propose(commit, disk::Then::Nothing);
+            self.observe(now, records);
         }
         if !self.is("an evicted connection is not closed") {
             for link in evicted {
@@ -300,6 +300,7 @@ impl Edge {
         self.open_granted(now);
         if self.registry.next_deadline() <= now {
             self.change(now, |registry| registry.sweep(now));
+            self.end_folds(now);
             self.change(now, |registry| registry.judge_credentials(wall));
             self.ask_rotations(now, wall);
             self.send_settings(now);

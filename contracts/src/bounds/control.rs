@@ -7,6 +7,8 @@ use crate::operations;
 /// A map's entry: key and value.
 static LABEL: Shape =
     Shape { name: "label", largest: 520, fields: &[text(1, "key", 128), text(2, "value", 256)] };
+/// A reason and how often.
+static COUNT: Shape = Shape { name: "count", largest: 80, fields: &[text(1, "key", 64)] };
 static METADATA: Shape = Shape {
     name: "metadata",
     largest: operations::LARGEST_METADATA + 16,
@@ -91,7 +93,7 @@ declare! { crate::proto::control;
         text(1, "provider_id", PROVIDER), text(2, "model", MODEL), texts(3, "aliases", 64, MODEL),
         text(4, "category", NAME), text(5, "engine_kind", NAME), text(15, "cause", SENTENCE),
     ];
-    QUEUE_SNAPSHOT QueueSnapshot 1024 => [text(1, "model", MODEL)];
+    QUEUE_SNAPSHOT QueueSnapshot 4 * 1024 => [text(1, "model", MODEL), many(21, "rejections", 64, &COUNT)];
     EDGE_COMMAND_REQUEST EdgeCommandRequest IN_FRAME => [
         text(1, "command_id", ID), text(2, "operation", NAME),
         text(3, "target_selector", operations::LONGEST_TEXT as u32),

@@ -176,42 +176,6 @@ impl ProviderObject {
     }
 }
 
-/// The queue of one model.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct QueueObject {
-    /// The model.
-    pub model: String,
-    /// Requests that wait.
-    pub depth: u32,
-    /// How long the first of them has been waiting.
-    pub oldest_age_ms: u64,
-    /// Requests that got a lease since the edge's start.
-    pub admitted_total: u64,
-    /// Requests that were refused since the edge's start.
-    pub shed_total: u64,
-    /// Leases held.
-    pub in_flight: u32,
-    /// The edge's time of the reading.
-    #[schemars(with = "String")]
-    pub observed_at: Timestamp,
-}
-
-impl QueueObject {
-    /// From the wire.
-    #[must_use]
-    pub fn from_proto(queue: control::QueueSnapshot) -> Self {
-        Self {
-            model: queue.model,
-            depth: queue.depth,
-            oldest_age_ms: queue.oldest_age_ms,
-            admitted_total: queue.admitted_total,
-            shed_total: queue.shed_total,
-            in_flight: queue.in_flight,
-            observed_at: timestamp(queue.observed_at_unix_ms),
-        }
-    }
-}
-
 /// An empty text of the wire is nothing.
 pub(super) fn some(text: String) -> Option<String> {
     (!text.is_empty()).then_some(text)

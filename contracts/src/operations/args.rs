@@ -104,16 +104,6 @@ pub struct NodeEligibleArgs {
     pub eligible: bool,
 }
 
-/// `queue.show`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct QueueShowArgs {
-    /// Only this model's.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(max = 256))]
-    pub model: Option<String>,
-}
-
 /// `command.show` and `command.cancel`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

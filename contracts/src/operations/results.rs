@@ -7,7 +7,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::objects::{
-    AuditObject, CommandErrorObject, CommandPhase, EnrollmentState, NodeObject, ProgressObject, QueueObject,
+    AuditObject, CommandErrorObject, CommandPhase, EnrollmentState, NodeObject, ProgressObject,
 };
 
 /// `enrollment.create`: all that the asker needs to compose the token's text. The one result that carries addresses,
@@ -115,13 +115,6 @@ pub struct NodeOutcome {
     /// the edge restarts before.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub not_durable: bool,
-}
-
-/// `queue.show`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct QueueShowResult {
-    /// One a model, by name.
-    pub queues: Vec<QueueObject>,
 }
 
 /// `command.show` and `command.cancel`: where a command stands.

@@ -492,7 +492,7 @@ pub struct ProviderSnapshot {
     #[prost(string, tag = "15")]
     pub cause: ::prost::alloc::string::String,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct QueueSnapshot {
     #[prost(string, tag = "1")]
     pub model: ::prost::alloc::string::String,
@@ -508,6 +508,42 @@ pub struct QueueSnapshot {
     pub in_flight: u32,
     #[prost(int64, tag = "7")]
     pub observed_at_unix_ms: i64,
+    /// The bound of depth; 0 from an edge that does not tell, which tells none of the fields below either.
+    #[prost(uint32, tag = "8")]
+    pub limit: u32,
+    /// Slots of all providers that may be given work.
+    #[prost(uint32, tag = "9")]
+    pub capacity: u32,
+    /// The long ones of depth, and how long the first of them has been waiting.
+    #[prost(uint32, tag = "10")]
+    pub long_waiting: u32,
+    #[prost(uint64, tag = "11")]
+    pub oldest_long_age_ms: u64,
+    /// Leases that end in a minute, by the last ones; 0 where none ended lately.
+    #[prost(uint32, tag = "12")]
+    pub drain_per_minute: u32,
+    /// API keys whose requests wait.
+    #[prost(uint32, tag = "13")]
+    pub keys_waiting: u32,
+    /// Providers that may be given work, that are on their way to it, and that are wanted in all.
+    #[prost(uint32, tag = "14")]
+    pub providers_open: u32,
+    #[prost(uint32, tag = "15")]
+    pub providers_loading: u32,
+    #[prost(uint32, tag = "16")]
+    pub providers_wanted: u32,
+    /// The leases of in_flight by phase: without a head, with one, reset, and not confirmed in time.
+    #[prost(uint32, tag = "17")]
+    pub leases_prefill: u32,
+    #[prost(uint32, tag = "18")]
+    pub leases_streaming: u32,
+    #[prost(uint32, tag = "19")]
+    pub leases_ending: u32,
+    #[prost(uint32, tag = "20")]
+    pub leases_unconfirmed: u32,
+    /// Requests that this edge refused since its start, by the reason that clients were told.
+    #[prost(btree_map = "string, uint64", tag = "21")]
+    pub rejections: ::prost::alloc::collections::BTreeMap<::prost::alloc::string::String, u64>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct EdgeCommandRequest {

@@ -19,6 +19,7 @@ mod pool;
 mod prefix;
 mod provider;
 mod queue;
+mod reading;
 #[cfg(test)]
 mod tests;
 mod waiting;
@@ -46,6 +47,7 @@ use provider::Provider;
 pub(crate) use provider::{Category, Figures, ProviderSpec, ProviderState};
 use queue::Who;
 pub(crate) use queue::{Class, KeyNumber, NORMAL_CLASS, Ticket};
+pub(crate) use reading::{LeaseReading, QueueReading, Reading};
 use waiting::{Timer, Waiter};
 pub(crate) use words::{
     Ask, Avoid, Decision, Grant, ModelIndex, Outcome, Output, ProviderIndex, Refusal, RefusalReason, Released,

@@ -243,6 +243,11 @@ impl KeyTable {
         self.by_id.values().map(|key| &key.state).chain([&self.loopback])
     }
 
+    /// A key by its number in this process.
+    pub(crate) fn numbered(&self, number: KeyNumber) -> Option<&Arc<Key>> {
+        self.by_id.values().find(|key| key.number == number)
+    }
+
     /// All rows, ordered by creation.
     pub(crate) fn rows(&self) -> Vec<KeyRow> {
         let mut rows: Vec<KeyRow> = self.by_id.values().map(|key| key.row.clone()).collect();

@@ -7,7 +7,7 @@
 mod gauges;
 mod slot;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,9 +23,9 @@ pub(crate) use slot::{Slot, Waiting};
 pub(crate) use crate::core::admission::Category;
 use crate::core::admission::{Admission, Decision, Grant, Output, ProviderIndex, RetryBudget};
 pub(crate) use crate::core::admission::{
-    Ask, Avoid, ChoiceFigures, Class, Figures, KeyNumber, LeaseCounts, LeaseId, Limits, ModelIndex, Outcome,
-    Prefix, ProviderConflict, ProviderSpec, ProviderState, QueueFigures, Refusal, RefusalReason, Released,
-    Ticket,
+    Ask, Avoid, ChoiceFigures, Class, Figures, KeyNumber, LeaseCounts, LeaseId, LeaseReading, Limits,
+    ModelIndex, Outcome, Prefix, ProviderConflict, ProviderSpec, ProviderState, QueueFigures, QueueReading,
+    Reading, Refusal, RefusalReason, Released, Ticket,
 };
 use crate::core::usage::Usage;
 use crate::metrics::{Metrics, ModelMetrics};
@@ -320,6 +320,18 @@ impl Dispatch {
     /// Counts of a provider, for snapshots.
     pub(crate) fn figures(&self, provider_id: &str) -> Option<Figures> {
         self.lock().admission.figures(provider_id)
+    }
+
+    /// Everything that waits and runs, read at once.
+    pub(crate) fn reading(&self) -> Reading {
+        self.lock().admission.reading(now())
+    }
+
+    /// How often requests for a model were refused, by the reason that clients were told.
+    pub(crate) fn rejections(&self, model: &str) -> BTreeMap<String, u64> {
+        let state = self.lock();
+        let known = state.models.values().find(|known| &*known.name == model);
+        known.map(|known| known.metrics.rejections()).unwrap_or_default()
     }
 
     /// All queues.

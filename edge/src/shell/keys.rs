@@ -17,8 +17,9 @@ use umbel_store::{AuditRecord, Commit, CommitError, Owed, ReadError, Store};
 use umbel_wire::secret::SecretHash;
 use umbel_wire::{Code, Error};
 
+use crate::core::admission::KeyNumber;
 pub(crate) use crate::core::keys::{Caller, KeyRefusal, KeyRow};
-use crate::core::keys::{KeyTable, MAX_KEY_MODELS, MAX_KEYS, MAX_PRIORITY};
+use crate::core::keys::{Key, KeyTable, MAX_KEY_MODELS, MAX_KEYS, MAX_PRIORITY};
 use crate::shell::owing::{not_kept, once_written, store_trouble};
 
 /// The table of the store.
@@ -95,6 +96,16 @@ impl Keys {
     /// All keys, revoked ones included, oldest first.
     pub(crate) fn list(&self) -> Vec<KeyRow> {
         self.table.load().rows()
+    }
+
+    /// A key by its number in admission.
+    pub(crate) fn numbered(&self, number: KeyNumber) -> Option<Arc<Key>> {
+        self.table.load().numbered(number).cloned()
+    }
+
+    /// What people call a key; `None` if there is none of this id.
+    pub(crate) fn name_of(&self, key_id: &str) -> Option<String> {
+        self.table.load().get(key_id).map(|key| key.row.name.clone())
     }
 
     /// Whether a key's revocation is in force and not on disk.

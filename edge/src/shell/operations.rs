@@ -15,6 +15,7 @@ mod keys;
 mod lifecycle;
 mod nodes;
 mod reading;
+mod requests;
 mod secrets;
 mod settings;
 
@@ -26,7 +27,7 @@ use umbel_contracts::operations::{
     self, Class, CommandCancel, CommandShow, CredentialRevoke, EnrollmentCreate, EnrollmentList,
     EnrollmentRevoke, LARGEST_ARGS, LARGEST_STORED_RESULT, LONGEST_TEXT, NoArgs, NodeDecommission,
     NodeDisable, NodeDrain, NodeEligible, NodeEnable, NodeLabel, NodeList, NodeReadinessCheck, NodeRename,
-    NodeShow, NodeUndrain, Operation, QueueShow, Target,
+    NodeShow, NodeUndrain, Operation, Target,
 };
 use umbel_contracts::selector::{Candidate, Selector, Term};
 use umbel_wire::{Code, Error};
@@ -40,12 +41,13 @@ use lifecycle::Simple;
 pub(crate) use ca::catch_up;
 
 /// Operations that take something away from somebody: whoever asks has to say why.
-const REASONED: [&str; 5] = [
+const REASONED: [&str; 6] = [
     NodeDrain::NAME,
     NodeDisable::NAME,
     CredentialRevoke::NAME,
     NodeDecommission::NAME,
     operations::SettingsRollback::NAME,
+    operations::RequestRelease::NAME,
 ];
 
 fn invalid(reason: &'static str, message: impl Into<String>) -> Error {
@@ -215,11 +217,11 @@ pub(crate) async fn read(commands: &Arc<Commands>, request: &Request) -> Result<
             args::<NodeReadinessCheck>(request)?;
             lifecycle::readiness(commands, request)
         }
-        QueueShow::NAME => result::<QueueShow>(reading::queues(commands, &args::<QueueShow>(request)?)?),
         other => match family(other) {
             "apikey" => keys::read(commands, request).await,
             "audit" => audit::read(commands, request).await,
             "ca" => ca::read(commands, request).await,
+            "queue" | "request" => requests::read(commands, request),
             "settings" => settings::read(commands, request).await,
             _ => Err(unknown(other)),
         },
@@ -282,6 +284,7 @@ pub(crate) async fn dry_run(commands: &Arc<Commands>, request: &Request) -> Resu
             "ca" => ca::dry_run(commands, request).await,
             "edge" => backup::dry_run(commands, request).await,
             "node.credential" => credential::dry_run(commands, request).await,
+            "request" => requests::dry_run(commands, request),
             "settings" => settings::dry_run(commands, request).await,
             _ => Err(unknown(other)),
         },
@@ -331,6 +334,7 @@ pub(crate) async fn start(context: &Context<'_>) -> Result<(), Error> {
             "ca" => ca::start(context).await,
             "edge" => backup::start(context).await,
             "node.credential" => credential::start(context).await,
+            "request" => requests::start(context).await,
             "settings" => settings::start(context).await,
             _ => Err(unknown(other)),
         },

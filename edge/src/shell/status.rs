@@ -4,11 +4,12 @@
 //! together under admission's. Invariant: nothing here leaves out a node because it is not connected.
 
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use prost::Message;
 use umbel_contracts::proto::control::{
-    EdgeFacts, EdgeNodeSnapshot, EdgeStatusRequest, EdgeStatusResponse, EdgeSummary, Problem, QueueSnapshot,
-    Revision, StoreHealth,
+    EdgeFacts, EdgeNodeSnapshot, EdgeStatusRequest, EdgeStatusResponse, EdgeSummary, Problem,
+    ProviderSnapshot, QueueSnapshot, Revision, StoreHealth,
 };
 use umbel_contracts::selector::Selector;
 use umbel_wire::{Code, Error, clock};
@@ -16,6 +17,7 @@ use umbel_wire::{Code, Error, clock};
 use crate::core::registry::Moment;
 use crate::core::registry::node::{Lifecycle, Node};
 use crate::core::registry::snapshot::{self, Figures};
+use crate::shell::dispatch::QueueReading;
 use crate::shell::operations::matches;
 use crate::shell::owing::store_problems;
 use crate::shell::site::Site;
@@ -44,23 +46,44 @@ fn figures(site: &Site, provider: &str) -> Option<Figures> {
     })
 }
 
+/// One provider as the snapshot of its node has it.
+pub(crate) fn provider(site: &Site, node: &Node, provider_id: &str) -> Option<ProviderSnapshot> {
+    snapshot::one_provider(node, provider_id, &|provider| figures(site, provider))
+}
+
 /// The queue of each model.
 pub(crate) fn queues(site: &Site) -> Vec<QueueSnapshot> {
-    let at = site.wall().unix_ms();
+    site.dispatch.reading().queues.iter().map(|reading| queue(site, reading)).collect()
+}
+
+/// One model's queue.
+pub(crate) fn queue(site: &Site, reading: &QueueReading) -> QueueSnapshot {
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-    site.dispatch
-        .queues()
-        .into_iter()
-        .map(|queue| QueueSnapshot {
-            model: queue.model.to_string(),
-            depth: count(queue.depth),
-            oldest_age_ms: u64::try_from(queue.oldest.as_millis()).unwrap_or(u64::MAX),
-            admitted_total: queue.admitted_total,
-            shed_total: queue.shed_total,
-            in_flight: queue.in_flight,
-            observed_at_unix_ms: at,
-        })
-        .collect()
+    let age = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let (queue, leases) = (&reading.figures, reading.leases);
+    QueueSnapshot {
+        model: queue.model.to_string(),
+        depth: count(queue.depth),
+        oldest_age_ms: age(queue.oldest),
+        admitted_total: queue.admitted_total,
+        shed_total: queue.shed_total,
+        in_flight: queue.in_flight,
+        observed_at_unix_ms: site.wall().unix_ms(),
+        limit: count(queue.limit),
+        capacity: queue.capacity,
+        long_waiting: 0,
+        oldest_long_age_ms: 0,
+        drain_per_minute: 0,
+        keys_waiting: count(reading.keys.len()),
+        providers_open: queue.open_providers,
+        providers_loading: reading.loading,
+        providers_wanted: queue.wanted_providers,
+        leases_prefill: leases.without_head,
+        leases_streaming: leases.streaming,
+        leases_ending: leases.resetting,
+        leases_unconfirmed: leases.unconfirmed,
+        rejections: site.dispatch.rejections(&queue.model),
+    }
 }
 
 /// The site in figures, at most 16 KiB.

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use umbel_store::simulation::Disk;
+use umbel_store::simulation::{Disk, Observing, weight};
 use umbel_store::{AuditRecord, Change, Commit, CommitError, Owed, Position};
 use umbel_wire::clock::Wall;
 use umbel_wire::io::accept::HelloIn;
@@ -17,10 +17,13 @@ use super::{Edge, LinkId, NODES, REPORTS, SELF, WALL};
 use crate::core::enrollment::EnrollmentRow;
 use crate::core::registry::node::NodeRow;
 
+/// Who says what is only observed.
+pub const OBSERVER: &str = "observer";
+
 /// What follows from a commit.
 pub(super) enum Then {
-    /// Nothing.
-    Nothing,
+    /// Observations are in the audit, or kept for later.
+    Observed,
     /// A block of a mark is reserved.
     Reserved(&'static str),
     /// What nodes reported is written, and the clock.
@@ -71,12 +74,20 @@ enum Write {
 #[derive(Default)]
 pub(super) struct Queue {
     waiting: VecDeque<(Write, Then)>,
-    written: VecDeque<(Result<u64, CommitError>, Then)>,
-    owed: VecDeque<Owed>,
+    written: VecDeque<(Result<u64, CommitError>, Option<Commit>, Then)>,
+    /// With the observations in each.
+    owed: VecDeque<(Owed, u64)>,
     settled: Vec<Vec<Change>>,
+    pub(super) observing: Observing,
+    mutation: Option<&'static str>,
+    batches: u64,
 }
 
 impl Queue {
+    pub(super) fn new(mutation: Option<&'static str>) -> Self {
+        Self { mutation, ..Self::default() }
+    }
+
     pub(super) fn propose(&mut self, commit: Commit, then: Then) {
         self.waiting.push_back((Write::Commit(commit), then));
     }
@@ -87,7 +98,39 @@ impl Queue {
 
     /// In force already; written first of all once that works.
     pub(super) fn owe(&mut self, owed: Owed) {
-        self.owed.push_back(owed);
+        self.owed.push_back((owed, 0));
+    }
+
+    /// Observations that are on their way and not on the disk.
+    fn on_the_way(&self) -> u64 {
+        let of = |commit: &Commit| commit.audit.iter().map(weight).sum::<u64>();
+        let waiting = self.waiting.iter().filter_map(|(write, then)| match (write, then) {
+            (Write::Commit(commit), Then::Observed) => Some(of(commit)),
+            _ => None,
+        });
+        let refused = self.written.iter().filter_map(|(result, commit, then)| match (result, then) {
+            (Err(_), Then::Observed) => commit.as_ref().map(of),
+            _ => None,
+        });
+        waiting.sum::<u64>() + refused.sum::<u64>() + self.owed.iter().map(|(_, count)| count).sum::<u64>()
+    }
+
+    /// Observations told in this process, and those that are not in the audit yet.
+    pub(super) fn observations(&self) -> (u64, u64) {
+        (self.observing.told(), self.observing.held() + self.on_the_way())
+    }
+
+    // Observations that could not be written.
+    fn keep(&mut self, refused: &CommitError, commit: Commit) {
+        let count = commit.audit.iter().map(weight).sum();
+        if self.observing.keeps(refused, &commit, self.owed.len()) {
+            self.owed.push_back((Owed::new().with(commit), count));
+        }
+    }
+
+    fn gap(&self, wall: Wall) -> Option<AuditRecord> {
+        let told = self.mutation != Some("a gap is not told");
+        self.observing.gap(self.owed.len(), wall.unix_ms()).filter(|_| told)
     }
 
     /// Whether something is in force and not on disk.
@@ -155,25 +198,45 @@ impl Edge {
 
     /// One group commit: everything that waits is written (or fails) now; nobody in the process knows yet.
     pub fn write(&mut self, disk: &mut Disk, wall: Wall) {
-        while let Some(owed) = self.disk.owed.front() {
-            match disk.settle(owed, wall.unix_ms()) {
+        let queue = &mut self.disk;
+        queue.batches += 1;
+        if queue.batches == 30 && queue.mutation == Some("an audit entry goes missing") {
+            disk.lose_an_entry();
+        }
+        while let Some((owed, _)) = queue.owed.front() {
+            let gap = queue.gap(wall);
+            match disk.settle(gap.as_ref(), owed, wall.unix_ms()) {
                 Ok(changes) => {
-                    self.disk.settled.push(changes);
-                    self.disk.owed.pop_front();
+                    queue.settled.push(changes);
+                    queue.owed.pop_front();
+                    queue.observing.wrote();
                 }
                 Err(_) => break,
             }
         }
-        let blocked = self.disk.owes();
-        while let Some((write, then)) = self.disk.waiting.pop_front() {
-            let result = match (write, &then) {
-                // What is owed goes first: nothing is told to be durable before it.
-                _ if blocked => Err(CommitError::ReadOnly("something is owed".to_owned())),
-                (Write::Commit(commit), _) => disk.commit(&commit, wall.unix_ms()).map(|position| position.0),
-                (Write::Reserve(block), Then::Reserved(name)) => disk.reserve(name, block),
-                (Write::Reserve(_), _) => Ok(0),
+        let blocked = queue.owes();
+        while let Some((write, then)) = queue.waiting.pop_front() {
+            let (result, commit) = match (write, &then) {
+                (Write::Commit(commit), _) => {
+                    let result = match blocked {
+                        // What is owed goes first: nothing is told to be durable before it.
+                        true => Err(CommitError::ReadOnly("something is owed".to_owned())),
+                        false => disk.commit_after(queue.gap(wall).as_ref(), &commit, wall.unix_ms()),
+                    };
+                    match &result {
+                        Ok(_) => queue.observing.wrote(),
+                        Err(CommitError::Conflict(_)) => {}
+                        Err(_) => queue.observing.refused(Some(&commit), wall.unix_ms()),
+                    }
+                    (result.map(|position| position.0), Some(commit))
+                }
+                (Write::Reserve(_), _) if blocked => {
+                    (Err(CommitError::ReadOnly("something is owed".to_owned())), None)
+                }
+                (Write::Reserve(block), Then::Reserved(name)) => (disk.reserve(name, block), None),
+                (Write::Reserve(_), _) => (Ok(0), None),
             };
-            self.disk.written.push_back((result, then));
+            queue.written.push_back((result, commit, then));
         }
     }
 
@@ -183,9 +246,13 @@ impl Edge {
         for changes in std::mem::take(&mut self.disk.settled) {
             self.settled(changes, now);
         }
-        while let Some((result, then)) = self.disk.written.pop_front() {
+        while let Some((result, commit, then)) = self.disk.written.pop_front() {
             match then {
-                Then::Nothing => {}
+                Then::Observed => {
+                    if let (Err(error), Some(commit)) = (result, commit) {
+                        self.disk.keep(&error, commit);
+                    }
+                }
                 Then::Reserved(name) => {
                     let mark = if name == self.generations.name {
                         &mut self.generations
@@ -219,6 +286,28 @@ impl Edge {
             } else if let Ok(stored) = row.json::<EnrollmentRow>() {
                 self.tokens.apply(stored, row.position);
             }
+        }
+    }
+
+    /// Observations go into the audit soon, repeats folded. Marked, so that the world can count them.
+    pub(super) fn observe(&mut self, now: Instant, records: Vec<AuditRecord>) {
+        let records = records.into_iter().map(|record| record.by(OBSERVER)).collect();
+        let told = self.disk.observing.tell(now, records);
+        self.append(told);
+    }
+
+    /// Counts of repeats whose time has ended.
+    pub(super) fn end_folds(&mut self, now: Instant) {
+        let ended = self.disk.observing.tick(now);
+        if !self.is("repeats are dropped") {
+            self.append(ended);
+        }
+    }
+
+    fn append(&mut self, records: Vec<AuditRecord>) {
+        if !records.is_empty() {
+            let commit = records.into_iter().fold(Commit::new(), Commit::audit);
+            self.disk.propose(commit, Then::Observed);
         }
     }
 

@@ -9,7 +9,7 @@ use prost::Message;
 use umbel_contracts::bounds;
 use umbel_contracts::proto::node::{NodeEnrollRequest, NodeEnrollResponse};
 use umbel_store::simulation::Disk;
-use umbel_store::{AuditRecord, Commit, CommitError, Position};
+use umbel_store::{AuditRecord, CommitError, Position};
 use umbel_wire::clock::Wall;
 use umbel_wire::enroll::{self, Claim, ClaimRow, Refusal};
 use umbel_wire::io::accept::HelloIn;
@@ -100,7 +100,7 @@ impl Edge {
     fn audit_refusal(&mut self, why: &str, now: Instant) {
         if self.refusals.audit(now).is_some() {
             let record = AuditRecord::new("token.refused", "token", "refused").because(why);
-            self.disk.propose(Commit::new().audit(record), Then::Nothing);
+            self.observe(now, vec![record]);
         }
     }
 

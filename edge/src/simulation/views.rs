@@ -34,6 +34,10 @@ pub struct View {
     pub orphans: usize,
     /// Requests that wait here.
     pub waiting: usize,
+    /// Observations told by this process, and those that are not in the audit yet.
+    pub observations: (u64, u64),
+    /// Audited changes that the disk refused to this process, and of them those that no entry tells of yet.
+    pub refusals: (u64, u64),
     /// Nodes online and providers available, as a summary says it.
     pub online_and_available: (u32, u32),
 }
@@ -117,6 +121,8 @@ impl Edge {
             held: (totals.in_flight(), totals.waiting),
             orphans: self.orphans(),
             waiting: self.waiting_requests(),
+            observations: self.disk.observations(),
+            refusals: self.disk.observing.refusals(),
             online_and_available: (counts.nodes_online, counts.providers_available),
         }
     }

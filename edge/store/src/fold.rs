@@ -89,6 +89,14 @@ impl Folds {
     }
 }
 
+#[cfg(feature = "simulation")]
+impl Folds {
+    /// How many were counted and not told yet.
+    pub(crate) fn pending(&self) -> u64 {
+        self.kinds.values().map(|seen| seen.counted).sum()
+    }
+}
+
 fn count(kind: &Kind, counted: u64) -> AuditRecord {
     let times = if counted == 1 { "once more".to_owned() } else { format!("{counted} times more") };
     let sentence = format!("{times} within {} s: {}", WINDOW.as_secs(), kind.detail);

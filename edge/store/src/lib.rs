@@ -33,6 +33,7 @@ mod marks;
 mod memory;
 mod observed;
 mod opening;
+mod outage;
 mod overlay;
 mod owed;
 mod reader;

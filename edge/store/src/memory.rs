@@ -26,6 +26,15 @@ impl Memory {
     }
 }
 
+#[cfg(feature = "simulation")]
+impl Memory {
+    /// A map of its own with the same in it.
+    pub(crate) fn copy(&self, switch: WriteSwitch) -> Self {
+        let pairs = self.pairs.read().unwrap_or_else(PoisonError::into_inner).clone();
+        Self { pairs: Arc::new(RwLock::new(pairs)), switch }
+    }
+}
+
 struct Shared(Arc<RwLock<Option<Pairs>>>);
 
 struct Reading<'a>(&'a Pairs);

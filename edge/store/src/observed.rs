@@ -13,7 +13,7 @@ use crate::error::CommitError;
 use crate::fold::Folds;
 use crate::handle::{Health, Store};
 use crate::limits;
-use crate::owed::Owed;
+use crate::owed::{Owed, keeps};
 
 /// The way of observations and refusals into the audit. Cheap to clone; clones share it.
 #[derive(Clone)]
@@ -74,10 +74,7 @@ impl Observed {
             },
             Health::ReadOnly(cause) => CommitError::ReadOnly(cause),
         };
-        // Kept for later, while there is room beside what people revoke and drain meanwhile.
-        let kept = matches!(refused, CommitError::ReadOnly(_))
-            && store.owed() < limits::OWED_OPERATIONS / 2
-            && store.owe(Owed::new().with(commit)).is_ok();
+        let kept = keeps(&refused, store.owed()) && store.owe(Owed::new().with(commit)).is_ok();
         if !kept {
             store.told.lost.fetch_add(count, Ordering::SeqCst);
             tracing::error!(error = %refused, count, "audit entries could not be written and are lost");

@@ -69,6 +69,11 @@ impl std::fmt::Debug for Owed {
     }
 }
 
+/// Whether entries that were refused are kept for later: while there is room beside what people revoke and drain.
+pub(crate) fn keeps(refused: &CommitError, owed: usize) -> bool {
+    matches!(refused, CommitError::ReadOnly(_)) && owed < limits::OWED_OPERATIONS / 2
+}
+
 /// Answers once it is written, with the rows as they stand then. The store's end before that drops it.
 pub type Settled = oneshot::Receiver<Vec<Change>>;
 

@@ -4,20 +4,28 @@
 //! thread's, called step by step, with the time as an argument. Leaves to the simulation when a commit reaches it,
 //! and when its answer is heard. Invariant: what was answered stays, whatever process dies.
 
-use crate::audit::{AuditEntry, AuditHead};
+use crate::audit::{AuditEntry, AuditHead, AuditRecord};
 use crate::backend::{Backend, Failure, Reader, View};
 use crate::commit::{Commit, Position, Row};
 use crate::error::{CommitError, ReadError};
 use crate::memory::Memory;
 use crate::owed::Owed;
 use crate::switch::WriteSwitch;
-use crate::{chain, core, opening};
+use crate::{chain, core, opening, outage, owed};
+
+mod history;
+mod observing;
+
+pub use history::Backup;
+pub use observing::{Observing, weight};
 
 /// The disk of one process; it outlives that.
 pub struct Disk {
     memory: Memory,
     switch: WriteSwitch,
     commits: u64,
+    /// How far the audit's chain was followed.
+    followed: Option<chain::Checked>,
 }
 
 impl Default for Disk {
@@ -35,7 +43,7 @@ impl Disk {
         // An empty map is always claimed.
         let mut keep = |_: &dyn Reader, _| Ok(());
         let _ = opening::claim(&mut memory, "simulation", "simulated".to_owned(), true, &mut keep);
-        Self { memory, switch, commits: 0 }
+        Self { memory, switch, commits: 0, followed: None }
     }
 
     /// From now on writes fail (`true`) or succeed again.
@@ -54,9 +62,24 @@ impl Disk {
     /// # Errors
     /// As `Store::commit`.
     pub fn commit(&mut self, commit: &Commit, now_unix_ms: i64) -> Result<Position, CommitError> {
+        self.commit_after(None, commit, now_unix_ms)
+    }
+
+    /// The same, after the entry that tells of an outage.
+    ///
+    /// # Errors
+    /// As `Store::commit`.
+    pub fn commit_after(
+        &mut self,
+        gap: Option<&AuditRecord>,
+        commit: &Commit,
+        now_unix_ms: i64,
+    ) -> Result<Position, CommitError> {
         commit.check()?;
         let mut outcome = Ok(Position::default());
+        let gap: Vec<_> = gap.cloned().into_iter().collect();
         let written = self.memory.write(&mut |tx| {
+            chain::append(tx, &gap, now_unix_ms)?;
             outcome = core::apply(tx, commit, now_unix_ms)?;
             Ok(())
         });
@@ -69,9 +92,16 @@ impl Disk {
     ///
     /// # Errors
     /// [`CommitError::ReadOnly`]: it is still owed.
-    pub fn settle(&mut self, owed: &Owed, now_unix_ms: i64) -> Result<Vec<crate::Change>, CommitError> {
+    pub fn settle(
+        &mut self,
+        gap: Option<&AuditRecord>,
+        owed: &Owed,
+        now_unix_ms: i64,
+    ) -> Result<Vec<crate::Change>, CommitError> {
         let mut changes = Vec::new();
+        let gap: Vec<_> = gap.cloned().into_iter().collect();
         let written = self.memory.write(&mut |tx| {
+            chain::append(tx, &gap, now_unix_ms)?;
             changes = core::settle(tx, owed, now_unix_ms)?;
             Ok(())
         });

@@ -12,11 +12,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::{mpsc, oneshot};
 
-use crate::audit::{AuditHead, AuditRecord};
+use crate::audit::AuditHead;
 use crate::backend::{Backend, Failure, Reader};
 use crate::commit::{Change, Commit, Position};
 use crate::error::CommitError;
 use crate::handle::Health;
+use crate::outage::{Outage, gap};
 use crate::owed::Waiting;
 use crate::told::Told;
 use crate::{chain, core, limits};
@@ -53,12 +54,6 @@ pub(crate) struct Writer {
     aged: Option<Instant>,
 }
 
-// A time in which nothing could be audited.
-struct Outage {
-    since_unix_ms: i64,
-    refused: u64,
-}
-
 enum Pending {
     Commit(Commit, oneshot::Sender<Result<Position, CommitError>>),
     Reserve { name: &'static str, block: u64, above: u64, answer: Reserved },
@@ -86,7 +81,7 @@ impl Writer {
         broken: Option<String>,
     ) -> Self {
         let reader = backend.reader();
-        let outage = broken.is_some().then(|| Outage { since_unix_ms: now_unix_ms(), refused: 0 });
+        let outage = broken.is_some().then(|| Outage::begin(now_unix_ms()));
         told.fell.store(outage.as_ref().map_or(0, |outage| outage.since_unix_ms), Ordering::SeqCst);
         Self { backend, reader, jobs, told, broken, tried: None, outage, aged: None }
     }
@@ -150,7 +145,7 @@ impl Writer {
     // From now on it is read-only.
     fn fell(&mut self, cause: String) {
         self.tried = Some((Instant::now(), limits::REOPEN_EVERY));
-        let outage = self.outage.get_or_insert_with(|| Outage { since_unix_ms: now_unix_ms(), refused: 0 });
+        let outage = self.outage.get_or_insert_with(|| Outage::begin(now_unix_ms()));
         self.told.fell.store(outage.since_unix_ms, Ordering::SeqCst);
         if let Err(Failure(more)) = self.backend.read_only() {
             tracing::error!(cause = %more, "the store cannot even be read");
@@ -227,8 +222,8 @@ impl Writer {
             let error = CommitError::ReadOnly(cause.to_owned());
             match pending {
                 Pending::Commit(commit, answer) => {
-                    if let Some(outage) = self.outage.as_mut().filter(|_| !commit.audit.is_empty()) {
-                        outage.refused += 1;
+                    if let Some(outage) = &mut self.outage {
+                        outage.refused(&commit);
                     }
                     drop(answer.send(Err(error)));
                 }
@@ -286,20 +281,6 @@ impl Writer {
             true
         });
     }
-}
-
-// What the audit says of a time in which it could not be written, before anything that was kept for it.
-fn gap(outage: Option<&Outage>, owed: usize, lost: u64, now_unix_ms: i64) -> Option<AuditRecord> {
-    if outage.is_none() && lost == 0 {
-        return None;
-    }
-    let (since, refused) = outage.map_or((now_unix_ms, 0), |outage| (outage.since_unix_ms, outage.refused));
-    let sentence = format!(
-        "the store took no writes for {} s: {owed} changes took force meanwhile and are written after this, {refused} \
-         were refused, {lost} entries could not be kept",
-        now_unix_ms.saturating_sub(since).max(0) / 1_000
-    );
-    Some(AuditRecord::new("audit.gap", "audit", "observed").by("store").because(sentence))
 }
 
 pub(crate) fn now_unix_ms() -> i64 {

@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use umbel_edge::simulation::{NodeView, Operation, View, stored};
+use umbel_edge::simulation::{NodeView, OBSERVER, Operation, View, stored};
+use umbel_store::AuditRecord;
+use umbel_store::simulation::weight;
 
 use super::history::Failure;
 use super::world::World;
@@ -25,6 +27,11 @@ pub(crate) const MUTATIONS: &[(&str, &str)] = &[
     ("settings are in force before they are stored", "settings versions only grow"),
     ("slots are free before their streams ended", "an engine is never above its capacity"),
     ("a broken connection frees its slots", "an engine is never above its capacity"),
+    ("an audit entry goes missing", "the audit's chain holds"),
+    ("the audit is cut at a start", "the audit only grows"),
+    ("a command is not audited", "what was answered is in the audit"),
+    ("repeats are dropped", "an observation is told or counted"),
+    ("a gap is not told", "a gap of the audit is told"),
     ("a stale close clears the new view", "a stale close changes nothing"),
     ("a command is queued for later", "what was unavailable never runs"),
     ("a view is kept over a restart", "a restart forgets the site"),
@@ -46,6 +53,11 @@ pub(crate) struct Judge {
     owned: u64,
     /// Commits, and the audit's last entry that was read.
     audited: (u64, u64),
+    /// Of the edge's process: observations in the audit, and refusals that its gaps tell of.
+    observed: u64,
+    gaps: u64,
+    /// What is in the audit now is an earlier process's.
+    counts_anew: bool,
     /// Commands that ran.
     ran: BTreeSet<String>,
     fresh: bool,
@@ -73,6 +85,9 @@ impl Judge {
             judged_done: 0,
             owned: 0,
             audited: (0, 0),
+            observed: 0,
+            gaps: 0,
+            counts_anew: false,
             ran: BTreeSet::new(),
             fresh: false,
         }
@@ -81,6 +96,7 @@ impl Judge {
     /// Another process of the edge: what it holds in memory only begins anew.
     pub(crate) fn restarted(&mut self) {
         self.fresh = true;
+        self.counts_anew = true;
         for seen in self.nodes.values_mut() {
             (seen.cursors, seen.observed, seen.last_seen) = Default::default();
         }
@@ -128,6 +144,7 @@ impl World {
             of_node(&mut self.judge, node)?;
         }
         leases(&view)?;
+        observed(&self.judge, &view)?;
         tokens(&mut self.judge, &view)?;
         self.hosts_are_known(&view)?;
         self.answers_are_there()
@@ -177,21 +194,47 @@ impl World {
         must(people.held_up.is_empty(), "the site serves without its control plane", || {
             format!("{:?} got no slot", people.held_up)
         })?;
+        self.audit_goes_on()
+    }
+
+    // Every entry follows from the one before, and none is taken back.
+    fn audit_goes_on(&mut self) -> Found {
         let (commits, mut last) = self.judge.audited;
-        if commits == self.edge.disk.commits() {
+        if commits != self.edge.disk.commits() {
+            let head = self.edge.disk.audit_head().unwrap_or_default();
+            must(head.sequence >= last, "the audit only grows", || {
+                format!("it ended at {last} and ends at {} now", head.sequence)
+            })?;
+            let broken = self.edge.disk.follow_audit();
+            must(broken.is_none(), "the audit's chain holds", || format!("{broken:?}"))?;
+            for entry in self.edge.disk.audit_after(last, 10_000).unwrap_or_default() {
+                last = entry.sequence;
+                self.entry(&entry.record)?;
+            }
+            self.judge.audited = (self.edge.disk.commits(), last);
+        }
+        if std::mem::take(&mut self.judge.counts_anew) {
+            (self.judge.observed, self.judge.gaps) = (0, 0);
+        }
+        Ok(())
+    }
+
+    fn entry(&mut self, record: &AuditRecord) -> Found {
+        if record.actor == OBSERVER {
+            self.judge.observed += weight(record);
+        }
+        if record.action == "audit.gap" {
+            let said =
+                record.detail.split(" were refused").next().and_then(|before| before.rsplit(' ').next());
+            self.judge.gaps += said.and_then(|number| number.parse::<u64>().ok()).unwrap_or_default();
+        }
+        let id = &record.command_id;
+        if id.is_empty() {
             return Ok(());
         }
-        for entry in self.edge.disk.audit_after(last, 10_000).unwrap_or_default() {
-            last = entry.sequence;
-            let id = entry.record.command_id;
-            if id.is_empty() {
-                continue;
-            }
-            must(!people.never.contains(&id), "what was unavailable never runs", || format!("{id} ran"))?;
-            must(!self.judge.ran.contains(&id), "a command runs once", || format!("{id} ran again"))?;
-            self.judge.ran.insert(id);
-        }
-        self.judge.audited = (self.edge.disk.commits(), last);
+        must(!self.people.never.contains(id), "what was unavailable never runs", || format!("{id} ran"))?;
+        must(!self.judge.ran.contains(id), "a command runs once", || format!("{id} ran again"))?;
+        self.judge.ran.insert(id.clone());
         Ok(())
     }
 
@@ -242,6 +285,8 @@ impl World {
         for (id, operation) in &self.people.done {
             let kept = on_disk.commands.contains(id);
             must(kept, "what was answered is there", || format!("{id}: {operation:?} is not on the disk"))?;
+            let audited = judge.ran.contains(id);
+            must(audited, "what was answered is in the audit", || format!("{id}: {operation:?} is not"))?;
             if let Operation::Mint { token_id, .. } = operation {
                 must(
                     on_disk.tokens.iter().any(|(token, ..)| token == token_id),
@@ -349,6 +394,17 @@ fn views_agree(view: &View) -> Found {
     }
     must(view.online_and_available.0 == online, "views agree", || {
         format!("{} online in the summary, {online} in the nodes", view.online_and_available.0)
+    })
+}
+
+fn observed(judge: &Judge, view: &View) -> Found {
+    let (told, held) = view.observations;
+    must(told == judge.observed + held, "an observation is told or counted", || {
+        format!("{told} were told, {} are in the audit, {held} are on their way", judge.observed)
+    })?;
+    let (refused, unsaid) = view.refusals;
+    must(refused == judge.gaps + unsaid, "a gap of the audit is told", || {
+        format!("{refused} were refused, gaps tell of {}, {unsaid} are not told yet", judge.gaps)
     })
 }
 

@@ -102,14 +102,6 @@ impl Queue {
         self.classes.values().map(|class| class.long_waiting).sum()
     }
 
-    /// How many wait of each key; those who come back are not counted.
-    pub(super) fn by_key(&self) -> impl Iterator<Item = (KeyNumber, usize)> + '_ {
-        self.accounts.iter().filter_map(|((_, who), account)| match who {
-            Who::Key(key) => Some((*key, account.lines.values().map(BTreeSet::len).sum())),
-            Who::Again(_) => None,
-        })
-    }
-
     /// Adds a ticket that is newer than all before it.
     pub(super) fn push(&mut self, now: Instant, spot: Spot, ticket: Ticket) {
         let Spot { class, who, lane } = spot;

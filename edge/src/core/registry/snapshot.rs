@@ -90,6 +90,16 @@ fn credential(node: &Node) -> CredentialSummary {
     }
 }
 
+/// One provider as its node's snapshot has it; `None` if the node does not declare it.
+pub(crate) fn one_provider(
+    node: &Node,
+    provider_id: &str,
+    figures: &dyn Fn(&str) -> Option<Figures>,
+) -> Option<ProviderSnapshot> {
+    let engine = node.report.engines.iter().find(|engine| node.provider_id(&engine.name) == provider_id)?;
+    Some(provider(node, engine, figures))
+}
+
 fn provider(node: &Node, engine: &Declared, figures: &dyn Fn(&str) -> Option<Figures>) -> ProviderSnapshot {
     let provider_id = node.provider_id(&engine.name);
     let base = ProviderSnapshot {

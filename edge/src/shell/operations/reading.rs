@@ -1,11 +1,10 @@
-//! Operations that read: nodes, queues, commands; and `command.cancel`, which asks a running one to end.
+//! Operations that read: nodes and commands; and `command.cancel`, which asks a running one to end.
 
 use std::sync::Arc;
 
-use umbel_contracts::objects::{CommandPhase, NodeObject, QueueObject, timestamp};
+use umbel_contracts::objects::{CommandPhase, NodeObject, timestamp};
 use umbel_contracts::operations::{
     CommandArgs, CommandCancel, CommandShow, CommandStateResult, ListArgs, NodeList, NodeListResult,
-    QueueShowArgs, QueueShowResult,
 };
 use umbel_wire::{Code, Error};
 
@@ -61,20 +60,6 @@ pub(super) fn show(commands: &Commands, selector: &str) -> Result<NodeListResult
     let nodes =
         chosen.iter().map(|node| NodeObject::from_proto(status::node(&commands.site, node))).collect();
     Ok(NodeListResult { nodes, next_cursor: None })
-}
-
-pub(super) fn queues(commands: &Commands, args: &QueueShowArgs) -> Result<QueueShowResult, Error> {
-    let mut queues: Vec<_> = status::queues(&commands.site)
-        .into_iter()
-        .filter(|queue| args.model.as_ref().is_none_or(|model| queue.model == *model))
-        .map(QueueObject::from_proto)
-        .collect();
-    if let (Some(model), true) = (&args.model, queues.is_empty()) {
-        let message = format!("no node of this site serves a model called `{model}`");
-        return Err(Error::new(Code::NotFound, "MODEL_UNKNOWN", message));
-    }
-    queues.sort_by(|a, b| a.model.cmp(&b.model));
-    Ok(QueueShowResult { queues })
 }
 
 fn state(command_id: String, row: crate::core::commands::CommandRow) -> CommandStateResult {
