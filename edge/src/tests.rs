@@ -18,6 +18,7 @@ mod control;
 mod doors;
 mod enrollment;
 mod full_disk;
+mod keys;
 mod life;
 mod lifecycle;
 mod minting;

@@ -176,7 +176,8 @@ impl Keys {
         self.table.load().get(key_id).map(|key| key.row.clone()).ok_or_else(unknown)
     }
 
-    /// Revokes a key, at once, and commits `also` with it. Revoking it again changes nothing.
+    /// Revokes a key, at once, and commits `also` with it. Revoking it again changes nothing. `in_force` is called when
+    /// the key opens nothing any more, before anything is written.
     ///
     /// # Errors
     /// `NOT_FOUND` for an unknown id; `CONFLICT` if a precondition of `also` fails (the key is revoked all the
@@ -187,6 +188,7 @@ impl Keys {
         now_unix_ms: i64,
         actor: &Actor,
         also: Commit,
+        in_force: impl FnOnce(KeyNumber) + Send,
     ) -> Result<Revoked, Error> {
         let _one = self.changing.lock().await;
         let table = self.table.load_full();
@@ -197,6 +199,7 @@ impl Keys {
         let row = KeyRow { revoked_at_unix_ms: Some(revoked_at), ..known.row.clone() };
         // In force before it is on disk: a full disk must not keep a leaked key alive.
         self.table.store(Arc::new(table.with(row.clone())));
+        in_force(known.number);
         let commit =
             || Commit::new().put_json(TABLE, key_id, &row).audit(audit("apikey.revoke", key_id, actor));
         match self.store.commit(commit().and(also.clone())).await {

@@ -39,7 +39,7 @@ async fn a_key_survives_a_restart_and_so_does_its_revocation() {
     keys.create(row.clone(), &actor(), Commit::new()).await.unwrap();
     let keys = Keys::load(store.clone()).await.unwrap();
     assert!(matches!(keys.check(Some(&header), false), Ok(Caller::Key(_))));
-    let revoked = keys.revoke(&row.key_id, 7, &actor(), Commit::new()).await.unwrap();
+    let revoked = keys.revoke(&row.key_id, 7, &actor(), Commit::new(), drop).await.unwrap();
     assert_eq!(revoked, Revoked::Durable);
     let keys = Keys::load(store.clone()).await.unwrap();
     assert_eq!(keys.check(Some(&header), true).unwrap_err(), KeyRefusal::Invalid);
@@ -85,10 +85,13 @@ async fn what_must_be_stored_with_a_key_can_refuse_it() {
     assert!(keys.list().is_empty());
     keys.create(row.clone(), &actor(), Commit::new()).await.unwrap();
     // A revocation stands all the same.
-    assert_eq!(keys.revoke(&row.key_id, 7, &actor(), taken()).await.unwrap_err().code, Code::Conflict);
+    assert_eq!(keys.revoke(&row.key_id, 7, &actor(), taken(), drop).await.unwrap_err().code, Code::Conflict);
     let again = Keys::load(store).await.unwrap();
     assert_eq!(again.check(Some(&header), true).unwrap_err(), KeyRefusal::Invalid);
-    assert_eq!(keys.revoke("nobody", 7, &actor(), Commit::new()).await.unwrap_err().code, Code::NotFound);
+    assert_eq!(
+        keys.revoke("nobody", 7, &actor(), Commit::new(), drop).await.unwrap_err().code,
+        Code::NotFound
+    );
 }
 
 #[tokio::test]
@@ -101,7 +104,7 @@ async fn a_revocation_holds_on_a_full_disk_and_says_that_it_is_not_durable() {
     let (second, _) = row();
     let refused = keys.create(second, &actor(), Commit::new()).await.unwrap_err();
     assert_eq!((refused.code, &*refused.reason), (Code::InsufficientStorage, "AUDIT_UNAVAILABLE"));
-    let revoked = keys.revoke(&first.key_id, 7, &actor(), Commit::new()).await.unwrap();
+    let revoked = keys.revoke(&first.key_id, 7, &actor(), Commit::new(), drop).await.unwrap();
     assert_eq!(revoked, Revoked::NotDurable);
     assert_eq!(keys.check(Some(&header), true).unwrap_err(), KeyRefusal::Invalid);
 }
@@ -133,7 +136,7 @@ async fn a_change_is_in_force_for_the_next_request_and_a_revocation_for_those_th
     assert_eq!(refused.code, Code::InsufficientStorage);
     let waiting = enter().unwrap();
     assert!(!waiting.is_revoked() && enter().is_err());
-    keys.revoke(&row.key_id, 7, &actor(), Commit::new()).await.unwrap();
+    keys.revoke(&row.key_id, 7, &actor(), Commit::new(), drop).await.unwrap();
     assert!(waiting.is_revoked());
 }
 

@@ -151,7 +151,9 @@ async fn revoke(context: &Context<'_>) -> Result<(), Error> {
     object.revoked_at.get_or_insert(timestamp(now));
     let value = result::<ApiKeyRevoke>(object.clone())?;
     let also = context.outcome(&stored(&value));
-    let revoked = commands.keys.revoke(&key_id, now, &actor(context), also).await?;
+    // Its requests that wait get no engine any more.
+    let in_force = |number| commands.site.dispatch.refuse_key(number);
+    let revoked = commands.keys.revoke(&key_id, now, &actor(context), also, in_force).await?;
     object.not_durable = revoked == Revoked::NotDurable;
     context.done(result::<ApiKeyRevoke>(object)?);
     Ok(())
