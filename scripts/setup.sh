@@ -39,6 +39,20 @@ need_python() {
   echo "$*" >"$dir/asked-for"
 }
 
+# need_node DIR NODE PACKAGE...: packages of npm in DIR/node_modules, installed by this node, whose own npm lies beside it.
+# As need_python, a file in it names what was asked for.
+need_node() {
+  local dir=$1 node=$2; shift 2
+  if [ "$(cat "$dir/asked-for" 2>/dev/null)" = "$*" ]; then return; fi
+  say "installing $* from npm"
+  mkdir -p "$dir"
+  local npm
+  npm=$(dirname "$node")/../lib/node_modules/npm/bin/npm-cli.js
+  # Its own cache: a home need not be writable. Nothing of a package runs while it is installed.
+  "$node" "$npm" install --silent --no-fund --no-audit --ignore-scripts --cache "$dir/cache" --prefix "$dir" "$@" >&2
+  echo "$*" >"$dir/asked-for"
+}
+
 # field FILE NAME: the first string or number of that name in a JSON file, without a JSON tool.
 field() { tr -d '\n' <"$1" | sed -n "s/.*\"$2\"[ ]*:[ ]*\"\{0,1\}\([^\",}]*\).*/\1/p"; }
 

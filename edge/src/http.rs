@@ -12,6 +12,7 @@ mod exchange;
 mod headers;
 mod health;
 mod inference;
+mod limits;
 mod listen;
 mod meter;
 mod models;

@@ -4,6 +4,8 @@
 //! test opens, deaths. Everything received is kept as [`Record`]s, in process or by `GET /_log`. It leaves real models
 //! to `scripts/real-engine` and speed to `mock-engine`.
 
+mod form;
+mod routes;
 mod script;
 mod serve;
 
@@ -72,6 +74,8 @@ pub(crate) struct State {
     connects: AtomicU64,
     open: AtomicU64,
     running: AtomicU64,
+    /// Connections without a request are closed after so many ms; 0 is never.
+    idle_ms: AtomicU64,
 }
 
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -142,6 +146,7 @@ impl Engine {
             connects: AtomicU64::new(0),
             open: AtomicU64::new(0),
             running: AtomicU64::new(0),
+            idle_ms: AtomicU64::new(0),
         });
         let accepting = Arc::clone(&state);
         std::thread::spawn(move || serve::accept(&listener, &accepting));
@@ -182,6 +187,12 @@ impl Engine {
     #[must_use]
     pub fn running(&self) -> u64 {
         self.state.running.load(Ordering::SeqCst)
+    }
+
+    /// From now on it closes connections that have no request for so long, as uvicorn does after 5 s.
+    pub fn close_idle_after(&self, time: Duration) {
+        let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        self.state.idle_ms.store(ms, Ordering::SeqCst);
     }
 
     /// Opens a gate for good.

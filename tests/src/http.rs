@@ -94,6 +94,13 @@ impl Ask {
         ask.header("content-type", "application/json")
     }
 
+    /// A body that is not JSON.
+    #[must_use]
+    pub fn body(mut self, body: impl Into<Vec<u8>>) -> Self {
+        self.body = body.into();
+        self
+    }
+
     /// Another method.
     #[must_use]
     pub fn method(mut self, method: &str) -> Self {

@@ -1,15 +1,12 @@
 //! The main job with every tier as a process: two sites, three nodes, streams, an operator who sees all of it.
 
-use std::path::PathBuf;
-use std::process::Command;
-
-use serde_json::{Value, json};
+use serde_json::json;
 use umbel_tests::engine::{Engine, Script};
 use umbel_tests::fleet::{EdgeOptions, EngineDeclaration, Fleet, NodeOptions};
 use umbel_tests::http::{Ask, BodyEnd};
 use umbel_tests::wait;
 
-use crate::sites::{SHORT, external, site, skipped};
+use crate::sites::{SHORT, external};
 
 /// Two sites, three nodes: each application is served by its own site, and the operator sees both.
 #[test]
@@ -91,39 +88,4 @@ fn the_built_in_engine_serves() {
     let got =
         Ask::post("/v1/chat/completions", body.to_string()).bearer(&edge.key).whole(&edge.target()).unwrap();
     assert!(got.json()["choices"][0]["message"]["content"].is_string(), "{}", got.text());
-}
-
-/// The python with the openai client: `UMBEL_PYTHON` (set by scripts/test), or the environment scripts/test has made.
-fn python() -> Option<PathBuf> {
-    if let Some(path) = std::env::var_os("UMBEL_PYTHON") {
-        return Some(PathBuf::from(path));
-    }
-    let path = umbel_tests::fleet::binary().parent()?.parent()?.join("e2e-python/bin/python");
-    path.exists().then_some(path)
-}
-
-/// The official client: a whole stream, a plain answer, an engine that dies, a model that is not there.
-#[test]
-fn the_openai_client_is_content() {
-    let Some(python) = python() else {
-        skipped("the_openai_client_is_content", "no python with the openai client; scripts/test makes one");
-        return;
-    };
-    let s = site(4);
-    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/openai_client.py");
-    let output = Command::new(python)
-        .args([script, &format!("http://{}/v1", s.edge.api)])
-        .env("OPENAI_API_KEY", &s.edge.key)
-        .output()
-        .unwrap();
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{out}\n{err}");
-    let seen: Value = serde_json::from_str(&out).unwrap_or_else(|e| panic!("{e}: {out}\n{err}"));
-    assert_eq!(seen["stream"], Script { events: 8, ..Script::default() }.text());
-    assert_eq!(seen["plain"], Script::default().text());
-    assert_eq!(seen["models"], json!(["m"]));
-    assert!(seen["dies"]["error"].is_string(), "an exception, not an end: {seen}");
-    assert_eq!(seen["dies"]["text"], "tok0 tok1 ");
-    assert_eq!(seen["unknown"], "NotFoundError");
-    assert_eq!(seen["unauthenticated"], "AuthenticationError");
 }

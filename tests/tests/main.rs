@@ -8,7 +8,9 @@
     reason = "a test that cannot go on fails by panicking"
 )]
 
+mod behaviours;
 mod cancel;
+mod clients;
 mod disk;
 mod engines;
 mod gpus;

@@ -19,8 +19,7 @@ use umbel_wire::secret::SecretHash;
 use umbel_wire::token::{BearerKind, parse_bearer};
 
 use super::admission::{Class, KeyNumber, NORMAL_CLASS};
-use limits::Standing;
-pub(crate) use limits::{KeyLimit, Limit};
+pub(crate) use limits::{KeyLimit, Limit, Standing, Window};
 pub(crate) use state::{KeyPermit, KeyState};
 
 /// Highest priority of a key.

@@ -12,6 +12,7 @@ use bytes::{Bytes, BytesMut};
 use http::header::{self, HeaderValue};
 use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
+use memchr::memmem;
 use umbel_contracts::bounds::decode;
 use umbel_contracts::proto::node;
 use umbel_wire::{OutgoingStream, Terminal};
@@ -235,32 +236,35 @@ fn again_from_engine(status: StatusCode, fields: &[node::Header], to: &mut http:
     Again::After(said.unwrap_or(1).min(RETRY_AFTER_MAX)).tell(to);
 }
 
-/// vLLM sends `"code":400` for a prompt that is too long; clients look for the code as OpenAI has it. The
+/// Engines send `"code":400` or none for a prompt that is too long; clients look for the code as OpenAI has it. The
 /// message stays byte for byte; other bodies stay untouched.
 fn string_code(body: Bytes) -> Bytes {
-    const NUMBER: &[u8] = b"\"code\":400";
-    let overflow =
-        [&b"maximum context length"[..], b"exceeds the available context size", b"exceed_context_size"];
-    if !overflow.iter().any(|words| contains(&body, words)) {
+    const OVERFLOW: [&[u8]; 5] = [
+        // vLLM, of any age.
+        b"maximum context length",
+        b"maximum model length",
+        // SGLang.
+        b"longer than the model's context length",
+        // llama.cpp.
+        b"exceeds the available context size",
+        b"exceed_context_size",
+    ];
+    const KEY: &[u8] = b"\"code\"";
+    if !OVERFLOW.iter().any(|words| memmem::find(&body, words).is_some()) {
         return body;
     }
-    let compact = |at: usize| body.get(at..).is_some_and(|rest| rest.starts_with(NUMBER));
-    let spaced = |at: usize| body.get(at..).is_some_and(|rest| rest.starts_with(b"\"code\": 400"));
-    let found = (0..body.len()).find_map(|at| match (compact(at), spaced(at)) {
-        (true, _) => Some((at, NUMBER.len())),
-        (_, true) => Some((at, NUMBER.len() + 1)),
-        _ => None,
+    let found = memmem::find_iter(&body, KEY).find_map(|at| {
+        let rest = body.get(at + KEY.len()..)?.trim_ascii_start().strip_prefix(b":")?.trim_ascii_start();
+        let value = [&b"400"[..], b"null"].into_iter().find(|value| rest.starts_with(value))?;
+        let start = body.len() - rest.len();
+        Some(start..start + value.len())
     });
-    let Some((at, length)) = found else { return body };
+    let Some(at) = found else { return body };
     let mut changed = BytesMut::with_capacity(body.len() + 32);
-    changed.extend_from_slice(body.get(..at).unwrap_or_default());
-    changed.extend_from_slice(b"\"code\":\"context_length_exceeded\"");
-    changed.extend_from_slice(body.get(at + length..).unwrap_or_default());
+    changed.extend_from_slice(body.get(..at.start).unwrap_or_default());
+    changed.extend_from_slice(b"\"context_length_exceeded\"");
+    changed.extend_from_slice(body.get(at.end..).unwrap_or_default());
     changed.freeze()
-}
-
-fn contains(body: &[u8], words: &[u8]) -> bool {
-    body.windows(words.len()).any(|part| part == words)
 }
 
 #[cfg(test)]
@@ -268,13 +272,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_context_overflow_gets_openais_code_and_keeps_its_message() {
-        let vllm = Bytes::from_static(
-            br#"{"error":{"message":"This model's maximum context length is 4096 tokens.","type":"BadRequestError","param":null,"code":400}}"#,
-        );
-        let expected = br#"{"error":{"message":"This model's maximum context length is 4096 tokens.","type":"BadRequestError","param":null,"code":"context_length_exceeded"}}"#;
-        assert_eq!(string_code(vllm), &expected[..]);
-        let other = Bytes::from_static(br#"{"error":{"message":"bad","code":400}}"#);
-        assert_eq!(string_code(other.clone()), other);
+    fn behaviour_18_a_context_overflow_gets_openais_code_and_keeps_its_message() {
+        for (body, number) in [
+            (
+                r#"{"error":{"message":"This model's maximum context length is 4096 tokens.","type":"BadRequestError","param":null,"code":400}}"#,
+                "400",
+            ),
+            (
+                r#"{"error":{"code": 400,"message":"request (5000 tokens) exceeds the available context size (4096 tokens), try increasing it","type":"exceed_context_size_error","n_prompt_tokens":5000,"n_ctx":4096}}"#,
+                "400",
+            ),
+            (
+                r#"{"object":"error","message":"The input (9 tokens) is longer than the model's context length (8 tokens).","code" : null}"#,
+                "null",
+            ),
+        ] {
+            let expected = body
+                .replace(number, "\"context_length_exceeded\"")
+                .replace("\"param\":\"context_length_exceeded\"", "\"param\":null");
+            assert_eq!(string_code(Bytes::from_static(body.as_bytes())), expected.as_bytes());
+        }
+        for other in [
+            r#"{"error":{"message":"bad","code":400}}"#,
+            r#"{"error":{"message":"maximum context length","code":"context_length_exceeded"}}"#,
+        ] {
+            let other = Bytes::from_static(other.as_bytes());
+            assert_eq!(string_code(other.clone()), other);
+        }
     }
 }

@@ -15,7 +15,7 @@ use super::answer::Answer;
 use super::request::BadRequest;
 use super::sse::Grammar;
 use crate::core::admission::{Refusal, RefusalReason};
-use crate::core::keys::KeyRefusal;
+use crate::core::keys::{KeyLimit, KeyRefusal, Limit};
 
 /// The machine reason of an error.
 pub(super) const REASON: HeaderName = HeaderName::from_static("x-umbel-reason");
@@ -216,6 +216,28 @@ impl Failure {
         failure
     }
 
+    /// The key is at a limit of its own.
+    pub(super) fn key_limit(at: &KeyLimit) -> Self {
+        let (kind, what, name, reason) = match at.limit {
+            Limit::RequestsPerMinute => {
+                ("requests", "requests a minute", "requests_per_minute", "key_requests")
+            }
+            Limit::TokensPerMinute => ("tokens", "tokens a minute", "tokens_per_minute", "key_tokens"),
+            Limit::RequestsAtOnce => ("requests", "requests at once", "requests_at_once", "key_at_once"),
+        };
+        let after = at.retry_after.as_millis().div_ceil(1_000);
+        let after = u64::try_from(after).unwrap_or(RETRY_AFTER_MAX).clamp(1, RETRY_AFTER_MAX);
+        let value = at.value;
+        let message = format!(
+            "Rate limit reached for this API key: {value} {what} ({name}). Please try again in {after}s."
+        );
+        let mut failure = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
+            .because(reason)
+            .again(Again::After(after));
+        failure.kind = kind;
+        failure
+    }
+
     /// The edge holds as many request bytes as it may.
     pub(super) fn held(limit: u64, of_key: bool) -> Self {
         let whose = if of_key { "this key's requests" } else { "all requests" };
@@ -262,7 +284,7 @@ impl Failure {
         match refusal.reason {
             RefusalReason::QueueFull { limit, contended } => {
                 let message = format!(
-                    "The queue of model `{model}` is full: {limit} requests wait, its limit (queue.max_requests)."
+                    "The queue of model `{model}` is full: {limit} of {limit} requests wait (queue.max_requests)."
                 );
                 let status =
                     if contended { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::SERVICE_UNAVAILABLE };

@@ -16,8 +16,8 @@ use umbel_wire::{Code, Terminal};
 
 use super::answer::Answer;
 use super::error::Failure;
-use super::{Front, FrontOptions};
-use crate::core::keys::Caller;
+use super::{Front, FrontOptions, limits};
+use crate::core::keys::{Caller, KeyLimit, KeyPermit, Standing};
 use crate::core::usage::{Usage, UsageSource};
 use crate::metrics::Route;
 use crate::shell::dispatch::{Known, Outcome as Try, Slot};
@@ -154,11 +154,13 @@ pub(super) struct Exchange {
     /// Time in queues, of all tries.
     waited: Duration,
     /// Engines that were asked.
-    pub(super) attempts: u32,
+    attempts: u32,
     first_bytes: bool,
     /// The client has all that makes its answer whole; only the engine's end is awaited.
     complete: Option<Instant>,
     usage: Usage,
+    /// Counts against the key's limits as long as the request runs.
+    permit: Option<KeyPermit>,
     settled: bool,
 }
 
@@ -189,8 +191,24 @@ impl Exchange {
             first_bytes: false,
             complete: None,
             usage: Usage::default(),
+            permit: None,
             settled: false,
         }
+    }
+
+    /// Charges the key for the request.
+    ///
+    /// # Errors
+    /// The limit that the key is at.
+    pub(super) fn enter(&mut self) -> Result<(), KeyLimit> {
+        let estimate = self.front.dispatch.estimate(self.known.model, self.request.prompt_bytes);
+        self.permit = Some(self.request.caller.enter(Instant::now(), estimate)?);
+        Ok(())
+    }
+
+    /// The key was revoked since: a request that has no engine gets none.
+    pub(super) fn is_revoked(&self) -> bool {
+        self.permit.as_ref().is_some_and(KeyPermit::is_revoked)
     }
 
     /// The request's number in this process.
@@ -337,6 +355,14 @@ impl Exchange {
         if self.attempts > 0 {
             self.front.dispatch.used(self.known.model, key, class, prompt_bytes, estimated, &usage);
         }
+        match (outcome, self.permit.take()) {
+            // No engine was asked: that is no use of the key.
+            (Outcome::Failed { .. }, _) if self.attempts == 0 => {
+                self.front.keys.refused(&request.caller, &self.known.name);
+            }
+            (_, Some(permit)) => self.front.keys.used(permit, &self.known.name, &usage),
+            (_, None) => {}
+        }
         let metrics = &self.known.metrics;
         match outcome {
             Outcome::Answered(_) => {}
@@ -351,22 +377,36 @@ impl Exchange {
         tracing::debug!(request_id, model = &*self.known.name, status, stream, seconds, "a request is over");
     }
 
-    /// Tells a client how its request went: engines that were asked, and the time in queues.
-    pub(super) fn tell(headers: &mut HeaderMap, attempts: u32, waited: Duration) {
-        let attempts = match attempts {
-            0 => HeaderValue::from_static("0"),
-            1 => HeaderValue::from_static("1"),
-            more => HeaderValue::from(more),
-        };
-        headers.insert(ATTEMPTS, attempts);
-        let waited = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
-        let waited = if waited == 0 { HeaderValue::from_static("0") } else { HeaderValue::from(waited) };
-        headers.insert(QUEUE_MS, waited);
+    /// What the client may know of its request's way.
+    pub(super) fn way(&self) -> Way {
+        let standing = self.request.caller.standing(Instant::now());
+        Way { attempts: self.attempts, waited: self.waited, standing }
     }
+}
 
-    /// What [`Exchange::tell`] tells.
-    pub(super) fn told(&self) -> (u32, Duration) {
-        (self.attempts, self.waited)
+/// What a client may know of its request's way.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Way {
+    attempts: u32,
+    waited: Duration,
+    standing: Standing,
+}
+
+impl Way {
+    /// Tells it: engines that were asked, the time in queues, and where the key stands with its limits.
+    pub(super) fn tell(self, headers: &mut HeaderMap) {
+        headers.insert(ATTEMPTS, number(u64::from(self.attempts)));
+        headers.insert(QUEUE_MS, number(u64::try_from(self.waited.as_millis()).unwrap_or(u64::MAX)));
+        limits::tell(&self.standing, headers);
+    }
+}
+
+/// Almost always 0 or 1.
+fn number(value: u64) -> HeaderValue {
+    match value {
+        0 => HeaderValue::from_static("0"),
+        1 => HeaderValue::from_static("1"),
+        more => HeaderValue::from(more),
     }
 }
 

@@ -15,6 +15,7 @@ use http::request::Parts;
 use http::{Response, header};
 use prost::Message;
 use umbel_contracts::proto::node::{self, InferenceOpen};
+use umbel_wire::clock::Wall;
 use umbel_wire::{Open, OutgoingStream};
 
 use super::answer::{Answer, from_engine};
@@ -25,8 +26,10 @@ use super::openai::refuse;
 use super::request::{self, Asked, BadRequest};
 use super::routes::Endpoint;
 use super::{Front, StreamUsage, headers};
-use crate::core::keys::Caller;
+use crate::core::keys::{Caller, KeyRefusal};
+use crate::core::usage::Usage;
 use crate::shell::dispatch::{Admitted, Ask, Slot};
+use crate::shell::requests::{End, Started};
 
 /// Set by the official clients on their retries.
 const CLIENT_RETRIES: HeaderName = HeaderName::from_static("x-stainless-retry-count");
@@ -51,11 +54,11 @@ impl Inference<'_> {
     pub(super) async fn run(self, body: Bytes, held: Held) -> Response<Answer> {
         let asked = match self.read(&body).await {
             Ok(asked) => asked,
-            Err(bad) => return refuse(self.front, self.endpoint.route, &Failure::bad_request(bad)),
+            Err(bad) => return self.refuse(&Failure::bad_request(bad)),
         };
         let known = self.front.dispatch.resolve(&asked.model);
         let Some(known) = known.filter(|known| self.caller.may_use(&asked.model, &known.name)) else {
-            return refuse(self.front, self.endpoint.route, &Failure::model_not_found(&asked.model));
+            return self.refuse(&Failure::model_not_found(&asked.model));
         };
         if self.parts.headers.get(CLIENT_RETRIES).is_some_and(|count| count != "0") {
             known.metrics.client_retried();
@@ -69,8 +72,31 @@ impl Inference<'_> {
             caller: self.caller.clone(),
             started: self.started,
         };
-        let exchange = Exchange::new(Arc::clone(self.front), known, request);
+        let mut exchange = Exchange::new(Arc::clone(self.front), known, request);
+        if let Err(limit) = exchange.enter() {
+            return refused(&mut exchange, |_| Failure::key_limit(&limit));
+        }
         self.exchange(&asked, &body, held, exchange).await
+    }
+
+    /// A refusal of a caller whose model is not known.
+    pub(super) fn refuse(&self, failure: &Failure) -> Response<Answer> {
+        let status = failure.status.as_u16();
+        self.front.keys.refused(&self.caller, &Arc::from(""));
+        let started = Started {
+            request_id: self.request_id.to_str().unwrap_or_default().into(),
+            key_id: self.caller.key().map(|key| Arc::from(key.row.key_id.as_str())),
+            model: None,
+            route: self.endpoint.route.template(),
+            stream: false,
+            body_bytes: 0,
+            prompt_bytes: 0,
+            at: self.started,
+            at_unix_ms: Wall::now().unix_ms(),
+        };
+        let (reason, usage) = (Some(failure.reason), Usage::default());
+        self.front.dispatch.requests().refused(started, End { status, reason, usage, answer_bytes: 0 });
+        refuse(self.front, self.endpoint.route, failure)
     }
 
     async fn read(&self, body: &Bytes) -> Result<Asked, BadRequest> {
@@ -110,6 +136,9 @@ impl Inference<'_> {
         let take_usage = asked.can_take_usage() && self.front.options().stream_usage == StreamUsage::Always;
         let (mut elsewhere, mut after_loss) = (0, 0);
         loop {
+            if exchange.is_revoked() {
+                return refused(&mut exchange, |_| Failure::key(KeyRefusal::Invalid));
+            }
             exchange.queued();
             let admitted = match self.front.dispatch.admit(&ask) {
                 Admitted::Slot(slot) => Ok(slot),
@@ -126,15 +155,18 @@ impl Inference<'_> {
                     });
                 }
             };
+            if exchange.is_revoked() {
+                return refused(&mut exchange, |_| Failure::key(KeyRefusal::Invalid));
+            }
             exchange.uses(&slot);
             let miss = match self.attempt(&mut slot, asked, body, take_usage).await {
                 Ok((head, stream)) => {
                     slot.streaming();
                     exchange.streaming();
                     drop(held);
-                    let (attempts, waited) = exchange.told();
+                    let way = exchange.way();
                     let mut response = Box::pin(from_engine(&head, stream, slot, exchange, take_usage)).await;
-                    Exchange::tell(response.headers_mut(), attempts, waited);
+                    way.tell(response.headers_mut());
                     return response;
                 }
                 Err(miss) => miss,
@@ -210,9 +242,9 @@ impl Inference<'_> {
 /// The edge's own answer, with what a client may know of its way.
 fn refused(exchange: &mut Exchange, failure: impl FnOnce(&str) -> Failure) -> Response<Answer> {
     let failure = failure(&exchange.known.name);
-    let (attempts, waited) = exchange.told();
+    let way = exchange.way();
     let mut response = exchange.failed(&failure);
-    Exchange::tell(response.headers_mut(), attempts, waited);
+    way.tell(response.headers_mut());
     response
 }
 

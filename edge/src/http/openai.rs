@@ -58,14 +58,13 @@ async fn route(
             return refuse(front, route, &failure);
         }
     };
-    let started = Instant::now();
     let mut held = Held::new(front, caller.key());
-    let body = match collect(front, body, announced, &mut held).await {
-        Ok(body) => body,
-        Err(failure) => return refuse(front, route, &failure),
-    };
+    let started = Instant::now();
     let inference = Inference { front, endpoint, parts: &parts, request_id, caller, started };
-    inference.run(body, held).await
+    match collect(front, body, announced, &mut held).await {
+        Ok(body) => inference.run(body, held).await,
+        Err(failure) => inference.refuse(&failure),
+    }
 }
 
 /// Everything but inference: models, health, and what does not exist.

@@ -37,6 +37,8 @@ pub struct Script {
     pub status: u16,
     /// Further headers of the answer.
     pub headers: Vec<(String, String)>,
+    /// So many times the same body gets 503 first.
+    pub fails_first: usize,
     /// Milliseconds of silence before the head.
     pub before_head_ms: u64,
     /// The head waits until this gate is opened.
@@ -63,8 +65,12 @@ pub struct Script {
     pub gate: Option<String>,
     /// See `gate`.
     pub gate_at: usize,
-    /// Body of an answer that is not a stream (default: a completion object, or an error object).
+    /// Body of an answer that is not a stream (default: the route's own object, or an error object).
     pub body: Option<String>,
+    /// The content type of `body`.
+    pub content_type: Option<String>,
+    /// The events of a stream, as they are, in place of the made ones; the ending comes behind them.
+    pub raw_events: Option<Vec<String>>,
     /// An answer that is not a stream is padded to at least so many bytes.
     pub body_bytes: usize,
 }
@@ -74,6 +80,7 @@ impl Default for Script {
         Self {
             status: 200,
             headers: Vec::new(),
+            fails_first: 0,
             before_head_ms: 0,
             head_gate: None,
             no_head: false,
@@ -88,6 +95,8 @@ impl Default for Script {
             gate: None,
             gate_at: 0,
             body: None,
+            content_type: None,
+            raw_events: None,
             body_bytes: 0,
         }
     }
@@ -97,6 +106,11 @@ impl Script {
     /// The events before the ending, each with its blank line.
     #[must_use]
     pub fn events(&self, model: &str) -> Vec<Vec<u8>> {
+        if let Some(events) = &self.raw_events {
+            let mut all: Vec<_> = events.iter().map(|event| event.clone().into_bytes()).collect();
+            all.truncate(self.after.unwrap_or(all.len()));
+            return all;
+        }
         let end = if self.crlf { "\r\n\r\n" } else { "\n\n" };
         let head = |delta: &str, finish: &str| {
             format!(

@@ -94,7 +94,10 @@ fn read_ask(input: &mut impl BufRead) -> io::Result<Option<Ask>> {
 
 fn connection(stream: &TcpStream, number: u64, state: &State) -> io::Result<()> {
     let mut input = BufReader::new(stream);
-    while let Some(ask) = read_ask(&mut input)? {
+    loop {
+        let idle = state.idle_ms.load(Ordering::SeqCst);
+        stream.set_read_timeout((idle > 0).then(|| Duration::from_millis(idle)))?;
+        let Some(ask) = read_ask(&mut input)? else { return Ok(()) };
         if state.stopping.load(Ordering::SeqCst) {
             return Ok(());
         }
@@ -109,7 +112,6 @@ fn connection(stream: &TcpStream, number: u64, state: &State) -> io::Result<()> 
             return Ok(());
         }
     }
-    Ok(())
 }
 
 /// Everything but completions: health, models, and the rig's own routes.
@@ -189,7 +191,8 @@ impl Writing<'_> {
 /// Answers one completion; false: the connection must not be used again.
 fn completion(stream: &TcpStream, number: u64, state: &State, ask: &Ask) -> io::Result<bool> {
     let text = String::from_utf8_lossy(&ask.body).into_owned();
-    let json: serde_json::Value = serde_json::from_slice(&ask.body).unwrap_or_default();
+    let json: serde_json::Value =
+        serde_json::from_slice(&ask.body).unwrap_or_else(|_| super::form::fields(&ask.body));
     let id = state.begin(|id| Record {
         id,
         connection: number,
@@ -217,6 +220,16 @@ fn completion(stream: &TcpStream, number: u64, state: &State, ask: &Ask) -> io::
     };
     let model = json.get("model").and_then(|m| m.as_str()).unwrap_or("scripted").to_owned();
     let streaming = json.get("stream").and_then(serde_json::Value::as_bool).unwrap_or(false);
+    let asks_usage = json.pointer("/stream_options/include_usage") == Some(&serde_json::Value::Bool(true));
+    let mut script = script;
+    if script.fails_first > 0 {
+        let same =
+            locked(&state.records).iter().filter(|r| r.id < id && r.body.as_bytes() == ask.body).count();
+        if same < script.fails_first {
+            script.status = 503;
+        }
+    }
+    let script = script.for_route(&ask.path, &model, streaming, asks_usage);
     let end = answer(&Writing { stream, state, script: &script }, id, &model, streaming);
     state.finish(id, end);
     // Dropping the one handle closes the connection: with FIN, or with RST where the script set it so.
@@ -233,7 +246,8 @@ fn answer(to: &Writing<'_>, id: usize, model: &str, streaming: bool) -> End {
     }
     if !streaming || script.status != 200 {
         let body = script.plain_body(model);
-        return match write_plain(to.stream, script.status, &script.headers, &body) {
+        let kind = script.content_type.as_deref().unwrap_or("application/json");
+        return match write_typed(to.stream, script.status, kind, &script.headers, &body) {
             Ok(()) => End::Complete,
             Err(_) => End::ClientGone,
         };
@@ -284,14 +298,19 @@ fn end_by(to: &Writing<'_>) -> End {
     }
 }
 
-fn write_plain(
+fn write_plain(stream: &TcpStream, status: u16, headers: &[(String, String)], body: &[u8]) -> io::Result<()> {
+    write_typed(stream, status, "application/json", headers, body)
+}
+
+fn write_typed(
     mut stream: &TcpStream,
     status: u16,
+    kind: &str,
     headers: &[(String, String)],
     body: &[u8],
 ) -> io::Result<()> {
     let mut out = format!(
-        "HTTP/1.1 {status} Scripted\r\nContent-Type: application/json\r\nServer: scripted\r\nContent-Length: {}\r\n",
+        "HTTP/1.1 {status} Scripted\r\nContent-Type: {kind}\r\nServer: scripted\r\nContent-Length: {}\r\n",
         body.len()
     );
     for (name, value) in headers {

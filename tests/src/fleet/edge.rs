@@ -24,6 +24,8 @@ pub struct EdgeOptions {
     pub listen: String,
     /// No API key is made.
     pub no_key: bool,
+    /// It has a listener for metrics.
+    pub metrics: bool,
     /// Its state directory, where it is not in the fleet's.
     pub state: Option<PathBuf>,
 }
@@ -42,6 +44,8 @@ pub struct Edge {
     pub api: SocketAddr,
     /// Its port for nodes.
     pub nodes: SocketAddr,
+    /// Its listener for metrics, if it has one.
+    pub metrics_at: Option<SocketAddr>,
     /// Its local socket.
     pub socket: PathBuf,
     /// An API key; empty when none was made.
@@ -62,6 +66,8 @@ impl Fleet {
             let nodes = free_address();
             (nodes, nodes)
         });
+        let metrics = options.metrics.then(free_address);
+        let metrics_text = metrics.map(|address| address.to_string()).unwrap_or_default();
         let dir = self.dir().join(site);
         let config = dir.join("edge.toml");
         let state = options.state.clone().unwrap_or_else(|| dir.join("state"));
@@ -69,7 +75,7 @@ impl Fleet {
             &config,
             &format!(
                 "[edge]\nsite = \"{site}\"\nname = \"{site}\"\nstate_dir = {state:?}\nadvertise = [\"{advertise}\"]\n\n\
-                 [listen]\napi = \"{api}\"\nnodes = \"{nodes}\"\nmetrics = \"\"\n{}\n{LIVENESS}\n{}",
+                 [listen]\napi = \"{api}\"\nnodes = \"{nodes}\"\nmetrics = \"{metrics_text}\"\n{}\n{LIVENESS}\n{}",
                 options.listen, options.more
             ),
         );
@@ -84,6 +90,7 @@ impl Fleet {
             state,
             api,
             nodes,
+            metrics_at: metrics,
             socket,
             key: String::new(),
             dir: self.dir().to_path_buf(),
@@ -156,6 +163,16 @@ impl Edge {
     #[must_use]
     pub fn target(&self) -> Target {
         Target::Tcp(self.api)
+    }
+
+    /// Its metrics; empty without a listener for them.
+    #[track_caller]
+    #[must_use]
+    pub fn metrics(&self) -> String {
+        self.metrics_at.map_or_else(String::new, |at| {
+            let got = Ask::get("/metrics").limit(Duration::from_secs(10)).whole(&Target::Tcp(at));
+            got.map(|whole| whole.text()).unwrap_or_default()
+        })
     }
 
     /// Its nodes, as its API shows them.

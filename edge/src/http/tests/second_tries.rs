@@ -143,7 +143,7 @@ async fn a_full_queue_is_429_a_long_wait_too_and_absence_is_503() {
     let full = Client::ask(rig.http, chat(true)).await;
     assert_eq!((full.head.status, full.error_code().as_str()), (429, "overloaded"));
     assert_eq!(full.head.get("x-umbel-reason"), Some("queue_full"));
-    assert!(full.text().contains("1 requests wait"), "{}", full.text());
+    assert!(full.text().contains("1 of 1 requests wait"), "{}", full.text());
     let waited = waits.reply().await;
     assert_eq!((waited.head.status, waited.head.get("x-umbel-reason")), (429, Some("queue_timeout")));
     for reply in [&full, &waited] {
