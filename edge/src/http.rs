@@ -9,6 +9,7 @@ mod body;
 mod connection;
 mod error;
 mod exchange;
+mod exposition;
 mod headers;
 mod health;
 mod inference;
@@ -116,6 +117,7 @@ pub(crate) struct Front {
     dispatch: Arc<Dispatch>,
     keys: Arc<Keys>,
     metrics: Arc<Metrics>,
+    scrapes: exposition::Scrapes,
     options: ArcSwap<FrontOptions>,
     draining: AtomicBool,
     held: AtomicU64,
@@ -136,6 +138,7 @@ impl Front {
             dispatch,
             keys,
             metrics,
+            scrapes: exposition::Scrapes::default(),
             options: ArcSwap::from_pointee(options),
             draining: AtomicBool::new(false),
             held: AtomicU64::new(0),
@@ -164,9 +167,5 @@ impl Front {
 
     fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
-    }
-
-    fn exposition(&self) -> String {
-        self.metrics.encode()
     }
 }

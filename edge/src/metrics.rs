@@ -5,7 +5,8 @@
 //! by. Invariant: a label value never comes from a client; unknown models count as `_unknown`.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text;
@@ -132,7 +133,7 @@ fn wait_buckets() -> Histogram {
 /// All metrics of the edge's application traffic.
 #[derive(Debug)]
 pub(crate) struct Metrics {
-    registry: Mutex<Registry>,
+    registry: RwLock<Registry>,
     requests: Family<RequestLabels, Counter>,
     durations: Histograms<DurationLabels>,
     first_token: Histograms<ModelLabel>,
@@ -156,7 +157,7 @@ impl Metrics {
     /// All metrics, at zero.
     pub(crate) fn new() -> Self {
         let metrics = Self {
-            registry: Mutex::new(Registry::default()),
+            registry: RwLock::new(Registry::default()),
             requests: Family::default(),
             durations: Family::new_with_constructor(duration_buckets),
             first_token: Family::new_with_constructor(first_token_buckets),
@@ -211,15 +212,23 @@ impl Metrics {
 
     /// Adds metrics of other parts of the edge to the same exposition.
     pub(crate) fn register(&self, add: impl FnOnce(&mut Registry)) {
-        add(&mut self.registry.lock().unwrap_or_else(PoisonError::into_inner));
+        add(&mut self.registry.write().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// The exposition in the OpenMetrics text format.
+    /// Writes the exposition in the OpenMetrics text format. It walks all nodes: not for the runtime's thread.
+    ///
+    /// # Errors
+    /// If `out` takes no more, or a collector fails; then it lacks its end.
+    pub(crate) fn encode_to(&self, out: &mut impl fmt::Write) -> fmt::Result {
+        text::encode(out, &self.registry.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The same as one text.
+    #[cfg(test)]
     pub(crate) fn encode(&self) -> String {
-        let mut out = String::with_capacity(16 * 1024);
-        let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut out = String::new();
         // Writing to a String cannot fail; a collector that does leaves what was written so far.
-        let _ = text::encode(&mut out, &registry);
+        let _ = self.encode_to(&mut out);
         out
     }
 

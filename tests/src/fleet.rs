@@ -19,7 +19,7 @@ use std::time::Duration;
 
 pub use commands::{Ran, run};
 pub use control_plane::ControlPlane;
-pub use daemon::{Daemon, Signal, resident_kb};
+pub use daemon::{Daemon, Signal, cpu_seconds, resident_kb};
 pub use edge::{Edge, EdgeOptions};
 pub use node::{EngineDeclaration, Node, NodeOptions};
 

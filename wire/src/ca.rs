@@ -255,7 +255,7 @@ impl Authority {
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         params.subject_alt_names = vec![SanType::URI(uri.as_str().try_into()?)];
         let not_after = Wall(params.not_after.unix_timestamp() * 1000);
-        let certificate = params.signed_by(&request.0.public_key, &self.issuer)?;
+        let certificate = params.signed_by(&request.params.public_key, &self.issuer)?;
         Ok(Issued {
             chain: vec![certificate.der().to_vec(), self.certificate.to_vec()],
             key_hash: request.key_hash(),
@@ -307,7 +307,10 @@ pub fn request_key_hash(request: &[u8]) -> Result<KeyHash, AuthorityError> {
 
 /// A signing request whose sender has proved to hold its key. To read it is most of what a certificate costs.
 #[derive(Debug)]
-pub struct Request(CertificateSigningRequestParams);
+pub struct Request {
+    params: CertificateSigningRequestParams,
+    key_hash: KeyHash,
+}
 
 impl Request {
     /// Reads a request, PKCS#10 DER, and checks its signature.
@@ -315,13 +318,15 @@ impl Request {
     /// # Errors
     /// [`AuthorityError::Request`] if it is malformed or its key is of a kind that is not taken.
     pub fn read(request: &[u8]) -> Result<Self, AuthorityError> {
-        read_request(request).map(Self)
+        let params = read_request(request)?;
+        let key_hash = key_hash(&params.public_key.subject_public_key_info());
+        Ok(Self { params, key_hash })
     }
 
     /// SHA-256 of its public key.
     #[must_use]
     pub fn key_hash(&self) -> KeyHash {
-        key_hash(&self.0.public_key.subject_public_key_info())
+        self.key_hash
     }
 }
 

@@ -20,6 +20,7 @@ use super::input::{
     Path, SELECTOR_MAX, check_command, command_id, deadline, duration, idempotency_key, json, query, reason,
     refuse,
 };
+use super::large::large;
 use super::problem::{Failure, tell};
 use super::{Caller, CommandCall, Door, Fleet, Follow, STREAMS_MAX, StatusQuestion, audit, stream};
 use crate::objects::{CommandRequestBody, EdgeEnrollmentRequest, OperatorRequest, Page, Role};
@@ -156,7 +157,7 @@ async fn edge_status<F: Fleet>(
 ) -> Result<Response, Failure> {
     caller.need(Role::Viewer)?;
     let question = query::<DetailQuery>(&request)?.question()?;
-    Ok(Json(api.fleet.edge_status(&edge, question).await?).into_response())
+    large(api.fleet.edge_status(&edge, question).await?).await
 }
 
 async fn nodes<F: Fleet>(
@@ -167,7 +168,7 @@ async fn nodes<F: Fleet>(
     caller.need(Role::Viewer)?;
     let mut question = query::<DetailQuery>(&request)?.question()?;
     question.sections = vec!["nodes".into()];
-    Ok(Json(api.fleet.nodes(question).await?).into_response())
+    large(api.fleet.nodes(question).await?).await
 }
 
 #[derive(Deserialize)]

@@ -10,6 +10,7 @@ mod audit;
 mod call;
 mod fleet;
 mod input;
+mod large;
 mod listen;
 mod problem;
 mod ring;

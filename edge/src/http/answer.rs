@@ -20,6 +20,7 @@ use umbel_wire::{OutgoingStream, Terminal};
 use super::connection::Busy;
 use super::error::{Again, Failure, RETRY_AFTER_MAX};
 use super::exchange::{Exchange, Miss};
+use super::exposition::{Exposition, Pieces};
 use super::headers;
 use super::relay::{Broken, Relay};
 use super::sse::Grammar;
@@ -40,12 +41,21 @@ pub(super) struct Answer {
 enum Content {
     Whole(Bytes),
     Flowing(Box<Relay>),
+    Metrics(Pieces),
 }
 
 impl Answer {
     /// A body that is here.
     pub(super) fn whole(bytes: Bytes) -> Self {
         Self { content: Content::Whole(bytes), busy: None }
+    }
+
+    /// The metrics. Their text has an end of its own, so that a cut one is known by any version of HTTP.
+    pub(super) fn exposition(exposition: Exposition) -> Self {
+        match exposition {
+            Exposition::Whole(bytes) => Self::whole(bytes),
+            Exposition::Flowing(pieces) => Self { content: Content::Metrics(pieces), busy: None },
+        }
     }
 
     fn flowing(relay: Relay) -> Self {
@@ -73,6 +83,7 @@ impl Body for Answer {
             Content::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
             Content::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
             Content::Flowing(relay) => relay.poll(cx).map(|next| next.map(|next| next.map(Frame::data))),
+            Content::Metrics(pieces) => pieces.poll(cx).map(|next| next.map(|next| next.map(Frame::data))),
         }
     }
 
@@ -80,13 +91,14 @@ impl Body for Answer {
         match &self.content {
             Content::Whole(bytes) => bytes.is_empty(),
             Content::Flowing(relay) => relay.is_over(),
+            Content::Metrics(pieces) => pieces.is_over(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.content {
             Content::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
-            Content::Flowing(_) => SizeHint::default(),
+            Content::Flowing(_) | Content::Metrics(_) => SizeHint::default(),
         }
     }
 }

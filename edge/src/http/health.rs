@@ -3,6 +3,7 @@
 //! Invariant: a store that takes no writes is told and changes no status: the site serves.
 
 use std::fmt::Write;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use http::header::{self, HeaderValue};
@@ -55,7 +56,7 @@ pub(super) fn answer(
 }
 
 /// Answers a request on the metrics listener.
-pub(super) fn metrics_listener(
+pub(super) async fn metrics_listener(
     front: &Front,
     method: &Method,
     path: &str,
@@ -66,8 +67,14 @@ pub(super) fn metrics_listener(
     }
     match path {
         "/metrics" if *method == Method::GET => {
+            let Ok(exposition) = front.scrapes.take(Arc::clone(&front.metrics)).await else {
+                let text = "the metrics could not be written\n".to_owned();
+                return plain(StatusCode::INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8", text);
+            };
+            let mut response = Response::new(Answer::exposition(exposition));
             let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-            plain(StatusCode::OK, content_type, front.exposition())
+            response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+            response
         }
         "/metrics" => Failure::method_not_allowed("GET").response(),
         _ => Failure::unknown_url().response(),

@@ -65,9 +65,12 @@ pub(crate) async fn serve_metrics(listener: TcpListener, front: Arc<Front>, shut
         let front = Arc::clone(&front);
         async move {
             let answer = |request: Request<Upload>| {
-                let uri = request.uri();
-                let response = health::metrics_listener(&front, request.method(), uri.path(), uri.query());
-                async move { Answered::Ok(response) }
+                let front = Arc::clone(&front);
+                async move {
+                    let uri = request.uri();
+                    let answer = health::metrics_listener(&front, request.method(), uri.path(), uri.query());
+                    Answered::Ok(answer.await)
+                }
             };
             drive(socket, &front, &shutdown, answer).await;
         }

@@ -58,6 +58,8 @@ impl Admin {
         let mut queues = Vec::new();
         let mut observed_at = None;
         while let Some(part) = reading.next(site) {
+            // A whole site takes long: whoever else has something to do goes in between.
+            tokio::task::yield_now().await;
             if part.observed_at_unix_ms > 0 {
                 observed_at = Some(timestamp(part.observed_at_unix_ms));
             }

@@ -12,8 +12,8 @@ use tokio::sync::{Notify, oneshot};
 use umbel_store::{Commit, CommitError, Position, Store};
 use umbel_wire::{clock, contained};
 
-/// So many go at once: twice what one sync has to carry for a storm to cost the handshakes and little else.
-const ENOUGH: usize = 128;
+/// So many go at once: four times what one sync has to carry, since each transaction writes the same inner pages again.
+const ENOUGH: usize = 256;
 /// One that comes this long after the last one is alone.
 const ALONE: Duration = Duration::from_millis(100);
 /// When nobody came for so long the storm is over.

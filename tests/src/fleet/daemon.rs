@@ -171,6 +171,27 @@ pub fn resident_kb(pid: u32) -> u64 {
         .unwrap_or(0)
 }
 
+/// Processor seconds that a process has used, those of its ended threads included.
+///
+/// # Panics
+/// When it is gone.
+#[must_use]
+#[allow(
+    unsafe_code,
+    reason = "rustix has no clock of another process; files in /proc forget threads or count in ticks"
+)]
+pub fn cpu_seconds(pid: u32) -> f64 {
+    let mut clock = 0;
+    let mut used = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: both are given a place of the right type that lives as long as the call.
+    let done = unsafe {
+        libc::clock_getcpuclockid(pid.cast_signed(), &raw mut clock) == 0
+            && libc::clock_gettime(clock, &raw mut used) == 0
+    };
+    assert!(done, "process {pid} has no clock");
+    Duration::new(used.tv_sec.cast_unsigned(), u32::try_from(used.tv_nsec).unwrap_or(0)).as_secs_f64()
+}
+
 impl Drop for Daemon {
     fn drop(&mut self) {
         if std::thread::panicking() {

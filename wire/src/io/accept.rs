@@ -20,7 +20,7 @@ use crate::error::{Code, Error};
 use crate::frame::FrameError;
 use crate::ids::KeyHash;
 use crate::io::handle::{BoxFuture, Connection, Handler};
-use crate::io::handshake::{FirstError, farewell, read_frame, step};
+use crate::io::handshake::{FirstError, farewell_tls, read_frame, step};
 use crate::io::lobby::Lobby;
 use crate::io::socket::{Socket, Traffic};
 use crate::io::{driver, options};
@@ -114,7 +114,7 @@ impl Newcomer {
             self.connection.close(CloseReason::Shutdown);
             let connection = self.connection.clone();
             tokio::spawn(async move {
-                farewell(stream, &bytes).await;
+                farewell_tls(stream, &bytes).await;
                 connection.0.gone.cancel();
             });
         }
@@ -244,6 +244,6 @@ async fn greet(socket: Socket<TcpStream>, acceptor: TlsAcceptor, door: &dyn Door
             handshake::reject(&Rejection::new(Error::new(Code::DeadlineExceeded, "NO_HELLO", text)))
         }
     };
-    farewell(stream, &last).await;
+    farewell_tls(stream, &last).await;
     None
 }

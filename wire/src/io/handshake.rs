@@ -2,13 +2,17 @@
 //!
 //! Invariant: memory grows with what has arrived, never with what a length announces.
 
-use std::io;
+use std::io::{self, Write as _};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::time::timeout;
+use tokio_rustls::server::TlsStream;
 
 use crate::frame::{self, FrameError, PREFIX};
+use crate::io::options;
+use crate::io::socket::Socket;
 use crate::limits;
 
 /// Why there is no first frame.
@@ -54,14 +58,24 @@ pub(crate) async fn write_frame<T: AsyncWrite + Unpin>(stream: &mut T, bytes: &[
 /// Writes a last frame, half-closes, and reads until the peer closes too: closing at once, with input unread, would
 /// make the kernel send RST and the peer lose the reason. Takes up to 2 s for each half.
 pub(crate) async fn farewell<T: AsyncRead + AsyncWrite + Unpin>(mut stream: T, bytes: &[u8]) {
+    // Not flushed in between: the frame and the end of TLS go out together.
     let write = async {
-        write_frame(&mut stream, bytes).await?;
+        stream.write_all(bytes).await?;
         stream.shutdown().await
     };
     if !matches!(timeout(limits::FAREWELL, write).await, Ok(Ok(()))) {
         return;
     }
     let _ = timeout(limits::FAREWELL, drain(&mut stream)).await;
+}
+
+/// The same over TLS, in one write and one packet: nothing follows such an answer but the end, and a site that comes up
+/// gives a thousand of them in a second.
+pub(crate) async fn farewell_tls(mut stream: TlsStream<Socket<TcpStream>>, bytes: &[u8]) {
+    options::last_write(stream.get_ref().0.transport());
+    // What TLS takes waits in it until it is closed; a long frame's rest is written as usual.
+    let taken = stream.get_mut().1.writer().write(bytes).unwrap_or_default();
+    farewell(stream, bytes.get(taken..).unwrap_or_default()).await;
 }
 
 /// Reads and throws away, up to a bound.

@@ -70,6 +70,11 @@ impl<T> Socket<T> {
     pub(crate) fn new(inner: T, traffic: Arc<Traffic>) -> Self {
         Self { inner, traffic, waiting: None }
     }
+
+    /// What is under it.
+    pub(crate) fn transport(&self) -> &T {
+        &self.inner
+    }
 }
 
 impl<T: AsyncRead + Unpin> AsyncRead for Socket<T> {

@@ -61,7 +61,7 @@ async fn answer(site: &Arc<Site>, newcomer: &Newcomer) -> Result<NodeEnrollRespo
     })?;
     let key = signing.key_hash();
     let asked = Asked { request, signing, secret, key };
-    if !matches!(judged(site, &asked).0, Claim::Fresh) {
+    if !matches!(ruled(site, &asked), Claim::Fresh) {
         return settled(site, newcomer, &asked);
     }
     // Rivals for one token, and a host's own second try, wait here instead of signing what cannot win. The token's turn
@@ -95,6 +95,13 @@ struct Asked {
 }
 
 /// What the token's rules say now.
+fn ruled(site: &Site, asked: &Asked) -> Claim {
+    let tokens = site.tokens.lock().unwrap_or_else(PoisonError::into_inner);
+    let row = tokens.get(&asked.request.token_id).map(|(row, _)| &row.token);
+    claim(site.wall(), row, &asked.secret, &asked.key)
+}
+
+/// The same, and the row that it is said of.
 fn judged(site: &Site, asked: &Asked) -> (Claim, Option<(EnrollmentRow, Position)>) {
     let id = &asked.request.token_id;
     let row = site.tokens.lock().unwrap_or_else(PoisonError::into_inner).get(id).cloned();
@@ -184,8 +191,8 @@ async fn fresh(
         .signing()
         .sign_read_node(&asked.signing, &site.edge_id, id, wall, ca::CLIENT_VALIDITY)
         .map_err(|error| Error::new(Code::InvalidArgument, "SIGNING_REQUEST", error.to_string()))?;
-    let chain: Vec<Vec<u8>> = issued.chain.iter().map(|one| one.to_vec()).collect();
     let credential = Credential::new(&issued, wall);
+    let chain = issued.chain;
     let claimant = Claimant { row, position, id, place, credential, chain: chain.clone(), wall };
     let Claimed { token, node, commit } = claimed(claimant);
     let position = match site.gather.commit(commit).await {
