@@ -40,6 +40,7 @@ fn file_of(flags: &DaemonFlags, tier: &str) -> PathBuf {
 fn ending(error: StartError) -> Failure {
     let exit = match &error {
         StartError::Config(_) => Exit::BadConfig,
+        StartError::Usage(_) => Exit::Usage,
         StartError::Preflight { .. } => Exit::Condition,
         StartError::Unreachable(_) => Exit::Unreachable,
         StartError::Rejected { code, .. } => Exit::of(*code),

@@ -36,7 +36,9 @@ pub use walk::{Row, rows};
 pub const LARGEST_DOCUMENT: usize = 256 * 1024;
 /// Largest effective settings of one node in bytes of JSON: they travel in one request.
 pub const LARGEST_EFFECTIVE: usize = 48 * 1024;
-/// Engines of one node.
+/// Bytes of the names, models and aliases of one node's engines together: they travel in one hello of at most 60 KiB.
+pub const NAMES_BYTES_MAX: usize = 16 * 1024;
+/// Engines of one node: each has a status in every heartbeat of at most 60 KiB.
 pub const ENGINES_MAX: usize = 32;
 /// Requests at once of one engine: the streams of a connection.
 pub const CAPACITY_MAX: u32 = 1024;

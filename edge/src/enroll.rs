@@ -81,9 +81,10 @@ pub fn enroll(config: &Config, token: &str) -> Result<Enrolled, StartError> {
             config.state_dir.display()
         )));
     }
-    let token = EnrollmentToken::parse(token.trim()).map_err(failed)?;
+    let token = EnrollmentToken::parse(token.trim()).map_err(|error| StartError::Usage(error.to_string()))?;
     if token.kind != TokenKind::Edge {
-        return Err(failed("this token is for a node: use it with `umbel node enroll` on the GPU host"));
+        let message = "this token is for a node: use it with `umbel node enroll` on the GPU host";
+        return Err(StartError::Usage(message.to_owned()));
     }
     let directory = config.state_dir.join(CONTROL_PLANES);
     files::private_dir(&directory).map_err(failed)?;

@@ -36,6 +36,10 @@ use crate::{
 /// The exchange as a whole; each step of it has its own limit.
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// How often an edge is asked whose answer does not come, and the pause in between.
+const TRIES: u32 = 3;
+const AGAIN: Duration = Duration::from_millis(500);
+
 /// What enrollment brought.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Enrolled {
@@ -55,9 +59,9 @@ pub struct Enrolled {
 /// Failed preflight, a token that is none, an edge that cannot be reached or that refuses, an identity that is
 /// already there for another edge.
 pub fn enroll(config: &Config, token: &str) -> Result<Enrolled, StartError> {
-    let token = EnrollmentToken::parse(token).map_err(|error| StartError::Refused(error.to_string()))?;
+    let token = EnrollmentToken::parse(token).map_err(|error| StartError::Usage(error.to_string()))?;
     if token.kind != TokenKind::Node {
-        return Err(StartError::Refused(
+        return Err(StartError::Usage(
             "this token lets an edge join a control plane; a node needs one made by `umbel ctl token create`"
                 .into(),
         ));
@@ -156,13 +160,12 @@ async fn join(
         instance: instance(),
         payload: request.encode_to_vec(),
     };
-    let dialing = dial_once(target, hello, |_, _| Ok(Arc::new(NoHandler)));
-    let (_, welcome) = tokio::time::timeout(LIMIT, dialing)
+    let payload = tokio::time::timeout(LIMIT, ask(&target, &hello))
         .await
         .map_err(|_| StartError::Unreachable("the edge did not answer within 60 s".into()))?
         .map_err(|error| refused(&error))?;
     let answer: NodeEnrollResponse =
-        bounds::decode(&welcome.payload).map_err(|error| failed(format!("the edge's answer: {error}")))?;
+        bounds::decode(&payload).map_err(|error| failed(format!("the edge's answer: {error}")))?;
     let identity =
         accept(token, &key, key_file, answer).map_err(|why| failed(format!("the edge's answer {why}")))?;
     state.set_identity(&identity)?;
@@ -172,6 +175,25 @@ async fn join(
         tracing::warn!(%error, "the lost credential's key cannot be removed; it opens nothing");
     }
     Ok(told(&identity, false))
+}
+
+/// Asks until there is an answer, a few times: one that was lost on its way is given again to the same token and key.
+async fn ask(target: &DialTarget, hello: &HelloOut) -> Result<bytes::Bytes, DialError> {
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let error = match dial_once(target.clone(), hello.clone(), |_, _| Ok(Arc::new(NoHandler))).await {
+            Ok((_, welcome)) => return Ok(welcome.payload),
+            Err(error) => error,
+        };
+        // The edge has said no, or is not there: a person looks at that.
+        let cut = error.rejection.is_none() && matches!(error.step, DialStep::Tls | DialStep::Hello);
+        if !cut || tries >= TRIES {
+            return Err(error);
+        }
+        tracing::warn!(tries, "the edge's answer was lost, it is asked again: {error}");
+        tokio::time::sleep(AGAIN).await;
+    }
 }
 
 /// Checks that the answer is about this key and that edge.

@@ -27,6 +27,7 @@ pub mod simulation;
 pub mod slots;
 #[cfg(test)]
 mod testing;
+pub mod text;
 pub mod tls;
 pub mod token;
 pub mod version;

@@ -141,6 +141,16 @@ impl<K: Clone + Eq + Hash> Liveness<K> {
         (from != State::Online).then(|| Transition { peer: peer.clone(), from, to: State::Online })
     }
 
+    /// This side has ended the peer's connection and lets it in no more: it is stale from now on, not only when the
+    /// silence has lasted.
+    pub fn cut_off(&mut self, peer: &K) -> Option<State> {
+        let entry = self.peers.get_mut(peer).filter(|entry| entry.state == State::Online)?;
+        entry.state = State::Stale;
+        let silent = self.last_sweep.checked_sub(self.times.stale).unwrap_or(self.last_sweep);
+        entry.reference = entry.reference.min(silent);
+        Some(State::Stale)
+    }
+
     /// Judges every peer. A call that comes later than twice its period means that this process was paused: silence
     /// meanwhile was ours, and every deadline moves by the gap. One period of it still counts, so that a process
     /// that is merely always late judges slowly rather than never.

@@ -97,12 +97,23 @@ async fn show(ctl: &Ctl, id: &str) -> Outcome {
 
 /// Sends a write to one site and follows it, or prints its id. `done` is said when it succeeded.
 pub(crate) async fn send(ctl: &Ctl, edge: &str, call: &Call, done: &str) -> Outcome {
+    send_saying(ctl, edge, call, |_| done.to_owned()).await
+}
+
+/// The same, with words that depend on the result. `None`: it is not known here.
+pub(crate) async fn send_saying(
+    ctl: &Ctl,
+    edge: &str,
+    call: &Call,
+    done: impl FnOnce(Option<&Value>) -> String,
+) -> Outcome {
     let id = ctl.global.command_id.map_or_else(new_command_id, |id| id.to_string());
     // What is quick is over within a second, and then there is nothing to follow.
     let wait = if ctl.global.detach { Duration::ZERO } else { Duration::from_secs(1) };
     let told = ctl.client.command(edge, &id, call, wait).await?;
     if told.command.phase.is_end() {
-        return finish(ctl, &told, done);
+        let done = done(told.command.result.as_ref());
+        return finish(ctl, &told, &done);
     }
     if ctl.global.detach {
         if !ctl.put_object(told.raw()) {
@@ -112,7 +123,7 @@ pub(crate) async fn send(ctl: &Ctl, edge: &str, call: &Call, done: &str) -> Outc
         return Ok(());
     }
     say(&format!("Command {id} runs at {edge}. Ctrl-C stops watching, not the command."));
-    follow(ctl, edge, &id, done).await
+    follow(ctl, edge, &id, &done(None)).await
 }
 
 /// Prints how a command ended.

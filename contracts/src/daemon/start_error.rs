@@ -11,6 +11,9 @@ pub enum StartError {
     /// The file or an argument is not usable. Exit code 78.
     #[error("{0}")]
     Config(String),
+    /// What was given with the command is not usable: a token that is none. Exit code 2.
+    #[error("{0}")]
+    Usage(String),
     /// The host is not fit for its tier. Exit code 3. `code` is for machines: `NVIDIA_DEVICE_NOT_FOUND`.
     #[error("{code}: {message}")]
     Preflight {
@@ -43,12 +46,13 @@ pub enum StartError {
 }
 
 impl StartError {
-    /// The process's exit code: 78 for bad configuration (sysexits' `EX_CONFIG`, which service managers know), 3 for
-    /// a failed preflight, 4 to 7 for what another server said, 1 for the rest.
+    /// The process's exit code: 78 for bad configuration (sysexits' `EX_CONFIG`, which service managers know), 2 for what
+    /// was typed, 3 for a failed preflight, 4 to 7 for what another server said, 1 for the rest.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Config(_) => 78,
+            Self::Usage(_) => 2,
             Self::Preflight { .. } => 3,
             Self::Unreachable(_) => 4,
             Self::Rejected { code, .. } => match code {

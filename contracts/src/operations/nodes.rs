@@ -140,6 +140,9 @@ pub struct CredentialOutcome {
     pub name: String,
     /// Something was changed (in a dry run: would be).
     pub changed: bool,
+    /// It may not connect before people enable it: what was decided about it was lost.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub disabled: bool,
     /// A new certificate is asked for and not yet shown. A node that is away gets one when it connects.
     pub rotating: bool,
     /// When it was revoked.

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::{AgentSettings, EngineSettings, Fault, Path};
+use super::{AgentSettings, EngineSettings, Fault, NAMES_BYTES_MAX, Path};
 
 /// Keys that only one kind of engine has.
 const OF_KIND: [(&str, &str); 7] = [
@@ -24,6 +24,7 @@ const OF_KIND: [(&str, &str); 7] = [
 pub(super) fn check(settings: &Value, at: &str) -> Result<(), Fault> {
     let typed: AgentSettings = serde_json::from_value(settings.clone())
         .map_err(|error| Fault::new(at, format!("cannot be read: {error}")))?;
+    names(&typed, at)?;
     let mut meant: BTreeMap<&str, &str> = BTreeMap::new();
     for (name, engine) in &typed.engines {
         let path = |key: &str| {
@@ -53,6 +54,25 @@ pub(super) fn check(settings: &Value, at: &str) -> Result<(), Fault> {
                 let message = format!("\"{name}\" means another model at another engine of this node");
                 return Err(Fault::new(path(key), message));
             }
+        }
+    }
+    Ok(())
+}
+
+/// What is said here is on the node whatever its file says.
+fn names(settings: &AgentSettings, at: &str) -> Result<(), Fault> {
+    let mut bytes = 0;
+    for (name, engine) in settings.engines.iter().filter(|(_, engine)| engine.enabled != Some(false)) {
+        let aliases = engine.aliases.iter().flatten().map(String::len).sum::<usize>();
+        bytes += name.len() + engine.model.as_ref().map_or(0, String::len) + aliases;
+        if bytes > NAMES_BYTES_MAX {
+            let mut path = at.parse().unwrap_or(Path(Vec::new()));
+            path.0.extend(["engines", name].map(str::to_owned));
+            let most = NAMES_BYTES_MAX / 1024;
+            let message = format!(
+                "with this one the names of engines, models and aliases are above {most} KiB together"
+            );
+            return Err(Fault::new(path.to_string(), message));
         }
     }
     Ok(())

@@ -104,6 +104,16 @@ fn row_81_bad_values_are_refused_with_their_path() {
         assert_eq!(fault.path, path, "{document}");
         assert!(fault.message.contains(says), "{document}: {fault}");
     }
+    // Names that each are short enough and together do not fit into a hello.
+    let aliases = |engine: usize| (0..16).map(|n| format!("{engine:0>64}{n:0>64}")).collect::<Vec<_>>();
+    let engines = |count: usize| {
+        let engine =
+            |n: usize| (format!("e{n:02}"), json!({ "model": format!("m{n}"), "aliases": aliases(n) }));
+        agents(json!({ "engines": (0..count).map(engine).collect::<serde_json::Map<_, _>>() }))
+    };
+    assert_eq!(check(&engines(7)), Ok(()));
+    let fault = check(&engines(9)).unwrap_err();
+    assert!(fault.path == "agents.default.engines.e07" && fault.message.contains("16 KiB"), "{fault}");
     // A name that means two models on one node, one from the default and one of its own.
     let two = json!({ "agents": {
         "default": { "engines": { "a": { "model": "m", "aliases": ["both"] } } },

@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use umbel_contracts::objects::AuditObject;
 use umbel_store::{AuditEntry, AuditRecord};
+use umbel_wire::text::shorten;
 
 /// Bytes that the JSON of the details may have: below the store's bound on a text.
 const DETAIL_MAX: usize = 1_000;
@@ -67,14 +68,6 @@ impl Detail {
             detail.args.iter_mut().for_each(|name| shorten(name, room / 8));
         }
     }
-}
-
-fn shorten(text: &mut String, most: usize) {
-    let mut end = most.min(text.len());
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    text.truncate(end);
 }
 
 impl Deed {

@@ -12,6 +12,7 @@ use umbel_contracts::proto::control::{
     ProviderSnapshot, QueueSnapshot, Revision, StoreHealth,
 };
 use umbel_contracts::selector::Selector;
+use umbel_wire::text::shorten;
 use umbel_wire::{Code, Error, clock};
 
 use crate::core::registry::Moment;
@@ -105,7 +106,7 @@ async fn summary_of(site: &Site, revision: u64, nodes: &[Arc<Node>]) -> EdgeSumm
     let problems_total = u32::try_from(problems.len()).unwrap_or(u32::MAX);
     problems.truncate(PROBLEMS);
     for problem in &mut problems {
-        cut(&mut problem.message, 256);
+        shorten(&mut problem.message, 256);
     }
     let head = site.store.audit_head();
     EdgeSummary {
@@ -124,14 +125,6 @@ async fn summary_of(site: &Site, revision: u64, nodes: &[Arc<Node>]) -> EdgeSumm
         audit_sequence: head.sequence,
         audit_hash: head.hash.to_vec(),
     }
-}
-
-fn cut(text: &mut String, length: usize) {
-    let mut end = length.min(text.len());
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    text.truncate(end);
 }
 
 fn facts(site: &Site) -> EdgeFacts {

@@ -53,6 +53,7 @@ fn a_disabled_node_is_cut_off_and_keeps_its_identity() {
         let again = done(&edge, "node.disable", "node:n", json!({})).await;
         assert_eq!(again["nodes"][0]["changed"], false);
         done(&edge, "node.enable", "node:n", json!({})).await;
+        assert_eq!(edge.view(&node).state(), "stale", "it is not here until it comes");
         let _connection = node.connect(&edge).await;
         assert!(edge.connected(&node) && edge.slot().is_some());
         for action in ["node.disable", "node.enable"] {

@@ -12,7 +12,7 @@ use std::{
 use serde::Deserialize;
 use umbel_contracts::{
     config::{ConfigError, ConfigFile, HumanDuration, LogFormat},
-    settings::AgentSettings,
+    settings::{AgentSettings, ENGINES_MAX, NAMES_BYTES_MAX},
 };
 
 use super::{
@@ -21,13 +21,10 @@ use super::{
     overlay,
 };
 
-/// Engines of one node: each has a status in every heartbeat of at most 60 KiB.
-const ENGINES_MAX: usize = 32;
 /// Labels of one node, and bytes of a value.
 const LABELS_MAX: usize = 64;
 const LABEL_VALUE_MAX: usize = 256;
-/// Bytes of all names, models and aliases together, and of all labels: they travel in one hello of at most 60 KiB.
-const NAMES_MAX: usize = 16 * 1024;
+/// Bytes of all labels together: they travel in one hello of at most 60 KiB.
 const LABELS_BYTES_MAX: usize = 8 * 1024;
 /// Artifact roots: with the two below, a report has at most 32.
 const ROOTS_MAX: usize = 30;
@@ -185,7 +182,7 @@ pub(super) fn overlaid(
     let bytes = |engine: &EngineConfig| {
         engine.name.len() + engine.model.len() + engine.aliases.iter().map(String::len).sum::<usize>()
     };
-    if engines.iter().map(bytes).sum::<usize>() > NAMES_MAX {
+    if engines.iter().map(bytes).sum::<usize>() > NAMES_BYTES_MAX {
         return Err(source.error("engine", "the names of models and aliases are longer than 16 KiB together"));
     }
     let config = Config {

@@ -76,11 +76,7 @@ pub(crate) fn same(a: &NodeInventory, b: &NodeInventory) -> bool {
 }
 
 fn text(value: &str) -> String {
-    let mut end = value.len().min(TEXT);
-    while !value.is_char_boundary(end) {
-        end -= 1;
-    }
-    value.get(..end).unwrap_or_default().to_owned()
+    umbel_wire::text::beginning(value, TEXT).to_owned()
 }
 
 #[cfg(test)]

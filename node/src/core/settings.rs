@@ -182,8 +182,7 @@ impl Record {
 }
 
 fn cut(text: &str) -> String {
-    let end = (0..=REASON.min(text.len())).rfind(|at| text.is_char_boundary(*at)).unwrap_or(0);
-    text.get(..end).unwrap_or_default().to_owned()
+    umbel_wire::text::beginning(text, REASON).to_owned()
 }
 
 #[cfg(test)]

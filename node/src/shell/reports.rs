@@ -19,7 +19,7 @@ use umbel_contracts::{
         NodeInventory, NodeProblem, NodeTelemetry,
     },
 };
-use umbel_wire::{UnderWay, clock::Wall};
+use umbel_wire::{UnderWay, clock::Wall, text::shorten};
 
 use crate::{
     core::{identity::Identity, inventory, problems::Problems, sequence::Sequence, telemetry::Pace},
@@ -40,6 +40,8 @@ const KINDS: [&str; 3] = ["sim", "external", "llama-server"];
 const TAILS_MAX: usize = 24 * 1024;
 /// Bytes of a cause.
 const CAUSE_MAX: usize = 512;
+/// The numbers of reports had to come from the edge: shown until they have.
+const SEQUENCES_LOST: &str = "SEQUENCES_LOST";
 /// Problems of one heartbeat: the boundary's bound.
 const PROBLEMS_MAX: usize = 32;
 
@@ -106,6 +108,7 @@ impl Reports {
             problems: Mutex::default(),
             state,
         };
+        reports.set_problem(SEQUENCES_LOST, reports.state.lost_sequences());
         reports.reserve();
         reports
     }
@@ -168,6 +171,7 @@ impl Reports {
         // What came with the hello had a number that was used before: the edge took nothing of it.
         self.told().inventory_again |= behind;
         self.telemetries().numbers.raise(telemetry);
+        self.set_problem(SEQUENCES_LOST, None);
         self.reserve_later();
     }
 
@@ -327,8 +331,7 @@ fn bound<'a>(statuses: impl Iterator<Item = &'a mut EngineStatus>) {
     let each = TAILS_MAX / with_tail.max(1);
     for status in &mut statuses {
         if status.cause.len() > CAUSE_MAX {
-            let end = boundary(&status.cause, CAUSE_MAX);
-            status.cause.truncate(end);
+            shorten(&mut status.cause, CAUSE_MAX);
         }
         if status.output_tail.len() > each {
             // The end says why.

@@ -42,6 +42,8 @@ pub(crate) struct State {
     /// Held as long as the agent runs; the kernel lets go of it when the process ends.
     _lock: Option<File>,
     sequences: Mutex<Sequences>,
+    /// Why the numbers that stood there could not be used, if so.
+    lost_sequences: Option<String>,
 }
 
 /// The reserves of the report streams, as they stand on the disk.
@@ -103,8 +105,12 @@ impl State {
         for place in [folder, &folder.join("engines")] {
             files::sweep(place);
         }
-        let sequences = read_sequences(folder)?;
-        Ok(Self { folder: folder.to_owned(), _lock: Some(lock), sequences: Mutex::new(sequences) })
+        let (sequences, lost_sequences) = read_sequences(folder);
+        if let Some(why) = &lost_sequences {
+            tracing::warn!("{why}");
+        }
+        let sequences = Mutex::new(sequences);
+        Ok(Self { folder: folder.to_owned(), _lock: Some(lock), sequences, lost_sequences })
     }
 
     /// Opens it for a look only: no lock, nothing is written.
@@ -112,8 +118,9 @@ impl State {
     /// # Errors
     /// If it cannot be read.
     pub(crate) fn look(folder: &Path) -> Result<Self, StartError> {
-        let sequences = read_sequences(folder)?;
-        Ok(Self { folder: folder.to_owned(), _lock: None, sequences: Mutex::new(sequences) })
+        let (sequences, lost_sequences) = read_sequences(folder);
+        let sequences = Mutex::new(sequences);
+        Ok(Self { folder: folder.to_owned(), _lock: None, sequences, lost_sequences })
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -241,6 +248,11 @@ impl State {
         *self.sequences.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
+    /// Why the reserves that stood there could not be used. The edge's answer to hello brings the numbers back.
+    pub(crate) fn lost_sequences(&self) -> Option<String> {
+        self.lost_sequences.clone()
+    }
+
     /// The GPUs that an earlier agent saw. Without them a lost one has no name, which is no reason not to start.
     pub(crate) fn gpus(&self) -> Vec<Gpu> {
         let content = files::read_private(&self.path(GPUS)).unwrap_or_default();
@@ -325,18 +337,22 @@ impl State {
     }
 }
 
-fn read_sequences(folder: &Path) -> Result<Sequences, StartError> {
+/// The reserves, and why they could not be used if so: that keeps no agent from its start.
+fn read_sequences(folder: &Path) -> (Sequences, Option<String>) {
     let path = folder.join(SEQUENCES);
-    let unusable = |why: String| {
-        StartError::Failed(format!(
-            "{}: {why}. Remove it: the edge's answer to hello brings the numbers back",
-            path.display()
-        ))
-    };
-    match files::read_private(&path) {
-        Ok(content) => serde_json::from_slice(&content).map_err(|error| unusable(error.to_string())),
+    let read = match files::read_private(&path) {
+        Ok(content) => serde_json::from_slice(&content).map_err(|error| error.to_string()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Sequences::default()),
-        Err(error) => Err(unusable(error.to_string())),
+        Err(error) => Err(error.to_string()),
+    };
+    match read {
+        Ok(sequences) => (sequences, None),
+        Err(why) => {
+            let what = format!(
+                "{SEQUENCES} cannot be used ({why}): the edge's answer to hello brings the numbers back"
+            );
+            (Sequences::default(), Some(what))
+        }
     }
 }
 
@@ -374,6 +390,16 @@ mod tests {
             let mode = fs::metadata(folder.path().join(name)).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o600, "{name}");
         }
+        // Numbers that are lost come back from the edge: an agent starts without them, and writes them anew.
+        fs::write(folder.path().join(SEQUENCES), b"{\"inven").unwrap();
+        drop(state);
+        let state = State::open(folder.path()).unwrap();
+        assert_eq!(state.sequences().inventory, 0);
+        assert!(state.lost_sequences().is_some_and(|why| why.contains("sequences.json")));
+        state.reserve(|sequences| sequences.inventory = 9).unwrap();
+        drop(state);
+        let state = State::open(folder.path()).unwrap();
+        assert_eq!((state.sequences().inventory, state.lost_sequences()), (9, None));
         // What a crash in the middle of a write leaves is not read as anything.
         fs::write(folder.path().join("identity.json.tmp"), b"{").unwrap();
         assert_eq!(state.identity().unwrap(), None);

@@ -1,7 +1,8 @@
 //! The chain of an audit: checked by the server, exported, and checked again from the exported file alone.
 //!
 //! Owns the arithmetic of an exported file, so that it needs no trust in the server that wrote it. Invariant: a file is
-//! whole only if each hash is that of its entry behind the one before it and no number is left out.
+//! whole only if each hash is that of its entry behind the one before it, no number is left out, and no entry in it
+//! tells of others that a rescue lost.
 
 use std::{
     fs::{File, OpenOptions},
@@ -148,6 +149,7 @@ fn check(lines: impl Iterator<Item = Read>) -> Outcome<AuditVerifyResult> {
         broken_at: None,
         message: "the chain is whole".to_owned(),
     };
+    let mut lost = None;
     for (number, text) in lines.enumerate() {
         let line = match text {
             Ok(text) if text.trim().is_empty() => continue,
@@ -172,6 +174,14 @@ fn check(lines: impl Iterator<Item = Read>) -> Outcome<AuditVerifyResult> {
             return Ok(found);
         }
         (found.last_sequence, found.last_hash) = (line.sequence, line.hash);
+        lost = rescued(&line.entry).or(lost);
+    }
+    if let Some(lost) = lost {
+        // As the server that exported it says of its own.
+        let what = format!(
+            "the entries follow from each other, but a rescue from a damaged file cut the chain: {lost}"
+        );
+        (found.whole, found.message) = (false, what);
     }
     if found.entries == 0 {
         (found.whole, found.message) = (false, "no record is in it".to_owned());
@@ -187,9 +197,33 @@ fn wrong(found: &AuditVerifyResult, line: &AuditLine) -> Option<String> {
         Some(format!("number {} does not follow the one before it", line.sequence))
     } else if hash(line).as_ref() != Some(&line.hash) {
         Some(format!("number {} is not what was hashed", line.sequence))
+    } else if let Some(own) = own_number(&line.entry).filter(|own| *own != line.sequence) {
+        Some(format!("the entry of number {} is that of number {own}", line.sequence))
+    } else if own_number(&line.entry).is_none() {
+        Some(format!("number {} has an entry without a number", line.sequence))
     } else {
         None
     }
+}
+
+/// What an entry says of itself, as far as the check needs it.
+#[derive(serde::Deserialize)]
+struct Said {
+    sequence: u64,
+    #[serde(default)]
+    action: String,
+    #[serde(default)]
+    detail: String,
+}
+
+fn own_number(entry: &str) -> Option<u64> {
+    serde_json::from_str::<Said>(entry).ok().map(|said| said.sequence)
+}
+
+/// The entries that a rescue lost, in the words of its own entry.
+fn rescued(entry: &str) -> Option<String> {
+    let said = serde_json::from_str::<Said>(entry).ok().filter(|said| said.action == "store.rescued")?;
+    said.detail.rsplit_once("; ").map(|(_, lost)| lost.to_owned()).filter(|lost| lost.contains("are lost"))
 }
 
 /// SHA-256 over the previous hash and the entry's text, as the operation says.
@@ -238,6 +272,42 @@ mod tests {
         line.entry.push(' ');
         line.hash = hash(line).unwrap();
         assert_eq!(checked(&rehashed), (false, Some(7)));
+    }
+
+    fn of(sequence: u64, entry: &str) -> AuditLine {
+        let mut line =
+            AuditLine { sequence, previous: "0".repeat(64), entry: entry.to_owned(), hash: String::new() };
+        line.hash = hash(&line).unwrap();
+        line
+    }
+
+    /// The number of a line is outside of its hash: it has to be the entry's own.
+    #[test]
+    fn a_line_that_lies_about_its_number_is_found() {
+        assert_eq!(checked(&[of(7, r#"{"sequence":7}"#)]), (true, None));
+        assert_eq!(checked(&[of(8, r#"{"sequence":7}"#)]), (false, Some(8)));
+        assert_eq!(checked(&[of(8, r#"{"action":"x"}"#)]), (false, Some(8)));
+    }
+
+    /// A rescue's own entry says which entries it lost: without them the chain is not whole, wherever it is checked.
+    #[test]
+    fn an_export_after_a_rescue_is_not_whole() {
+        let entry = |detail: &str| {
+            of(
+                13,
+                &serde_json::json!({ "sequence": 13, "action": "store.rescued", "detail": detail })
+                    .to_string(),
+            )
+        };
+        let kept =
+            "read out of a damaged file, which was moved aside: 52 records were kept, 0 could not be used";
+        assert_eq!(checked(&[entry(kept)]), (true, None));
+        let lost = entry(&format!("{kept}; 12 audit entries are lost, numbers 1 to 12"));
+        let found = check(std::iter::once(Ok(serde_json::to_string(&lost).unwrap()))).unwrap();
+        assert!(
+            !found.whole && found.message.ends_with("12 audit entries are lost, numbers 1 to 12"),
+            "{found:?}"
+        );
     }
 
     #[test]

@@ -4,9 +4,11 @@
 
 use std::collections::BTreeMap;
 
+use serde::Deserialize;
+use serde_json::Value;
 use umbel_contracts::objects::SiteNode;
 use umbel_contracts::operations::{
-    CredentialApproveArgs, NodeDrainArgs, NodeEligibleArgs, NodeLabelArgs, NodeRenameArgs,
+    CredentialApproveArgs, CredentialsResult, NodeDrainArgs, NodeEligibleArgs, NodeLabelArgs, NodeRenameArgs,
 };
 
 use super::{find, running, whole};
@@ -201,13 +203,41 @@ async fn approve(ctl: &Ctl, key_sha256: &str) -> Outcome {
     let site = ctl.one_site().await?;
     let args = CredentialApproveArgs { key_sha256: key_sha256.to_owned() };
     let call = with_reason(ctl, "node.credential.approve").args(&args)?.dry_run(ctl.global.dry_run);
-    let done = if ctl.global.dry_run { "could connect" } else { "connects by itself within a minute" };
-    command::send(ctl, &site, &call, &format!("The node with that key {done}.")).await
+    command::send_saying(ctl, &site, &call, |result| approved(result, ctl.global.dry_run)).await
+}
+
+/// What an approval means for its node: one whose row was lost stays out until somebody enables it.
+fn approved(result: Option<&Value>, dry_run: bool) -> String {
+    let result = result.and_then(|result| CredentialsResult::deserialize(result).ok());
+    let node = result.as_ref().and_then(|result| result.nodes.first());
+    let name = node.map_or("The node with that key", |node| &node.name);
+    match (node.is_some_and(|node| node.disabled), dry_run) {
+        (false, false) => format!("{name} connects by itself within a minute."),
+        (false, true) => format!("{name} could connect."),
+        (true, false) => format!(
+            "{name} is known again, and disabled, since what was decided about it is lost. Once you know that it may: \
+             umbel ctl node enable {name}"
+        ),
+        (true, true) => format!("{name} would be known again, and stay out until it is enabled."),
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::labels_of;
+    use super::{approved, labels_of};
+
+    #[test]
+    fn an_approved_node_that_stays_disabled_is_not_said_to_connect() {
+        let result = |disabled: bool| {
+            serde_json::json!({ "nodes": [{ "node_id": "i", "name": "recovered-1", "changed": true, "disabled": disabled,
+                "rotating": false, "not_after": "2027-01-01T00:00:00Z" }] })
+        };
+        assert_eq!(approved(Some(&result(false)), false), "recovered-1 connects by itself within a minute.");
+        let told = approved(Some(&result(true)), false);
+        assert!(!told.contains("connects") && told.ends_with("umbel ctl node enable recovered-1"), "{told}");
+        assert!(approved(Some(&result(true)), true).contains("stay out"));
+        assert_eq!(approved(None, true), "The node with that key could connect.");
+    }
 
     #[test]
     fn labels_are_set_and_taken_away() {

@@ -270,7 +270,8 @@ fn step(code: &str, node: &NodeObject) -> Option<String> {
     let name = &node.name;
     let step = match code {
         "DUPLICATE_IDENTITY" => format!(
-            "stop the copy, or give this one an identity of its own: umbel ctl token create --replace {name}"
+            "stop the copy and remove its state directory; its host joins as a node of its own: umbel ctl token create \
+             NAME (this one stays {name})"
         ),
         "SAME_HARDWARE" => {
             format!("keep one of the two; the other: umbel ctl node decommission {name} --preview")

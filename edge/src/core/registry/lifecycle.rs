@@ -148,6 +148,10 @@ impl<H: Clone> Registry<H> {
     fn evict(&mut self, id: NodeId) {
         let Some(owner) = self.slots.evict(&id) else { return };
         self.disconnected(id, "its credential or the node itself was ended by an operator");
+        // Enabled again at once it is one that has yet to come, not one that is here.
+        if let Some(state) = self.liveness.cut_off(&id) {
+            self.change(id, |node| node.liveness = state);
+        }
         self.calls.push(Call::Lost { node: id, generation: owner.generation });
         self.evicted.push(owner.handle);
     }

@@ -16,8 +16,8 @@ use super::node::Session;
 use super::problems::{Problem, REPORTED_MAX};
 use super::{Registry, StaleGeneration, stream};
 
-/// Most engines of one node.
-pub(crate) const ENGINES_MAX: usize = 64;
+pub(crate) use umbel_contracts::settings::ENGINES_MAX;
+
 /// Most GPUs of one node.
 pub(crate) const GPUS_MAX: usize = 64;
 /// Most labels, capabilities, runtimes and storage roots of one node, each.

@@ -5,6 +5,7 @@
 
 use umbel_contracts::proto::control::NodeConfig;
 use umbel_contracts::proto::node::NodeSettingsState;
+use umbel_wire::text::shorten;
 
 use super::Desired;
 
@@ -31,22 +32,18 @@ impl Reported {
     pub(crate) fn new(state: NodeSettingsState) -> Self {
         let names = |names: Vec<String>| names.into_iter().take(NAMES).collect();
         let refused = state.refused_version;
+        let mut refusal = if refused == 0 { String::new() } else { state.refusal };
+        shorten(&mut refusal, REFUSAL);
         Self {
             applied: state.applied_version,
             digest: state.applied_digest.try_into().unwrap_or([0; 32]),
             refused,
-            refusal: if refused == 0 { String::new() } else { cut(state.refusal) },
+            refusal,
             confirming: state.confirming,
             ignored_keys: names(state.ignored_keys),
             waits_for_restart: names(state.waits_for_restart),
         }
     }
-}
-
-fn cut(mut text: String) -> String {
-    let end = (0..=REFUSAL.min(text.len())).rfind(|at| text.is_char_boundary(*at)).unwrap_or(0);
-    text.truncate(end);
-    text
 }
 
 /// Where one node stands.

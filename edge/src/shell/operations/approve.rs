@@ -41,6 +41,7 @@ fn told(held: &Held, approved: &Approved) -> Result<Value, Error> {
         node_id: held.node.to_string(),
         name: approved.row.name.clone(),
         changed: true,
+        disabled: approved.row.lifecycle == Lifecycle::Disabled,
         rotating: false,
         revoked_at: None,
         not_after: timestamp(approved.row.credential.not_after_unix_ms),

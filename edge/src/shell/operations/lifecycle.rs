@@ -97,6 +97,7 @@ pub(super) fn credentials(
     in_memory: bool,
 ) -> Result<Value, Error> {
     let outcome = |(node, row): &(Arc<Node>, NodeRow)| CredentialOutcome {
+        disabled: false,
         node_id: node.id.to_string(),
         name: row.name.clone(),
         changed: node.row != *row,
