@@ -6,7 +6,10 @@
     reason = "a test stops at the first surprise"
 )]
 
+mod choosing;
 mod histories;
+mod reference;
+mod sizes;
 
 use std::borrow::Borrow;
 

@@ -19,6 +19,7 @@ enum Step {
     Back(u8),
     Drain(u8, bool),
     Pass(u64),
+    Report(Outcome),
 }
 
 impl Arbitrary for Step {
@@ -31,7 +32,7 @@ impl Arbitrary for Step {
             ProviderState::Failed,
         ];
         let node = u8::arbitrary(g) % 3;
-        match u8::arbitrary(g) % 20 {
+        match u8::arbitrary(g) % 22 {
             0..=7 => Self::Ask {
                 key: u32::arbitrary(g) % 3,
                 class: u8::arbitrary(g) % 2,
@@ -46,6 +47,9 @@ impl Arbitrary for Step {
             16 => Self::State(node, *g.choose(&states).unwrap()),
             17 => Self::Lost(node),
             18 => Self::Back(node),
+            20 | 21 => Self::Report(
+                *g.choose(&[Outcome::Answered, Outcome::Failed, Outcome::Failed, Outcome::TimedOut]).unwrap(),
+            ),
             _ if bool::arbitrary(g) => Self::Drain(node, u8::arbitrary(g) % 4 == 0),
             _ => Self::Pass(u64::arbitrary(g) % 20),
         }
@@ -69,7 +73,7 @@ struct History {
     capacity: [u32; 3],
     generation: [u64; 3],
     up: [bool; 3],
-    last: Option<Avoid>,
+    last: Option<(Avoid, LeaseId)>,
 }
 
 impl History {
@@ -94,7 +98,7 @@ impl History {
         assert!(self.model.all_leases.insert(grant.lease), "a lease id was given twice");
         self.model.leases.insert(grant.lease, (grant.provider, grant.generation));
         self.model.admitted += 1;
-        self.last = Some(grant.avoid);
+        self.last = Some((grant.avoid, grant.lease));
         assert!(self.up[usize::from(number)], "a slot of a node that is away");
         let held = self.model.leases.values().filter(|(provider, _)| *provider == grant.provider).count();
         let capacity = self.capacity[usize::from(number)];
@@ -128,7 +132,7 @@ impl History {
         let admission = &mut self.site.admission;
         match *step {
             Step::Ask { key, class, at_head, avoid_last } => {
-                let avoid = if avoid_last { self.last } else { None };
+                let avoid = self.last.filter(|_| avoid_last).map(|(avoid, _)| avoid);
                 // As in the edge: only what comes back to the head avoids anything.
                 let at_head = at_head || avoid.is_some();
                 let ask = Ask { avoid, at_head, ..Ask::new(self.site.model, KeyNumber(key), Class(class)) };
@@ -209,6 +213,11 @@ impl History {
                 admission.node_ready(now, node(number), generation, true);
             }
             Step::Drain(number, draining) => admission.node_draining(now, node(number), draining),
+            Step::Report(outcome) => {
+                if let Some((avoid, lease)) = self.last {
+                    admission.report(now, avoid, lease, outcome, false);
+                }
+            }
             Step::Pass(seconds) => {
                 self.site.now += Duration::from_secs(seconds);
                 self.site.admission.expire(self.site.now);
@@ -231,7 +240,7 @@ impl History {
             assert_eq!(admission.node_in_flight(node(number)), figures.in_flight);
             in_flight += figures.in_flight;
             // Nobody stands beside a free slot, but those who must not go back to it.
-            let free = figures.open && figures.in_flight < figures.capacity;
+            let free = figures.open && !figures.ejected && figures.in_flight < figures.capacity;
             if free {
                 let ask = Ask { avoid: None, ..self.site.ask() };
                 let all_avoid = admission.waiters_without_avoid() == 0;
@@ -261,6 +270,8 @@ impl Admission {
         let streaming = self.leases.values().filter(|held| held.phase == LeasePhase::Streaming).count();
         (model.open, model.wanted, model.loading, model.phases.streaming as usize)
             == (count(|one| one.open), count(|one| one.wanted), count(loading), streaming)
+            && model.passed_over == count(Provider::is_ejected)
+            && (model.passed_over == 0 || count(|one| one.open && !one.is_ejected()) > 0)
     }
 
     fn timers_agree(&self) -> bool {
