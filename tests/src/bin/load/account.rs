@@ -1,6 +1,9 @@
 //! Processor time and memory of process trees, from /proc: schedstat has nanosecond grain, where stat's ticks are 10 ms.
+//! And on which cores they run.
 
 use std::fs;
+
+use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 
 fn tree(pid: u32) -> Vec<u32> {
     let parents: Vec<(u32, u32)> = fs::read_dir("/proc")
@@ -45,4 +48,41 @@ pub(crate) fn peak_mb(pid: u32) -> f64 {
         })
         .sum::<f64>()
         / 1024.0
+}
+
+fn threads(pid: u32) -> Vec<Pid> {
+    let thread = |entry: fs::DirEntry| entry.file_name().to_str()?.parse().ok().and_then(Pid::from_raw);
+    tree(pid)
+        .iter()
+        .flat_map(|p| fs::read_dir(format!("/proc/{p}/task")).into_iter().flatten().flatten())
+        .filter_map(thread)
+        .collect()
+}
+
+/// Process trees that are kept on one core; dropping it gives them back all cores that this process had.
+pub(crate) struct Pinned {
+    threads: Vec<Pid>,
+    before: CpuSet,
+}
+
+impl Pinned {
+    pub(crate) fn new(pids: impl Iterator<Item = u32>, core: usize) -> Self {
+        let before = sched_getaffinity(None).expect("the cores of this process");
+        let threads: Vec<Pid> = pids.flat_map(threads).collect();
+        let mut one = CpuSet::new();
+        one.set(core);
+        for thread in &threads {
+            sched_setaffinity(Some(*thread), &one).expect("every process keeps to the core");
+        }
+        Self { threads, before }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        for thread in &self.threads {
+            // One that has ended needs no core.
+            let _ = sched_setaffinity(Some(*thread), &self.before);
+        }
+    }
 }

