@@ -24,6 +24,10 @@ use args::{Cli, Command};
 use exit::{Exit, Failure, Outcome};
 use output::{Format, put, say};
 
+/// Requests and answers are many small pieces that live for microseconds. BENCHMARKS.md says what it brings.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     logging::guard_panics();
     let cli = match Cli::try_parse_from(words(std::env::args_os().collect())) {

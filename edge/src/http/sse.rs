@@ -212,7 +212,7 @@ impl LastEvent {
             && !self.said
             && self.line.is_empty()
             && chunk.ends_with(b"\n")
-            && !chunk.contains(&b'D')
+            && memchr::memchr(b'D', chunk).is_none()
         {
             return chunk.len();
         }

@@ -54,9 +54,9 @@ impl UsageTail {
     /// The last usage object that is there in full.
     pub(crate) fn usage(&self) -> Usage {
         const KEY: &[u8] = b"\"usage\"";
-        let mut end = self.bytes.len();
-        while let Some(at) = rfind(self.bytes.get(..end).unwrap_or_default(), KEY) {
-            end = at;
+        // Forwards and then back: only the way forwards looks at many bytes at a time.
+        let places: Vec<usize> = memchr::memmem::find_iter(&self.bytes, KEY).collect();
+        for at in places.into_iter().rev() {
             // In a text the quotes are escaped: that is the model talking.
             let quoted = at.checked_sub(1).and_then(|before| self.bytes.get(before)) == Some(&b'\\');
             let rest = self.bytes.get(at + KEY.len()..).unwrap_or_default().trim_ascii_start();
@@ -70,10 +70,6 @@ impl UsageTail {
         }
         Usage::default()
     }
-}
-
-fn rfind(bytes: &[u8], key: &[u8]) -> Option<usize> {
-    bytes.windows(key.len()).rposition(|window| window == key)
 }
 
 #[cfg(test)]

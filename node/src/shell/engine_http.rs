@@ -23,10 +23,12 @@ use tokio::{
 };
 
 mod answer;
+mod part;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use answer::{Answer, Bad, Head};
+pub(crate) use part::Part;
 
 /// Unused connections are closed after this: below the 5 s after which uvicorn closes its end.
 pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(4);
@@ -34,8 +36,6 @@ pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(4);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Unused connections kept to one engine: as many as streams of a connection to the edge would be waste.
 const IDLE_MAX: usize = 64;
-/// One read. Larger than any token; an answer without streaming needs a few.
-pub(crate) const READ: usize = 16 * 1024;
 
 /// Where an engine listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -181,16 +181,20 @@ impl Link {
         let _ = self.stream.peek(&mut [0; 1]).await;
     }
 
-    /// One read; 0 is the end of the input.
+    /// One read; an empty part is the end of the input.
     ///
     /// # Errors
     /// `TimedOut` when nothing came in time, else the socket's error.
-    pub(crate) async fn read(&mut self, buffer: &mut [u8], patience: &mut Patience) -> io::Result<usize> {
+    pub(crate) async fn read(&mut self, patience: &mut Patience) -> io::Result<Part> {
         patience.start();
         std::future::poll_fn(|cx| {
-            let mut target = ReadBuf::new(buffer);
+            let mut part = Part::new();
+            let mut target = ReadBuf::new(part.space());
             match Pin::new(&mut self.stream).poll_read(cx, &mut target) {
-                Poll::Ready(result) => Poll::Ready(result.map(|()| target.filled().len())),
+                Poll::Ready(result) => {
+                    let count = target.filled().len();
+                    Poll::Ready(result.map(|()| part.filled(count)))
+                }
                 Poll::Pending => match patience.poll(cx) {
                     Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
                     Poll::Pending => Poll::Pending,
@@ -205,20 +209,22 @@ impl Link {
 pub(crate) struct Patience {
     sleep: Pin<Box<Sleep>>,
     limit: Duration,
+    later: Duration,
     since: Instant,
 }
 
 impl Patience {
-    pub(crate) fn new(limit: Duration) -> Self {
+    /// Each wait may take `limit`, and `later` from [`Self::later`] on. The timer fires as early as the shorter of
+    /// them asks for, so that it need not be moved in between.
+    pub(crate) fn new(limit: Duration, later: Duration) -> Self {
         let now = Instant::now();
-        Self { sleep: Box::pin(tokio::time::sleep_until(now + limit)), limit, since: now }
+        let sleep = Box::pin(tokio::time::sleep_until(now + limit.min(later)));
+        Self { sleep, limit, later, since: now }
     }
 
-    /// From now on each wait may take `limit`.
-    pub(crate) fn set(&mut self, limit: Duration) {
-        self.limit = limit;
-        self.since = Instant::now();
-        self.sleep.as_mut().reset(self.since + limit);
+    /// From now on each wait may take the time that was said for later.
+    pub(crate) fn later(&mut self) {
+        self.limit = self.later;
     }
 
     /// A wait begins.
@@ -228,11 +234,11 @@ impl Patience {
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         while self.sleep.as_mut().poll(cx).is_ready() {
-            let until = self.since + self.limit;
-            if until <= Instant::now() {
+            let (now, until) = (Instant::now(), self.since + self.limit);
+            if until <= now {
                 return Poll::Ready(());
             }
-            self.sleep.as_mut().reset(until);
+            self.sleep.as_mut().reset(until.min(now + self.later));
         }
         Poll::Pending
     }
@@ -251,27 +257,27 @@ pub(crate) async fn ask(
     let asking = async {
         let mut link = pool.connect().await.map_err(|error| says(&error))?;
         link.write(request).await.map_err(|(error, _)| says(&error))?;
-        let mut patience = Patience::new(limit);
+        let mut patience = Patience::new(limit, limit);
         let mut answer = Answer::new();
-        let mut buffer = vec![0; READ];
         let (mut head, mut body) = (None, Vec::new());
         loop {
-            let count = link.read(&mut buffer, &mut patience).await.map_err(|error| says(&error))?;
-            if count == 0 {
+            let mut part = link.read(&mut patience).await.map_err(|error| says(&error))?;
+            if part.is_empty() {
                 answer.end().map_err(|bad| bad.to_string())?;
                 break;
             }
-            let mut part = buffer.get_mut(..count).unwrap_or_default();
+            let mut rest;
+            let mut bytes = part.bytes();
             if head.is_none() {
-                let Some((found, rest)) = answer.head(part).map_err(|bad| bad.to_string())? else { continue };
+                let found = answer.head(bytes).map_err(|bad| bad.to_string())?;
+                let Some((found, behind)) = found else { continue };
                 head = Some(found);
-                let length = rest.len();
-                part = buffer.get_mut(..length).unwrap_or_default();
-                part.copy_from_slice(&rest);
+                rest = behind;
+                bytes = &mut rest;
             }
-            let payload = answer.body(part);
+            let payload = answer.body(bytes);
             answer.check().map_err(|bad| bad.to_string())?;
-            body.extend_from_slice(part.get(..payload).unwrap_or_default());
+            body.extend_from_slice(bytes.get(..payload).unwrap_or_default());
             if body.len() > max {
                 return Err(format!("its answer is longer than {max} bytes"));
             }

@@ -8,12 +8,13 @@
 
 use std::{
     collections::BTreeMap,
+    future::poll_fn,
     sync::{Arc, Mutex, PoisonError},
+    task::{Poll, Waker},
 };
 
 use prost::Message;
 use tokio::sync::Notify;
-use tokio_util::sync::CancellationToken;
 use umbel_contracts::proto::node::{Header, InferenceEnd, InferenceHead, InferenceOpen, InferenceOutcome};
 use umbel_wire::{Code, Error, Generation, IncomingStream, Reset, limits};
 
@@ -50,7 +51,43 @@ type Streams = BTreeMap<(Generation, u64), Carried>;
 #[derive(Debug)]
 struct Carried {
     lease: u64,
-    cancel: CancellationToken,
+    cancel: Arc<Cancel>,
+}
+
+/// Tells one stream's task to stop. Looked at with each piece of an answer, so it is no more than a flag.
+#[derive(Debug, Default)]
+struct Cancel(Mutex<(bool, Option<Waker>)>);
+
+impl Cancel {
+    fn cancel(&self) {
+        let waker = {
+            let mut state = self.lock();
+            state.0 = true;
+            state.1.take()
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Resolves once it was called. One task waits.
+    async fn cancelled(&self) {
+        poll_fn(|cx| {
+            let mut state = self.lock();
+            if state.0 {
+                return Poll::Ready(());
+            }
+            if !state.1.as_ref().is_some_and(|known| known.will_wake(cx.waker())) {
+                state.1 = Some(cx.waker().clone());
+            }
+            Poll::Pending
+        })
+        .await;
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, (bool, Option<Waker>)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// A stream in the list of carried ones; dropping it takes it out, however its task ends.
@@ -199,8 +236,8 @@ impl Relay {
 
     async fn carry(&self, stream: IncomingStream, own: Generation, (open, visit): (InferenceOpen, Visit)) {
         let key = (own, stream.id());
-        let cancel = CancellationToken::new();
-        self.lock().insert(key, Carried { lease: open.lease_id, cancel: cancel.clone() });
+        let cancel = Arc::new(Cancel::default());
+        self.lock().insert(key, Carried { lease: open.lease_id, cancel: Arc::clone(&cancel) });
         let entry = Entry { relay: self, key };
         let mut progress = Progress::default();
         let ended = tokio::select! {

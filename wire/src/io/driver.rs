@@ -235,8 +235,13 @@ async fn step_back() {
     .await;
 }
 
+/// A batch that follows the last one within this time waits until the runtime has looked at its sockets: what they
+/// bring goes along. Shorter than any round trip, so that no lone request meets it.
+const BUSY: Duration = Duration::from_micros(50);
+
 async fn write_loop<T: Transport>(mut write: WriteHalf<T>, connection: Connection) {
     let mut busy = false;
+    let mut last: Option<std::time::Instant> = None;
     loop {
         let mut parked = false;
         let more = std::future::poll_fn(|cx| {
@@ -259,12 +264,15 @@ async fn write_loop<T: Transport>(mut write: WriteHalf<T>, connection: Connectio
         if !more {
             break;
         }
-        if parked {
+        if parked && last.is_some_and(|last| clock::now().saturating_duration_since(last) < BUSY) {
+            tokio::task::yield_now().await;
+        } else if parked {
             // Whoever was woken together with this task adds to the same batch.
             step_back().await;
         }
         let mut batch = pool::take_batch();
         let now = clock::now();
+        last = Some(now);
         connection.with(|session| session.fill(now, &mut batch));
         let result = async {
             write.write_all(&batch).await?;

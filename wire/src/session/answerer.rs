@@ -99,7 +99,9 @@ impl Session {
         if let Some(reset) = &part.reset {
             return Poll::Ready(reset.clone());
         }
-        part.reset_waker = Some(cx.waker().clone());
+        if !part.reset_waker.as_ref().is_some_and(|known| known.will_wake(cx.waker())) {
+            part.reset_waker = Some(cx.waker().clone());
+        }
         Poll::Pending
     }
 

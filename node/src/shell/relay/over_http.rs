@@ -10,7 +10,7 @@ use umbel_wire::{Code, IncomingStream};
 
 use super::{Ended, Progress, body_part, open, pass_on, send_head};
 use crate::shell::{
-    engine_http::{Answer, Bad, Link, Patience, READ, Written, says},
+    engine_http::{Answer, Bad, Link, Part, Patience, Written, says},
     engines::HttpRoute,
 };
 
@@ -32,17 +32,15 @@ pub(super) async fn answer(
     // An engine that does not take the request is as silent as one that does not answer it.
     let sending = tokio::time::timeout(first_byte, send_request(stream, open, http));
     let mut link = sending.await.map_err(|_| timed_out())??;
-    let mut patience = Patience::new(first_byte);
+    let mut patience = Patience::new(first_byte, open::limit(open.idle_timeout_ms, BETWEEN));
     let mut answer = Answer::new();
-    let mut buffer = vec![0; READ];
     let (head, rest) = loop {
-        let count = read(&mut link, &mut buffer, &mut patience, &mut answer, http).await?;
-        let part = buffer.get(..count).unwrap_or_default();
-        if let Some(found) = answer.head(part).map_err(bad)? {
+        let mut part = read(&mut link, &mut patience, &mut answer, http).await?;
+        if let Some(found) = answer.head(part.bytes()).map_err(bad)? {
             break found;
         }
     };
-    patience.set(open::limit(open.idle_timeout_ms, BETWEEN));
+    patience.later();
     let mut rest = rest;
     let count = answer.body(&mut rest);
     rest.truncate(count);
@@ -50,15 +48,14 @@ pub(super) async fn answer(
     while !answer.is_complete() {
         // What came before it was broken has gone out.
         answer.check().map_err(bad)?;
-        let count = match read(&mut link, &mut buffer, &mut patience, &mut answer, http).await {
+        let mut part = read(&mut link, &mut patience, &mut answer, http).await?;
+        if part.is_empty() {
             // An answer without a length ended with its connection.
-            Ok(0) => break,
-            other => other?,
-        };
-        let part = buffer.get_mut(..count).unwrap_or_default();
-        let count = answer.body(part);
-        let payload = buffer.get(..count).unwrap_or_default();
-        pass_on(stream, payload, progress).await?;
+            break;
+        }
+        let bytes = part.bytes();
+        let count = answer.body(bytes);
+        pass_on(stream, bytes.get(..count).unwrap_or_default(), progress).await?;
     }
     if answer.is_reusable() {
         http.pool.keep(link);
@@ -66,22 +63,21 @@ pub(super) async fn answer(
     Ok(())
 }
 
-/// One read of the answer; 0 only if the engine may end its answer so.
+/// One read of the answer; empty only if the engine may end its answer so.
 async fn read(
     link: &mut Link,
-    buffer: &mut [u8],
     patience: &mut Patience,
     answer: &mut Answer,
     http: &HttpRoute,
-) -> Result<usize, Ended> {
-    let why = match link.read(buffer, patience).await {
-        Ok(0) => match answer.end() {
+) -> Result<Part, Ended> {
+    let why = match link.read(patience).await {
+        Ok(part) if part.is_empty() => match answer.end() {
             // Its process may have died: then nobody knows whether that was the end.
             Ok(()) if http.gone.is_some() && is_gone(http).await => "its process ended".to_owned(),
-            Ok(()) => return Ok(0),
+            Ok(()) => return Ok(part),
             Err(bad) => bad.to_string(),
         },
-        Ok(count) => return Ok(count),
+        Ok(part) => return Ok(part),
         Err(error) if error.kind() == std::io::ErrorKind::TimedOut => {
             return Err(timed_out());
         }
