@@ -20,13 +20,14 @@ use std::{ffi::OsString, path::Path, process::ExitCode};
 
 use clap::{CommandFactory as _, Parser as _};
 
+use umbel_contracts::daemon::memory;
+
 use args::{Cli, Command};
 use exit::{Exit, Failure, Outcome};
 use output::{Format, put, say};
 
-/// Requests and answers are many small pieces that live for microseconds. BENCHMARKS.md says what it brings.
 #[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static ALLOCATOR: memory::Allocator = memory::ALLOCATOR;
 
 fn main() -> ExitCode {
     logging::guard_panics();

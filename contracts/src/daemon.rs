@@ -1,11 +1,12 @@
-//! What every daemon promises to whoever runs it: exit codes, the steps of its doctor, signals, and a local socket
-//! that only its owner can open.
+//! What every daemon promises to whoever runs it: exit codes, the steps of its doctor, signals, a local socket that
+//! only its owner can open, and memory that goes back to the system.
 //!
 //! It leaves what is checked, started and served to each tier. Invariant: a new daemon behaves as the others do
 //! without writing any of this again.
 
 mod check;
 mod log_level;
+pub mod memory;
 mod ports;
 mod signals;
 mod socket;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
-use umbel_contracts::daemon::{LocalListener, Signals, bind, bind_if_on};
+use umbel_contracts::daemon::{LocalListener, Signals, bind, bind_if_on, memory};
 use umbel_contracts::serve::{Door, router, serve_local, serve_plain, serve_tls};
 use umbel_store::{HighWater, Store};
 use umbel_wire::ids::Generation;
@@ -40,6 +40,7 @@ pub fn run(config: Config) -> Result<(), StartError> {
         .build()
         .map_err(|error| StartError::Failed(format!("cannot start a runtime: {error}")))?;
     runtime.block_on(async {
+        memory::keep_small();
         let signals = Signals::take()?;
         let running = Running::build(&config).await?;
         let api = running.api_address.map_or_else(|| "off".to_owned(), |address| address.to_string());

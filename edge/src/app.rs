@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use umbel_contracts::daemon::{LocalListener, Signals, bind, bind_if_on, set_log_level};
+use umbel_contracts::daemon::{LocalListener, Signals, bind, bind_if_on, memory, set_log_level};
 use umbel_contracts::serve::{Door, router, serve_local};
 use umbel_store::{OpenError, Store};
 use umbel_wire::clock::Wall;
@@ -56,6 +56,7 @@ pub fn run(config: Config) -> Result<(), StartError> {
         .build()
         .map_err(|error| StartError::Failed(format!("cannot start a runtime: {error}")))?;
     runtime.block_on(async {
+        memory::keep_small();
         let signals = Signals::take()?;
         let running = Running::build(&config).await?;
         let api = running.api_address.map_or_else(|| "off".to_owned(), |address| address.to_string());

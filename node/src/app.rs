@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use umbel_contracts::daemon::{LocalListener, Signals};
+use umbel_contracts::daemon::{LocalListener, Signals, memory};
 use umbel_wire::{contained_now, keep_connected, kept};
 
 use crate::{
@@ -60,6 +60,7 @@ pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, StartError> {
 }
 
 async fn agent(config: Config) -> Result<(), StartError> {
+    memory::keep_small();
     // From here on a signal ends the agent in order, not at once.
     let mut signals = Signals::take()?;
     let volatile = places::check(&config)?;

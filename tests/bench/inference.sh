@@ -136,3 +136,48 @@ inference() {
   for name in $STAGES; do stage "$name"; done
   "$bin/load" --judge "$out/inference.jsonl"
 }
+
+# resident PID: KiB, once two readings a second apart agree (or after a minute).
+resident() {
+  local before=0 now=0
+  for _ in $(seq 60); do
+    now=$(sed -n 's/^VmRSS:[^0-9]*\([0-9]*\).*/\1/p' "/proc/$1/status")
+    [ "$now" = "$before" ] && break
+    before=$now; sleep 1
+  done
+  echo "$now"
+}
+
+# Large bodies through the edge, and what is left of them in memory.
+memory() {
+  local requests=${REQUESTS:-100000} bytes=${BYTES:-65536} edge_idle node_idle edge_after node_after
+  need_curl
+  say "building"
+  cargo build --release --quiet --package umbel --package umbel-tests --bins
+  start_engine
+  start_site
+  edge_idle=$(resident "$edge_pid") node_idle=$(resident "$node_pid")
+  "$bin/load" --rounds 1 --requests "$requests" --prompt-bytes "$bytes" --conc 64 --key-file "$out/key" --json "$out/memory.jsonl" "umbel=$api,$edge_pid,$node_pid"
+  sleep 10
+  edge_after=$(resident "$edge_pid") node_after=$(resident "$node_pid")
+  awk -v n="$requests" -v b="$bytes" -v ei="$edge_idle" -v ea="$edge_after" -v ni="$node_idle" -v na="$node_after" 'BEGIN {
+    printf "\n# memory: %d requests of %d KiB, 64 at a time; resident MiB\n%-8s %8s %8s %8s %8s\n", n, b / 1024, "process", "idle", "after", "ratio", "limit"
+    printf "%-8s %8.1f %8.1f %8.2f %8s  %s\n", "edge", ei / 1024, ea / 1024, ea / ei, "1.20", ea <= 1.2 * ei ? "met" : "MISSED"
+    printf "%-8s %8.1f %8.1f %8.2f\n", "node", ni / 1024, na / 1024, na / ni }' | tee "$out/memory.txt"
+}
+
+# A load generator that others wrote, against the edge: streams at a pace.
+client() {
+  need_curl
+  need_python "$target/bench-client" aiperf==0.13.0
+  say "building"
+  cargo build --release --quiet --package umbel --package umbel-tests --bins
+  MOCK="--delay-us 10000"
+  start_engine
+  start_site
+  # Its own tokenizer: it needs no network.
+  "$target/bench-client/bin/aiperf" profile --model mock --tokenizer builtin --endpoint-type chat --streaming --url "http://$api" \
+    --api-key "$(cat "$out/key")" --concurrency "${CONCURRENCY:-32}" --request-count "${REQUESTS:-640}" --warmup-request-count 32 \
+    --synthetic-input-tokens-mean 550 --synthetic-input-tokens-stddev 0 --output-tokens-mean 128 --output-tokens-stddev 0 \
+    --ui none --artifact-dir "$out/aiperf"
+}
