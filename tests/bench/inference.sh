@@ -175,8 +175,9 @@ client() {
   MOCK="--delay-us 10000"
   start_engine
   start_site
-  # Its own tokenizer: it needs no network.
-  "$target/bench-client/bin/aiperf" profile --model mock --tokenizer builtin --endpoint-type chat --streaming --url "http://$api" \
+  # Its own tokenizers come from elsewhere.
+  "$target/bench-client/bin/python" tests/bench/tokenizer.py "$out/tokenizer" README.md ARCHITECTURE.md contracts/*.md
+  "$target/bench-client/bin/aiperf" profile --model mock --tokenizer "$out/tokenizer" --endpoint-type chat --streaming --url "http://$api" \
     --api-key "$(cat "$out/key")" --concurrency "${CONCURRENCY:-32}" --request-count "${REQUESTS:-640}" --warmup-request-count 32 \
     --synthetic-input-tokens-mean 550 --synthetic-input-tokens-stddev 0 --output-tokens-mean 128 --output-tokens-stddev 0 \
     --ui none --artifact-dir "$out/aiperf"
