@@ -66,7 +66,7 @@ impl Client {
 /// One scripted engine as `m` and as a model whose name has a slash, with an alias; short patience, many comments.
 fn clients_site() -> Site {
     let fleet = Fleet::new();
-    let engine = Engine::start(&["m"]).unwrap();
+    let engine = Engine::start(&["m", "Qwen/Qwen3-32B"]).unwrap();
     let more = "[api]\nkeepalive = \"1s\"\n[upstream]\nfirst_byte_timeout = \"2s\"\n".to_owned();
     let edge = fleet.edge("berlin", None, &EdgeOptions { more, ..EdgeOptions::default() });
     let mut slash = EngineDeclaration::external("q", "Qwen/Qwen3-32B", &engine.url(), 8);

@@ -11,6 +11,7 @@
 mod behaviours;
 mod cancel;
 mod clients;
+mod crowds;
 mod disk;
 mod engines;
 mod gpus;
@@ -21,6 +22,7 @@ mod links;
 mod netns;
 mod peers;
 mod records;
+mod refusals;
 mod relay;
 mod restarts;
 mod rigs;

@@ -7,8 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use http::header::HeaderName;
-use http::{HeaderMap, HeaderValue, Response};
+use http::{HeaderValue, Response};
 use umbel_contracts::bounds::decode;
 use umbel_contracts::proto::node::{InferenceEnd, InferenceOutcome};
 use umbel_wire::clock::Wall;
@@ -16,17 +15,13 @@ use umbel_wire::{Code, Terminal};
 
 use super::answer::Answer;
 use super::error::Failure;
-use super::{Front, FrontOptions, limits};
-use crate::core::keys::{Caller, KeyLimit, KeyPermit, Standing};
+use super::limits::Way;
+use super::{Front, FrontOptions};
+use crate::core::keys::{Caller, KeyLimit, KeyPermit};
 use crate::core::usage::{Usage, UsageSource};
 use crate::metrics::Route;
 use crate::shell::dispatch::{Known, Outcome as Try, Slot};
 use crate::shell::requests::{CLIENT_LEFT, End, Given, Phase, Running, Started};
-
-/// How many engines were asked.
-const ATTEMPTS: HeaderName = HeaderName::from_static("x-umbel-attempts");
-/// How long the request waited for slots, in milliseconds.
-const QUEUE_MS: HeaderName = HeaderName::from_static("x-umbel-queue-ms");
 
 /// How a try at an engine failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -381,32 +376,6 @@ impl Exchange {
     pub(super) fn way(&self) -> Way {
         let standing = self.request.caller.standing(Instant::now());
         Way { attempts: self.attempts, waited: self.waited, standing }
-    }
-}
-
-/// What a client may know of its request's way.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Way {
-    attempts: u32,
-    waited: Duration,
-    standing: Standing,
-}
-
-impl Way {
-    /// Tells it: engines that were asked, the time in queues, and where the key stands with its limits.
-    pub(super) fn tell(self, headers: &mut HeaderMap) {
-        headers.insert(ATTEMPTS, number(u64::from(self.attempts)));
-        headers.insert(QUEUE_MS, number(u64::try_from(self.waited.as_millis()).unwrap_or(u64::MAX)));
-        limits::tell(&self.standing, headers);
-    }
-}
-
-/// Almost always 0 or 1.
-fn number(value: u64) -> HeaderValue {
-    match value {
-        0 => HeaderValue::from_static("0"),
-        1 => HeaderValue::from_static("1"),
-        more => HeaderValue::from(more),
     }
 }
 

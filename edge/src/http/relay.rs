@@ -131,11 +131,8 @@ impl Relay {
                 }
                 Poll::Ready(None) => {
                     let rest = self.meter.rest();
-                    return if rest.is_empty() {
-                        self.finish(cx)
-                    } else {
-                        Poll::Ready(Some(Ok(self.tracked(rest))))
-                    };
+                    let rest = self.tracked(rest);
+                    return if rest.is_empty() { self.finish(cx) } else { Poll::Ready(Some(Ok(rest))) };
                 }
                 Poll::Pending if self.is_done() => return self.poll_rest(cx),
                 Poll::Pending => return self.poll_quiet(cx),

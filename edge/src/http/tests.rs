@@ -12,6 +12,7 @@ mod bounds;
 mod client;
 mod ends;
 mod leaving;
+mod limits;
 mod passing;
 mod rig;
 mod second_tries;

@@ -1,9 +1,13 @@
 //! Failures as clients see them.
 
+use std::time::Duration;
+
+use super::refused::retry_after;
 use super::*;
+use crate::core::admission::{Refusal, RefusalReason};
 
 fn refused(reason: RefusalReason) -> Response<Answer> {
-    Failure::refused("m", &Refusal { reason, retry_after: None }, None, 7).response()
+    Failure::refused("m", &Refusal { reason, retry_after: None }, Some(50), 7).response()
 }
 
 #[test]
@@ -27,6 +31,20 @@ fn contention_is_429_absence_is_503_and_both_say_when_to_come_back() {
         (503, &HeaderValue::from_static("false"))
     );
     assert!(!response.headers().contains_key(header::RETRY_AFTER));
+}
+
+#[test]
+fn behaviour_18_a_prompt_that_is_clearly_too_long_is_told_with_the_numbers() {
+    let refusal =
+        Refusal { reason: RefusalReason::TooLong { estimated: 9000, limit: 4096 }, retry_after: None };
+    let failure = Failure::refused("m", &refusal, Some(50), 7);
+    let json: serde_json::Value = serde_json::from_slice(&failure.body()).unwrap_or_default();
+    assert_eq!((failure.status.as_u16(), &json["error"]["code"]), (400, &"context_length_exceeded".into()));
+    let message = json["error"]["message"].as_str().unwrap_or_default();
+    for said in ["maximum context length is 4096 tokens", "about 9000 tokens", "and 50 for the answer"] {
+        assert!(message.contains(said), "{message}");
+    }
+    assert!(!failure.response().headers().contains_key(header::RETRY_AFTER));
 }
 
 #[test]

@@ -10,6 +10,7 @@ use prost::Message;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
+use umbel_contracts::operations::KeyLimits;
 use umbel_contracts::proto::node::{self, InferenceEnd, InferenceHead, InferenceOpen, InferenceOutcome};
 use umbel_store::{Commit, Store};
 use umbel_wire::ca::{Authority, CLIENT_VALIDITY, SERVER_VALIDITY};
@@ -341,6 +342,10 @@ impl Rig {
 
     /// Creates an API key and gives its header.
     pub(super) async fn key(&self, models: Option<&[&str]>) -> String {
+        self.key_with(models, KeyLimits::default()).await
+    }
+
+    pub(super) async fn key_with(&self, models: Option<&[&str]>, limits: KeyLimits) -> String {
         let (key_id, text, hash) = mint_bearer(BearerKind::ApiKey);
         let row = KeyRow {
             key_id,
@@ -348,7 +353,7 @@ impl Rig {
             secret_sha256: hash.to_hex(),
             models: models.map(|models| models.iter().map(|model| (*model).to_owned()).collect()),
             priority: 50,
-            limits: umbel_contracts::operations::KeyLimits::default(),
+            limits,
             created_at_unix_ms: 1,
             created_by: String::new(),
             revoked_at_unix_ms: None,
