@@ -7,6 +7,7 @@ mod ctl;
 mod keys;
 mod node;
 mod records;
+mod requests;
 mod span;
 mod verbs;
 
@@ -18,6 +19,7 @@ pub(crate) use ctl::{CtlArgs, Global, Noun};
 pub(crate) use keys::{By, KeyCreate, KeyUpdate, KeyUsage, KeyVerb};
 pub(crate) use node::NodeVerb;
 pub(crate) use records::{AuditFilter, AuditVerb, CaVerb, SettingsVerb, Step};
+pub(crate) use requests::{RequestFilter, RequestVerb};
 pub(crate) use verbs::{CommandVerb, EdgeTokenVerb, EdgeVerb, EventsArgs, OperatorVerb, Role, TokenVerb};
 
 /// Runs LLM engines on many sites and lets operators steer all of them from one place.

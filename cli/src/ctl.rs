@@ -14,6 +14,7 @@ mod node;
 mod operator;
 mod pick;
 mod queue;
+mod request;
 mod settings;
 mod status;
 mod token;
@@ -101,6 +102,7 @@ fn is_list(noun: &Noun) -> bool {
                 SettingsVerb::Show { .. } | SettingsVerb::Status { .. } | SettingsVerb::History { .. }
             )
         ),
+        Noun::Request { verb, .. } => !matches!(verb, Some(crate::args::RequestVerb::Release { .. })),
         Noun::Events(_) => false,
         Noun::Edge { verb, .. } => matches!(
             verb,
@@ -134,6 +136,9 @@ impl Ctl {
             Noun::Key { id, verb } => key::run(self, id.as_deref(), verb.as_ref()).await,
             Noun::Operator { id, verb } => operator::run(self, id.as_deref(), verb.as_ref()).await,
             Noun::Queue { model } => queue::run(self, model.as_deref()).await,
+            Noun::Request { id, filter, verb } => {
+                request::run(self, id.as_deref(), filter, verb.as_ref()).await
+            }
             Noun::Settings { verb } => settings::run(self, verb.as_ref()).await,
             Noun::Audit { filter, limit, verb } => audit::run(self, filter, *limit, verb.as_ref()).await,
             Noun::Ca { verb } => ca::run(self, verb.as_ref()).await,

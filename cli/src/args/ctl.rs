@@ -11,6 +11,7 @@ use super::{
     keys::KeyVerb,
     node::NodeVerb,
     records::{AuditFilter, AuditVerb, CaVerb, SettingsVerb},
+    requests::{RequestFilter, RequestVerb},
     span::span,
     verbs::{CommandVerb, EdgeVerb, EventsArgs, OperatorVerb, TokenVerb},
 };
@@ -148,6 +149,18 @@ const OPERATOR_EXAMPLES: &str = "Examples:
   umbel ctl operator create ada --role admin --out ada.token
   umbel ctl operator revoke ada -m 'left the team'";
 
+const QUEUE_EXAMPLES: &str = "Examples:
+  umbel ctl queue                                 every model: state, numbers, next step
+  umbel ctl queue qwen3-32b                       whose requests wait, who serves it
+  umbel ctl queue -w";
+const REQUEST_EXAMPLES: &str = "Examples:
+  umbel ctl request                               the newest ones
+  umbel ctl request req_01kb7d2m6yq3              one, by the id that its client has
+  umbel ctl request --running --slow 1m           that have been running for a minute
+  umbel ctl request --model qwen3-32b --status 5xx --key webshop
+  umbel ctl request --unconfirmed                 slots that no node gave back
+  umbel ctl request release LEASE -m 'engine restarted by hand'";
+
 const SETTINGS_EXAMPLES: &str = "Examples:
   umbel ctl settings                              what is set, and how far it has got
   umbel ctl settings set agents.default.log.level=debug -m 'look for a leak'
@@ -226,10 +239,21 @@ pub(crate) enum Noun {
         #[command(subcommand)]
         verb: Option<OperatorVerb>,
     },
-    /// Requests that wait and run, a model each
+    /// Requests that wait and run, a model each, with the next step
+    #[command(after_help = QUEUE_EXAMPLES)]
     Queue {
-        /// Only this model
+        /// This model, with whose requests wait and who serves it
         model: Option<String>,
+    },
+    /// Requests of applications: those that run, the last ones that ended; one by its x-request-id
+    #[command(args_conflicts_with_subcommands = true, after_help = REQUEST_EXAMPLES)]
+    Request {
+        /// Show this request: its x-request-id
+        id: Option<String>,
+        #[command(flatten)]
+        filter: RequestFilter,
+        #[command(subcommand)]
+        verb: Option<RequestVerb>,
     },
     /// A site's settings: the edge's own and those of its nodes' agents
     #[command(visible_alias = "config", after_help = SETTINGS_EXAMPLES)]
