@@ -4,17 +4,21 @@
 //! It leaves what is checked, started and served to each tier. Invariant: a new daemon behaves as the others do
 //! without writing any of this again.
 
+mod build;
 mod check;
 mod log_level;
 pub mod memory;
 mod ports;
+mod process;
 mod signals;
 mod socket;
 mod start_error;
 
+pub use build::BUILD;
 pub use check::Check;
 pub use log_level::{on_log_level, set_log_level};
 pub use ports::{bind, bind_if_on};
+pub use process::{ProcessFigure, process_figures};
 pub use signals::Signals;
 pub use socket::{LocalListener, answers};
 pub use start_error::StartError;

@@ -32,6 +32,7 @@ use crate::shell::keys::Keys;
 use crate::shell::nodes::{NodeDoor, keep_credentials};
 use crate::shell::settings::{self, Settings};
 use crate::shell::site::{Opening, Site};
+use crate::shell::vitals::Vitals;
 use crate::{Config, StartError};
 
 /// File of the store in the state directory.
@@ -297,7 +298,10 @@ impl Parts {
         .await
         .map_err(state)?;
         let gauges = Gauges { site: Arc::downgrade(&site) };
-        metrics.register(|to| to.register_collector(Box::new(gauges)));
+        metrics.register(|to| {
+            to.register_collector(Box::new(Vitals::new(Arc::downgrade(&site))));
+            to.register_collector(Box::new(gauges));
+        });
         let commands = Commands::open(Arc::clone(&site), Arc::clone(&keys)).await.map_err(state)?;
         let options = FrontOptions {
             body_max: usize::try_from(config.api.body_max).unwrap_or(usize::MAX),

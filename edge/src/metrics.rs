@@ -4,6 +4,8 @@
 //! to a collector over [`crate::shell::dispatch::Dispatch`], so that they are the numbers admission decides
 //! by. Invariant: a label value never comes from a client; unknown models count as `_unknown`.
 
+mod plain;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
@@ -14,6 +16,8 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+
+use crate::core::usage::Usage;
 
 /// The model label of requests whose model nobody serves.
 pub(crate) const UNKNOWN_MODEL: &str = "_unknown";
@@ -103,6 +107,12 @@ struct UpstreamLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ResultLabels {
+    model: String,
+    result: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OutcomeLabels {
     model: String,
     outcome: &'static str,
@@ -126,6 +136,11 @@ fn first_token_buckets() -> Histogram {
     ])
 }
 
+/// Buckets of the OpenTelemetry conventions for the time between two tokens.
+fn output_token_buckets() -> Histogram {
+    Histogram::new([0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5])
+}
+
 fn wait_buckets() -> Histogram {
     Histogram::new([0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 110.0])
 }
@@ -137,7 +152,10 @@ pub(crate) struct Metrics {
     requests: Family<RequestLabels, Counter>,
     durations: Histograms<DurationLabels>,
     first_token: Histograms<ModelLabel>,
+    per_output_token: Histograms<ModelLabel>,
     queue_wait: Histograms<ModelLabel>,
+    cached_tokens: Family<ModelLabel, Counter>,
+    affinity: Family<ResultLabels, Counter>,
     tokens: Family<DirectionLabels, Counter>,
     rejections: Family<ReasonLabels, Counter>,
     disconnects: Family<PhaseLabels, Counter>,
@@ -161,7 +179,10 @@ impl Metrics {
             requests: Family::default(),
             durations: Family::new_with_constructor(duration_buckets),
             first_token: Family::new_with_constructor(first_token_buckets),
+            per_output_token: Family::new_with_constructor(output_token_buckets),
             queue_wait: Family::new_with_constructor(wait_buckets),
+            cached_tokens: Family::default(),
+            affinity: Family::default(),
             tokens: Family::default(),
             rejections: Family::default(),
             disconnects: Family::default(),
@@ -182,8 +203,27 @@ impl Metrics {
                 "From the whole request to the first bytes of an event stream",
                 metrics.first_token.clone(),
             );
+            to.register(
+                "umbel_edge_time_per_output_token_seconds",
+                "Of an event stream behind its first token, by the tokens of the whole answer",
+                metrics.per_output_token.clone(),
+            );
+            to.register(
+                "umbel_edge_cached_input_tokens",
+                "Tokens of prompts that the engines had cached",
+                metrics.cached_tokens.clone(),
+            );
+            to.register(
+                "umbel_edge_affinity",
+                "Slots given, by whether they were where the prompt's beginning was seen last",
+                metrics.affinity.clone(),
+            );
             to.register("umbel_edge_queue_wait_seconds", "Time in the queue", metrics.queue_wait.clone());
-            to.register("umbel_edge_tokens", "Tokens as the engines count them", metrics.tokens.clone());
+            to.register(
+                "umbel_edge_tokens",
+                "Tokens as the engines count them, else by estimate and events",
+                metrics.tokens.clone(),
+            );
             to.register("umbel_edge_rejections", "Requests this edge refused", metrics.rejections.clone());
             to.register(
                 "umbel_edge_client_disconnects",
@@ -243,8 +283,13 @@ impl Metrics {
             routes: Default::default(),
             first_token: self.first_token.get_or_create_owned(&label()),
             queue_wait: self.queue_wait.get_or_create_owned(&label()),
+            per_output_token: self.per_output_token.get_or_create_owned(&label()),
             input_tokens: tokens("input"),
             output_tokens: tokens("output"),
+            cached_tokens: self.cached_tokens.get_or_create_owned(&label()),
+            affinity: ["miss", "hit"].map(|result| {
+                self.affinity.get_or_create_owned(&ResultLabels { model: model.to_owned(), result })
+            }),
             rejected: Mutex::default(),
             all: Arc::clone(self),
         }
@@ -292,8 +337,12 @@ pub(crate) struct ModelMetrics {
     routes: [OnceLock<RouteMetrics>; INFERENCE_ROUTES],
     first_token: Histogram,
     queue_wait: Histogram,
+    per_output_token: Histogram,
     input_tokens: Counter,
     output_tokens: Counter,
+    cached_tokens: Counter,
+    /// Slots elsewhere, and where the prompt's beginning was seen last.
+    affinity: [Counter; 2],
     /// By reason, as far as one occurred.
     rejected: Mutex<Vec<(&'static str, Counter)>>,
     all: Arc<Metrics>,
@@ -340,10 +389,30 @@ impl ModelMetrics {
         self.queue_wait.observe(seconds);
     }
 
-    /// Counts tokens as the engine counted them.
-    pub(crate) fn tokens(&self, input: u64, output: u64) {
-        self.input_tokens.inc_by(input);
-        self.output_tokens.inc_by(output);
+    /// Observes how long a stream took from its first token to its end, for an answer of this many tokens.
+    pub(crate) fn output_tokens(&self, seconds: f64, tokens: u64) {
+        if let Some(between) = tokens.checked_sub(1).and_then(|between| u32::try_from(between).ok())
+            && between > 0
+        {
+            self.per_output_token.observe(seconds / f64::from(between));
+        }
+    }
+
+    /// Counts a slot, and whether it is where the prompt's beginning was seen last.
+    pub(crate) fn placed(&self, affinity: bool) {
+        let [miss, hit] = &self.affinity;
+        if affinity {
+            hit.inc()
+        } else {
+            miss.inc()
+        };
+    }
+
+    /// Counts tokens, cached ones of the prompt among them.
+    pub(crate) fn tokens(&self, usage: &Usage) {
+        self.input_tokens.inc_by(usage.prompt_tokens);
+        self.output_tokens.inc_by(usage.completion_tokens);
+        self.cached_tokens.inc_by(usage.cached_tokens);
     }
 
     /// Counts a refusal.

@@ -17,3 +17,4 @@ pub(crate) mod requests;
 pub(crate) mod settings;
 pub(crate) mod site;
 pub(crate) mod status;
+pub(crate) mod vitals;

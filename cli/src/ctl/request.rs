@@ -28,7 +28,8 @@ pub(crate) async fn run(
 ) -> Outcome {
     match (verb, id) {
         (Some(RequestVerb::List { filter }), _) => list(ctl, filter).await,
-        (Some(RequestVerb::Show { id }), _) | (None, Some(id)) => show(ctl, id).await,
+        (Some(RequestVerb::Show { id }), _) => show(ctl, id).await,
+        (None, Some(id)) => show(ctl, id).await,
         (Some(RequestVerb::Release { lease }), _) => release(ctl, lease).await,
         (None, None) => list(ctl, filter).await,
     }

@@ -150,7 +150,8 @@ pub(super) struct Exchange {
     waited: Duration,
     /// Engines that were asked.
     attempts: u32,
-    first_bytes: bool,
+    /// When the first bytes of an event stream passed.
+    first_bytes: Option<Instant>,
     /// The client has all that makes its answer whole; only the engine's end is awaited.
     complete: Option<Instant>,
     usage: Usage,
@@ -183,7 +184,7 @@ impl Exchange {
             estimated_tokens: 0,
             waited: Duration::ZERO,
             attempts: 0,
-            first_bytes: false,
+            first_bytes: None,
             complete: None,
             usage: Usage::default(),
             permit: None,
@@ -245,6 +246,7 @@ impl Exchange {
         self.attempts += 1;
         self.waited = self.waited.saturating_add(slot.waited());
         self.known.metrics.waited(slot.waited().as_secs_f64());
+        self.known.metrics.placed(slot.has_affinity());
     }
 
     /// Counts a failure between this edge and the engine.
@@ -303,9 +305,10 @@ impl Exchange {
 
     /// The first bytes of an event stream pass.
     pub(super) fn first_bytes(&mut self) {
-        if !self.first_bytes {
-            self.first_bytes = true;
-            self.known.metrics.first_token(self.request.started.elapsed().as_secs_f64());
+        if self.first_bytes.is_none() {
+            let now = Instant::now();
+            self.first_bytes = Some(now);
+            self.known.metrics.first_token(now.duration_since(self.request.started).as_secs_f64());
         }
     }
 
@@ -366,7 +369,11 @@ impl Exchange {
             Outcome::Left(phase) => metrics.disconnected(phase.word()),
         }
         metrics.answered(request.route, status, request.stream, seconds);
-        metrics.tokens(usage.prompt_tokens, usage.completion_tokens);
+        metrics.tokens(&usage);
+        if let (Some(first), None) = (self.first_bytes, outcome.reason()) {
+            let ended = self.complete.unwrap_or_else(Instant::now);
+            metrics.output_tokens(ended.duration_since(first).as_secs_f64(), usage.completion_tokens);
+        }
         self.running.ended(End { status, reason: outcome.reason(), usage, answer_bytes: 0 });
         let (request_id, stream) = (self.request_id(), self.request.stream);
         tracing::debug!(request_id, model = &*self.known.name, status, stream, seconds, "a request is over");

@@ -53,6 +53,11 @@ impl Events {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether this control plane is connected now.
+    pub(crate) fn is_linked(&self, name: &str) -> bool {
+        self.links().contains_key(name)
+    }
+
     /// The latest events, for readers that come and go.
     pub(crate) fn ring(&self) -> &Arc<EventRing> {
         &self.ring

@@ -20,6 +20,7 @@ use crate::owed::{Owed, Settled};
 use crate::reader::{self, Look};
 use crate::redb_file::RedbFile;
 use crate::switch::WriteSwitch;
+use crate::times::CommitTimes;
 use crate::told::{Told, Unreadable};
 use crate::writer::{Job, Reserved, Writer, now_unix_ms};
 use crate::{backup, core, limits};
@@ -268,6 +269,11 @@ impl Store {
     /// and leave a checkpoint.
     pub fn keep_audit(&self, entries: u64, time: Duration) {
         self.told.keep(entries, time);
+    }
+
+    /// How long durable transactions took, since it was opened.
+    pub fn commit_times(&self) -> CommitTimes {
+        self.told.times.read()
     }
 
     /// Durable transactions since it was opened: each costs a sync.

@@ -44,6 +44,7 @@ mod restore;
 #[cfg(feature = "simulation")]
 pub mod simulation;
 mod switch;
+mod times;
 mod told;
 mod writer;
 
@@ -65,4 +66,5 @@ pub use opening::Origin;
 pub use owed::{Amend, Owed, Settled};
 pub use restore::{Restored, Restoring};
 pub use switch::WriteSwitch;
+pub use times::{COMMIT_BUCKETS, CommitTimes};
 pub use told::Unreadable;

@@ -14,6 +14,7 @@ use crate::chain::Retention;
 use crate::handle::Health;
 use crate::limits;
 use crate::owed::Debts;
+use crate::times::Times;
 
 /// A record that stands in the store and cannot be used. It is left where it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +35,8 @@ pub(crate) struct Told {
     pub(crate) lost: AtomicU64,
     // Durable transactions since the start.
     pub(crate) transactions: AtomicU64,
+    // How long they took.
+    pub(crate) times: Times,
     pub(crate) copying: AtomicBool,
     // Since when it takes no writes; 0 while it does.
     pub(crate) fell: AtomicI64,
@@ -50,6 +53,7 @@ impl Told {
             debts: Debts::default(),
             lost: AtomicU64::new(0),
             transactions: AtomicU64::new(0),
+            times: Times::default(),
             copying: AtomicBool::new(false),
             fell: AtomicI64::new(0),
             entries: AtomicU64::new(0),

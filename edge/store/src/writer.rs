@@ -178,6 +178,7 @@ impl Writer {
 
     fn write(&mut self, batch: Vec<Pending>) {
         let owed = self.told.debts.take();
+        let begun = Instant::now();
         let result = match self.usable() {
             Ok(()) => self.transact(&owed, &batch).map_err(|Failure(cause)| {
                 self.fell(cause.clone());
@@ -186,7 +187,10 @@ impl Writer {
             Err(cause) => Err(cause),
         };
         match result {
-            Ok(written) => self.written(owed, batch, written),
+            Ok(written) => {
+                self.told.times.took(begun.elapsed());
+                self.written(owed, batch, written);
+            }
             Err(cause) => self.refuse(owed, batch, &cause),
         }
     }

@@ -33,6 +33,11 @@ impl Expiries {
         self.lock().retain(|name, _| name.strip_prefix(prefix).is_none_or(&of));
     }
 
+    /// When each ends.
+    pub(crate) fn ends(&self) -> Vec<(String, Wall)> {
+        self.lock().iter().map(|(name, ends)| (name.clone(), *ends)).collect()
+    }
+
     /// Days until each ends; negative when it has.
     pub(crate) fn days(&self, now: Wall) -> Vec<(String, f64)> {
         self.lock().iter().map(|(name, ends)| (name.clone(), days(*ends, now))).collect()

@@ -1,6 +1,7 @@
 //! Gauges of queues and leases, read from admission at each scrape.
 //!
-//! Invariant: they are the numbers that decisions are made by; nothing is counted beside them.
+//! Invariants: they are the numbers that decisions are made by, and nothing is counted beside them; those of one scrape
+//! are one reading, so that they can be held against each other.
 
 use std::fmt;
 use std::sync::Weak;
@@ -8,9 +9,10 @@ use std::sync::Weak;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-use super::{Dispatch, QueueFigures};
+use super::{Dispatch, Figures, ProviderState, QueueReading, Reading};
 
 #[derive(Debug)]
 pub(super) struct Gauges {
@@ -18,55 +20,106 @@ pub(super) struct Gauges {
     pub(super) dispatch: Weak<Dispatch>,
 }
 
-type Value = fn(&QueueFigures) -> i64;
+type Value = fn(&QueueReading) -> i64;
 
 fn count(value: impl TryInto<i64>) -> i64 {
     value.try_into().unwrap_or(i64::MAX)
 }
 
 /// Name, help, value: each a gauge with one series a model.
-const BY_MODEL: [(&str, &str, Value); 5] = [
-    ("umbel_edge_queue_depth", "Requests waiting", |queue| count(queue.depth)),
-    ("umbel_edge_queue_limit", "Most requests that may wait", |queue| count(queue.limit)),
+const BY_MODEL: [(&str, &str, Value); 7] = [
+    ("umbel_edge_queue_depth", "Requests waiting", |queue| count(queue.figures.depth)),
+    ("umbel_edge_queue_limit", "Most requests that may wait", |queue| count(queue.figures.limit)),
     ("umbel_edge_queue_oldest_milliseconds", "Longest wait in the queue", |queue| {
-        count(queue.oldest.as_millis())
+        count(queue.figures.oldest.as_millis())
     }),
-    ("umbel_edge_slots", "Slots of providers that may be given work", |queue| count(queue.capacity)),
-    ("umbel_edge_providers_open", "Providers that may be given work", |queue| count(queue.open_providers)),
+    ("umbel_edge_queue_keys", "API keys whose requests wait", |queue| count(queue.keys.len())),
+    ("umbel_edge_slots", "Slots of providers that may be given work", |queue| count(queue.figures.capacity)),
+    ("umbel_edge_providers_open", "Providers that may be given work", |queue| {
+        count(queue.figures.open_providers)
+    }),
+    ("umbel_edge_models_unplaced", "One while fewer providers may be given work than are wanted", |queue| {
+        i64::from(queue.figures.open_providers < queue.figures.wanted_providers)
+    }),
 ];
 
-const PHASES: [(&str, Value); 3] = [
-    ("queued", |queue| count(queue.depth)),
-    ("prefill", |queue| count(queue.without_head)),
-    ("streaming", |queue| count(queue.in_flight.saturating_sub(queue.without_head))),
+/// Name, help, label, its words with the value of each: a gauge with one series a model and word.
+type Set = (&'static str, &'static str, &'static str, &'static [(&'static str, Value)]);
+
+const SETS: [Set; 3] = [
+    (
+        "umbel_edge_requests_in_flight",
+        "Requests by phase",
+        "phase",
+        &[
+            ("queued", |queue| count(queue.figures.depth)),
+            ("prefill", |queue| count(queue.leases.without_head)),
+            ("streaming", |queue| count(queue.leases.streaming)),
+        ],
+    ),
+    (
+        "umbel_edge_leases",
+        "Slots held, by phase; those that end are of clients that left, and their nodes have yet to confirm it",
+        "phase",
+        &[
+            ("prefill", |queue| count(queue.leases.without_head)),
+            ("streaming", |queue| count(queue.leases.streaming)),
+            ("ending", |queue| count(queue.leases.resetting)),
+            ("unconfirmed", |queue| count(queue.leases.unconfirmed)),
+        ],
+    ),
+    (
+        "umbel_edge_engines",
+        "Engines that nodes declare, by state",
+        "state",
+        &[
+            ("available", |queue| engines(queue, |one| one.open)),
+            ("loading", |queue| engines(queue, |one| one.state == ProviderState::Loading)),
+            ("draining", |queue| engines(queue, |one| one.state == ProviderState::Draining)),
+            ("failed", |queue| engines(queue, |one| one.state == ProviderState::Failed)),
+            ("unavailable", |queue| {
+                engines(queue, |one| {
+                    matches!(one.state, ProviderState::Available | ProviderState::Unavailable) && !one.open
+                })
+            }),
+        ],
+    ),
 ];
+
+fn engines(queue: &QueueReading, is: impl Fn(&Figures) -> bool) -> i64 {
+    count(queue.providers.iter().filter(|(_, _, figures)| is(figures)).count())
+}
 
 impl Collector for Gauges {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
         let Some(dispatch) = self.dispatch.upgrade() else { return Ok(()) };
-        let queues = dispatch.queues();
-        for (name, help, value) in BY_MODEL {
-            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            for queue in &queues {
-                let labels = [("model", &*queue.model)];
-                let series = family.encode_family(&labels)?;
-                ConstGauge::new(value(queue)).encode(series)?;
-            }
-        }
-        let help = "Requests by phase";
-        let mut family =
-            encoder.encode_descriptor("umbel_edge_requests_in_flight", help, None, MetricType::Gauge)?;
-        for queue in &queues {
-            for (phase, value) in PHASES {
-                let labels = [("model", &*queue.model), ("phase", phase)];
-                let series = family.encode_family(&labels)?;
-                ConstGauge::new(value(queue)).encode(series)?;
-            }
-        }
-        let unconfirmed = dispatch.totals().unconfirmed;
-        let help = "Leases whose end their node has not confirmed in time";
-        let series =
-            encoder.encode_descriptor("umbel_edge_leases_unconfirmed", help, None, MetricType::Gauge)?;
-        ConstGauge::new(i64::from(unconfirmed)).encode(series)
+        encode(&dispatch.reading(), &mut encoder)?;
+        let help = "Requests that found no place in the table of running ones";
+        let name = "umbel_edge_requests_unrecorded";
+        let series = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+        ConstCounter::new(dispatch.requests().counts().1).encode(series)
     }
+}
+
+fn encode(reading: &Reading, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+    for (name, help, value) in BY_MODEL {
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for queue in &reading.queues {
+            let labels = [("model", &*queue.figures.model)];
+            ConstGauge::new(value(queue)).encode(family.encode_family(&labels)?)?;
+        }
+    }
+    for (name, help, label, words) in SETS {
+        let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        for queue in &reading.queues {
+            for (word, value) in words {
+                let labels = [("model", &*queue.figures.model), (label, word)];
+                ConstGauge::new(value(queue)).encode(family.encode_family(&labels)?)?;
+            }
+        }
+    }
+    let unconfirmed: i64 = reading.queues.iter().map(|queue| i64::from(queue.leases.unconfirmed)).sum();
+    let help = "Leases whose end their node has not confirmed in time";
+    let series = encoder.encode_descriptor("umbel_edge_leases_unconfirmed", help, None, MetricType::Gauge)?;
+    ConstGauge::new(unconfirmed).encode(series)
 }
