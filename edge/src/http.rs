@@ -165,6 +165,12 @@ impl Front {
         self.draining.store(true, Ordering::Release);
     }
 
+    /// What is counted.
+    #[cfg(test)]
+    pub(crate) fn metrics(&self) -> &Arc<Metrics> {
+        &self.metrics
+    }
+
     fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
     }

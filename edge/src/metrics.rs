@@ -18,6 +18,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use crate::core::usage::Usage;
+pub(crate) use plain::PlainText;
 
 /// The model label of requests whose model nobody serves.
 pub(crate) const UNKNOWN_MODEL: &str = "_unknown";
@@ -269,6 +270,15 @@ impl Metrics {
         let mut out = String::new();
         // Writing to a String cannot fail; a collector that does leaves what was written so far.
         let _ = self.encode_to(&mut out);
+        out
+    }
+
+    /// The same in Prometheus' own text format.
+    #[cfg(test)]
+    pub(crate) fn encode_plain(&self) -> String {
+        let mut out = String::new();
+        let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = text::encode(&mut PlainText::new(&mut out), &registry);
         out
     }
 

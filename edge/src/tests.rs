@@ -11,12 +11,14 @@
 )]
 
 mod admin;
+mod agreement;
 mod approval;
 mod breaking;
 mod commands;
 mod control;
 mod doors;
 mod enrollment;
+mod exposition;
 mod full_disk;
 mod keys;
 mod life;
