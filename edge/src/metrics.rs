@@ -108,12 +108,6 @@ struct UpstreamLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ResultLabels {
-    model: String,
-    result: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OutcomeLabels {
     model: String,
     outcome: &'static str,
@@ -156,7 +150,6 @@ pub(crate) struct Metrics {
     per_output_token: Histograms<ModelLabel>,
     queue_wait: Histograms<ModelLabel>,
     cached_tokens: Family<ModelLabel, Counter>,
-    affinity: Family<ResultLabels, Counter>,
     tokens: Family<DirectionLabels, Counter>,
     rejections: Family<ReasonLabels, Counter>,
     disconnects: Family<PhaseLabels, Counter>,
@@ -183,7 +176,6 @@ impl Metrics {
             per_output_token: Family::new_with_constructor(output_token_buckets),
             queue_wait: Family::new_with_constructor(wait_buckets),
             cached_tokens: Family::default(),
-            affinity: Family::default(),
             tokens: Family::default(),
             rejections: Family::default(),
             disconnects: Family::default(),
@@ -213,11 +205,6 @@ impl Metrics {
                 "umbel_edge_cached_input_tokens",
                 "Tokens of prompts that the engines had cached",
                 metrics.cached_tokens.clone(),
-            );
-            to.register(
-                "umbel_edge_affinity",
-                "Slots given, by whether they were where the prompt's beginning was seen last",
-                metrics.affinity.clone(),
             );
             to.register("umbel_edge_queue_wait_seconds", "Time in the queue", metrics.queue_wait.clone());
             to.register(
@@ -297,9 +284,6 @@ impl Metrics {
             input_tokens: tokens("input"),
             output_tokens: tokens("output"),
             cached_tokens: self.cached_tokens.get_or_create_owned(&label()),
-            affinity: ["miss", "hit"].map(|result| {
-                self.affinity.get_or_create_owned(&ResultLabels { model: model.to_owned(), result })
-            }),
             rejected: Mutex::default(),
             all: Arc::clone(self),
         }
@@ -351,8 +335,6 @@ pub(crate) struct ModelMetrics {
     input_tokens: Counter,
     output_tokens: Counter,
     cached_tokens: Counter,
-    /// Slots elsewhere, and where the prompt's beginning was seen last.
-    affinity: [Counter; 2],
     /// By reason, as far as one occurred.
     rejected: Mutex<Vec<(&'static str, Counter)>>,
     all: Arc<Metrics>,
@@ -406,16 +388,6 @@ impl ModelMetrics {
         {
             self.per_output_token.observe(seconds / f64::from(between));
         }
-    }
-
-    /// Counts a slot, and whether it is where the prompt's beginning was seen last.
-    pub(crate) fn placed(&self, affinity: bool) {
-        let [miss, hit] = &self.affinity;
-        if affinity {
-            hit.inc()
-        } else {
-            miss.inc()
-        };
     }
 
     /// Counts tokens, cached ones of the prompt among them.

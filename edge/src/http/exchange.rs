@@ -246,7 +246,6 @@ impl Exchange {
         self.attempts += 1;
         self.waited = self.waited.saturating_add(slot.waited());
         self.known.metrics.waited(slot.waited().as_secs_f64());
-        self.known.metrics.placed(slot.has_affinity());
     }
 
     /// Counts a failure between this edge and the engine.

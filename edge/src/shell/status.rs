@@ -72,9 +72,9 @@ pub(crate) fn queue(site: &Site, reading: &QueueReading) -> QueueSnapshot {
         observed_at_unix_ms: site.wall().unix_ms(),
         limit: count(queue.limit),
         capacity: queue.capacity,
-        long_waiting: 0,
-        oldest_long_age_ms: 0,
-        drain_per_minute: 0,
+        long_waiting: count(queue.long_waiting),
+        oldest_long_age_ms: age(reading.oldest_long),
+        drain_per_minute: queue.drains_every.map_or(0, a_minute),
         keys_waiting: count(reading.keys.len()),
         providers_open: queue.open_providers,
         providers_loading: reading.loading,
@@ -85,6 +85,12 @@ pub(crate) fn queue(site: &Site, reading: &QueueReading) -> QueueSnapshot {
         leases_unconfirmed: leases.unconfirmed,
         rejections: site.dispatch.rejections(&queue.model),
     }
+}
+
+/// How often something happens in a minute that happens each `every`.
+fn a_minute(every: Duration) -> u32 {
+    let minute = Duration::from_secs(60).as_nanos();
+    u32::try_from(minute / every.as_nanos().max(1)).unwrap_or(u32::MAX)
 }
 
 /// The site in figures, at most 16 KiB.

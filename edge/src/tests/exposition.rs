@@ -119,7 +119,7 @@ fn promtool(text: &str) {
 }
 
 /// Names, types and labels as dashboards of others expect them.
-const EXPECTED: [(&str, &str, &[&str]); 40] = [
+const EXPECTED: [(&str, &str, &[&str]); 44] = [
     ("umbel_build_info", "gauge", &["version", "revision", "role", "rustc"]),
     ("umbel_start_timestamp_seconds", "gauge", &[]),
     ("process_cpu_seconds", "counter", &[]),
@@ -142,7 +142,11 @@ const EXPECTED: [(&str, &str, &[&str]); 40] = [
     ("umbel_edge_tokens", "counter", &["model", "direction"]),
     ("umbel_edge_cached_input_tokens", "counter", &["model"]),
     ("umbel_edge_rejections", "counter", &["model", "reason"]),
-    ("umbel_edge_affinity", "counter", &["model", "result"]),
+    ("umbel_edge_affinity", "counter", &["result"]),
+    ("umbel_edge_affinity_entries", "gauge", &[]),
+    ("umbel_edge_affinity_bytes", "gauge", &[]),
+    ("umbel_edge_providers_ejected", "gauge", &["model"]),
+    ("umbel_edge_prompt_bytes_per_token", "gauge", &["model"]),
     ("umbel_edge_leases", "gauge", &["model", "phase"]),
     ("umbel_edge_leases_unconfirmed", "gauge", &[]),
     ("umbel_edge_engines", "gauge", &["model", "state"]),

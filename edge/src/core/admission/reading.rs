@@ -32,6 +32,8 @@ pub(crate) struct QueueReading {
     pub(crate) leases: LeaseCounts,
     /// Providers that are on their way to be given work.
     pub(crate) loading: u32,
+    /// How long the long one that waits longest has waited.
+    pub(crate) oldest_long: Duration,
     /// Whose requests wait, the most first.
     pub(crate) keys: Vec<WaitingKey>,
     /// Its providers, in the order in which they were declared.
@@ -86,13 +88,18 @@ impl Admission {
         }
         leases.sort_unstable_by_key(|one| one.lease);
         let mut keys: HashMap<(ModelIndex, KeyNumber, Class), WaitingKey> = HashMap::new();
+        let mut oldest_long: HashMap<ModelIndex, Duration> = HashMap::new();
         for waiter in self.waiters.values() {
             let (ask, waited) = (&waiter.ask, now.saturating_duration_since(waiter.arrived));
             counts.entry(ask.model).or_default().waiting += 1;
             let new = WaitingKey { key: ask.key, class: ask.class, waiting: 0, long: 0, oldest: waited };
             let of = keys.entry((ask.model, ask.key, ask.class)).or_insert(new);
             of.waiting += 1;
-            of.long += u32::from(waiter.size.lane.long);
+            if waiter.size.lane.long {
+                of.long += 1;
+                let oldest = oldest_long.entry(ask.model).or_default();
+                *oldest = waited.max(*oldest);
+            }
             of.oldest = of.oldest.max(waited);
         }
         let queues = self.queues(now).into_iter().filter_map(|figures| {
@@ -109,6 +116,7 @@ impl Admission {
                 figures,
                 leases,
                 loading: model.loading,
+                oldest_long: oldest_long.get(&index).copied().unwrap_or_default(),
                 keys,
                 providers: providers.collect(),
             })

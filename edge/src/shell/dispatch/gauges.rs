@@ -12,7 +12,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-use super::{Dispatch, Figures, ProviderState, QueueReading, Reading};
+use super::{ChoiceFigures, Dispatch, Figures, ProviderState, QueueReading, Reading};
 
 #[derive(Debug)]
 pub(super) struct Gauges {
@@ -27,13 +27,19 @@ fn count(value: impl TryInto<i64>) -> i64 {
 }
 
 /// Name, help, value: each a gauge with one series a model.
-const BY_MODEL: [(&str, &str, Value); 7] = [
+const BY_MODEL: [(&str, &str, Value); 9] = [
     ("umbel_edge_queue_depth", "Requests waiting", |queue| count(queue.figures.depth)),
     ("umbel_edge_queue_limit", "Most requests that may wait", |queue| count(queue.figures.limit)),
     ("umbel_edge_queue_oldest_milliseconds", "Longest wait in the queue", |queue| {
         count(queue.figures.oldest.as_millis())
     }),
     ("umbel_edge_queue_keys", "API keys whose requests wait", |queue| count(queue.keys.len())),
+    ("umbel_edge_queue_long", "Long requests waiting", |queue| count(queue.figures.long_waiting)),
+    (
+        "umbel_edge_providers_ejected",
+        "Providers passed over since they fail more than their peers",
+        |queue| i64::from(queue.figures.ejected_providers),
+    ),
     ("umbel_edge_slots", "Slots of providers that may be given work", |queue| count(queue.figures.capacity)),
     ("umbel_edge_providers_open", "Providers that may be given work", |queue| {
         count(queue.figures.open_providers)
@@ -97,8 +103,57 @@ impl Collector for Gauges {
         let help = "Requests that found no place in the table of running ones";
         let name = "umbel_edge_requests_unrecorded";
         let series = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
-        ConstCounter::new(dispatch.requests().counts().1).encode(series)
+        ConstCounter::new(dispatch.requests().counts().1).encode(series)?;
+        choices(&dispatch.choice_figures(), &mut encoder)
     }
+}
+
+/// What prefix affinity and the passing over of providers came to.
+fn choices(figures: &ChoiceFigures, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+    let help =
+        "Requests with a prompt that is long enough, by whether they went where its beginning was seen last";
+    let mut family = encoder.encode_descriptor("umbel_edge_affinity", help, None, MetricType::Counter)?;
+    for (result, value) in [("hit", figures.prefix_hits), ("miss", figures.prefix_misses)] {
+        ConstCounter::new(value).encode(family.encode_family(&[("result", result)])?)?;
+    }
+    let table = figures.prefix_table;
+    let gauges = [
+        ("umbel_edge_affinity_entries", "Beginnings of prompts remembered", count(table.entries)),
+        ("umbel_edge_affinity_bytes", "Memory of the beginnings of prompts", count(table.bytes)),
+    ];
+    for (name, help, value) in gauges {
+        let series = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        ConstGauge::new(value).encode(series)?;
+    }
+    let help = "How often a provider was passed over for a while";
+    let name = "umbel_edge_providers_ejections";
+    let series = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+    ConstCounter::new(figures.passed_over_total).encode(series)
+}
+
+/// How prompts are estimated, and how far that was from what engines reported.
+fn estimates(reading: &Reading, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+    let help = "Bytes of a prompt that are taken for one token";
+    let name = "umbel_edge_prompt_bytes_per_token";
+    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for queue in &reading.queues {
+        let labels = [("model", &*queue.figures.model)];
+        let series = family.encode_family(&labels)?;
+        ConstGauge::new(thousandths(queue.figures.bytes_per_token)).encode(series)?;
+    }
+    let help = "Mean distance of estimated prompt tokens from those that engines reported, of the reported";
+    let name = "umbel_edge_estimate_error_ratio";
+    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for queue in &reading.queues {
+        let Some(error) = queue.figures.estimate_error else { continue };
+        let labels = [("model", &*queue.figures.model)];
+        ConstGauge::new(thousandths(error)).encode(family.encode_family(&labels)?)?;
+    }
+    Ok(())
+}
+
+fn thousandths(count: u64) -> f64 {
+    f64::from(u32::try_from(count).unwrap_or(u32::MAX)) / 1e3
 }
 
 fn encode(reading: &Reading, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
@@ -118,6 +173,7 @@ fn encode(reading: &Reading, encoder: &mut DescriptorEncoder<'_>) -> Result<(), 
             }
         }
     }
+    estimates(reading, encoder)?;
     let unconfirmed: i64 = reading.queues.iter().map(|queue| i64::from(queue.leases.unconfirmed)).sum();
     let help = "Leases whose end their node has not confirmed in time";
     let series = encoder.encode_descriptor("umbel_edge_leases_unconfirmed", help, None, MetricType::Gauge)?;

@@ -140,7 +140,7 @@ fn queue_object(commands: &Commands, queue: &QueueReading, most: usize) -> Queue
             node: node.map(|node| node.row.name.clone()).unwrap_or_default(),
             status: umbel_contracts::objects::ProviderState::from_number(told.status),
             open: figures.open,
-            ejected: false,
+            ejected: figures.ejected,
             capacity: figures.capacity,
             in_flight: figures.in_flight,
             long_context_capacity: figures.long_capacity,
