@@ -18,7 +18,8 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use crate::core::usage::Usage;
-pub(crate) use plain::PlainText;
+use plain::PlainText;
+pub(crate) use plain::TextFormat;
 
 /// The model label of requests whose model nobody serves.
 pub(crate) const UNKNOWN_MODEL: &str = "_unknown";
@@ -243,29 +244,24 @@ impl Metrics {
         add(&mut self.registry.write().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Writes the exposition in the OpenMetrics text format. It walks all nodes: not for the runtime's thread.
+    /// Writes the exposition. It walks all nodes: not for the runtime's thread.
     ///
     /// # Errors
     /// If `out` takes no more, or a collector fails; then it lacks its end.
-    pub(crate) fn encode_to(&self, out: &mut impl fmt::Write) -> fmt::Result {
-        text::encode(out, &self.registry.read().unwrap_or_else(PoisonError::into_inner))
+    pub(crate) fn encode_to(&self, format: TextFormat, out: &mut impl fmt::Write) -> fmt::Result {
+        let registry = self.registry.read().unwrap_or_else(PoisonError::into_inner);
+        match format {
+            TextFormat::OpenMetrics => text::encode(out, &registry),
+            TextFormat::Plain => text::encode(&mut PlainText::new(out), &registry),
+        }
     }
 
     /// The same as one text.
     #[cfg(test)]
-    pub(crate) fn encode(&self) -> String {
+    pub(crate) fn encode(&self, format: TextFormat) -> String {
         let mut out = String::new();
         // Writing to a String cannot fail; a collector that does leaves what was written so far.
-        let _ = self.encode_to(&mut out);
-        out
-    }
-
-    /// The same in Prometheus' own text format.
-    #[cfg(test)]
-    pub(crate) fn encode_plain(&self) -> String {
-        let mut out = String::new();
-        let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
-        let _ = text::encode(&mut PlainText::new(&mut out), &registry);
+        let _ = self.encode_to(format, &mut out);
         out
     }
 

@@ -14,7 +14,7 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::relay::Broken;
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, TextFormat};
 
 /// Bytes of a piece, about.
 const PIECE: usize = 64 * 1024;
@@ -94,10 +94,10 @@ impl fmt::Write for Cutter {
 
 impl Scrapes {
     /// Begins to write the metrics; a site of few nodes gives them whole.
-    pub(super) async fn take(&self, metrics: Arc<Metrics>) -> Result<Exposition, Broken> {
+    pub(super) async fn take(&self, metrics: Arc<Metrics>, format: TextFormat) -> Result<Exposition, Broken> {
         let place = Arc::clone(&self.0).acquire_owned().await.map_err(|_| Broken)?;
         let (to, mut rest) = channel(WAITING);
-        tokio::task::spawn_blocking(move || write(&metrics, to, place));
+        tokio::task::spawn_blocking(move || write(&metrics, format, to, place));
         match rest.recv().await {
             Some(Piece::Last(whole)) => Ok(Exposition::Whole(whole)),
             Some(Piece::More(first)) => {
@@ -108,9 +108,9 @@ impl Scrapes {
     }
 }
 
-fn write(metrics: &Metrics, to: Sender<Piece>, _place: OwnedSemaphorePermit) {
+fn write(metrics: &Metrics, format: TextFormat, to: Sender<Piece>, _place: OwnedSemaphorePermit) {
     let mut cutter = Cutter { text: String::with_capacity(16 * 1024), to };
-    if metrics.encode_to(&mut cutter).is_ok() {
+    if metrics.encode_to(format, &mut cutter).is_ok() {
         let _ = cutter.to.blocking_send(Piece::Last(cutter.text.into()));
     }
 }
@@ -166,16 +166,20 @@ mod tests {
     #[tokio::test]
     async fn a_large_one_comes_in_pieces_and_is_the_same() {
         let (metrics, scrapes) = (metrics(Many(50_000, false)), Scrapes::default());
-        let Ok(Exposition::Flowing(pieces)) = scrapes.take(Arc::clone(&metrics)).await else {
+        let Ok(Exposition::Flowing(pieces)) =
+            scrapes.take(Arc::clone(&metrics), TextFormat::OpenMetrics).await
+        else {
             unreachable!("it is a megabyte");
         };
         let text = read(pieces).await.unwrap();
-        assert!(text.ends_with("# EOF\n") && text == metrics.encode());
+        assert!(text.ends_with("# EOF\n") && text == metrics.encode(TextFormat::OpenMetrics));
     }
 
     #[tokio::test]
     async fn a_small_one_is_whole() {
-        let Ok(Exposition::Whole(text)) = Scrapes::default().take(metrics(Many(1, false))).await else {
+        let Ok(Exposition::Whole(text)) =
+            Scrapes::default().take(metrics(Many(1, false)), TextFormat::OpenMetrics).await
+        else {
             unreachable!("it is small");
         };
         assert!(text.ends_with(b"# EOF\n"));
@@ -184,11 +188,13 @@ mod tests {
     #[tokio::test]
     async fn a_cut_one_does_not_look_complete() {
         let scrapes = Scrapes::default();
-        let Ok(Exposition::Flowing(pieces)) = scrapes.take(metrics(Many(50_000, true))).await else {
+        let Ok(Exposition::Flowing(pieces)) =
+            scrapes.take(metrics(Many(50_000, true)), TextFormat::OpenMetrics).await
+        else {
             unreachable!("it is a megabyte");
         };
         assert!(read(pieces).await.is_err());
-        assert!(scrapes.take(metrics(Many(1, true))).await.is_err());
+        assert!(scrapes.take(metrics(Many(1, true)), TextFormat::OpenMetrics).await.is_err());
     }
 
     /// Scrapers that take nothing hold their places; whoever leaves gives its own back.
@@ -197,10 +203,10 @@ mod tests {
         let (metrics, scrapes) = (metrics(Many(50_000, false)), Scrapes::default());
         let mut slow = Vec::new();
         for _ in 0..AT_ONCE {
-            slow.push(scrapes.take(Arc::clone(&metrics)).await);
+            slow.push(scrapes.take(Arc::clone(&metrics), TextFormat::OpenMetrics).await);
         }
         assert_eq!(scrapes.0.available_permits(), 0);
         slow.pop();
-        assert!(matches!(scrapes.take(metrics).await, Ok(Exposition::Flowing(_))));
+        assert!(matches!(scrapes.take(metrics, TextFormat::OpenMetrics).await, Ok(Exposition::Flowing(_))));
     }
 }

@@ -12,6 +12,7 @@ use http::{Method, Response, StatusCode};
 use super::Front;
 use super::answer::Answer;
 use super::error::Failure;
+use crate::metrics::TextFormat;
 
 /// Answers a path of health; `None` if it is none.
 pub(super) fn answer(
@@ -61,19 +62,21 @@ pub(super) async fn metrics_listener(
     method: &Method,
     path: &str,
     query: Option<&str>,
+    accept: Option<&HeaderValue>,
 ) -> Response<Answer> {
     if let Some(response) = answer(front, method, path, query) {
         return response;
     }
     match path {
         "/metrics" if *method == Method::GET => {
-            let Ok(exposition) = front.scrapes.take(Arc::clone(&front.metrics)).await else {
+            let format = TextFormat::accepted(accept.and_then(|accept| accept.to_str().ok()));
+            let Ok(exposition) = front.scrapes.take(Arc::clone(&front.metrics), format).await else {
                 let text = "the metrics could not be written\n".to_owned();
                 return plain(StatusCode::INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8", text);
             };
             let mut response = Response::new(Answer::exposition(exposition));
-            let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-            response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+            let content_type = HeaderValue::from_static(format.content_type());
+            response.headers_mut().insert(header::CONTENT_TYPE, content_type);
             response
         }
         "/metrics" => Failure::method_not_allowed("GET").response(),

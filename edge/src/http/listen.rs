@@ -68,7 +68,9 @@ pub(crate) async fn serve_metrics(listener: TcpListener, front: Arc<Front>, shut
                 let front = Arc::clone(&front);
                 async move {
                     let uri = request.uri();
-                    let answer = health::metrics_listener(&front, request.method(), uri.path(), uri.query());
+                    let accept = request.headers().get(http::header::ACCEPT);
+                    let (path, query) = (uri.path(), uri.query());
+                    let answer = health::metrics_listener(&front, request.method(), path, query, accept);
                     Answered::Ok(answer.await)
                 }
             };

@@ -5,9 +5,34 @@
 
 use std::fmt;
 
+/// How the exposition is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TextFormat {
+    /// OpenMetrics 1.0, which Prometheus asks for first.
+    OpenMetrics,
+    /// Prometheus' own, for whoever does not say that it takes the other: people, `promtool`, older scrapers.
+    Plain,
+}
+
+impl TextFormat {
+    /// What a scraper with this `Accept` header gets.
+    pub(crate) fn accepted(accept: Option<&str>) -> Self {
+        let takes = accept.is_some_and(|accept| accept.contains("application/openmetrics-text"));
+        if takes { Self::OpenMetrics } else { Self::Plain }
+    }
+
+    /// For `Content-Type`.
+    pub(crate) fn content_type(self) -> &'static str {
+        match self {
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            Self::Plain => "text/plain; version=0.0.4; charset=utf-8",
+        }
+    }
+}
+
 /// Writes what is written to it, which is OpenMetrics text, as Prometheus text to `out`.
 #[derive(Debug)]
-pub(crate) struct PlainText<W> {
+pub(super) struct PlainText<W> {
     out: W,
     /// What is here of the present line.
     line: String,
@@ -17,7 +42,7 @@ pub(crate) struct PlainText<W> {
 
 impl<W: fmt::Write> PlainText<W> {
     /// On top of `out`.
-    pub(crate) fn new(out: W) -> Self {
+    pub(super) fn new(out: W) -> Self {
         Self { out, line: String::new(), help: None }
     }
 

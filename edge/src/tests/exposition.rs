@@ -5,6 +5,7 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 
 use super::rig::{Edge, run, until};
+use crate::metrics::TextFormat;
 
 /// One line of an exposition.
 #[derive(Debug)]
@@ -184,7 +185,7 @@ fn every_metric_has_its_name_type_and_labels_and_prometheus_takes_them_all() {
         model.retried("tried");
         model.client_retried();
         model.broken("reset");
-        let text = metrics.encode();
+        let text = metrics.encode(TextFormat::OpenMetrics);
         let samples = parse(&text);
         for (family, kind, labels) in EXPECTED {
             let declared = text.lines().any(|line| line == format!("# TYPE {family} {kind}"));
@@ -204,7 +205,7 @@ fn every_metric_has_its_name_type_and_labels_and_prometheus_takes_them_all() {
             samples.iter().any(|one| one.label("model") == Some("Qwen/\"odd\\name\"")),
             "a name as it is"
         );
-        let plain = metrics.encode_plain();
+        let plain = metrics.encode(TextFormat::Plain);
         assert!(!plain.contains("# EOF") && plain.contains("# TYPE umbel_edge_requests_total counter\n"));
         assert_eq!(plain.lines().filter(|line| !line.starts_with('#')).count(), samples.len());
         promtool(&plain);
