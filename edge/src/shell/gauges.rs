@@ -12,7 +12,6 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use umbel_contracts::objects::{GpuObject, NodeObject};
-use umbel_wire::clock::Wall;
 
 use super::site::Site;
 use super::status;
@@ -85,9 +84,8 @@ const NODE: [Row<NodeObject>; 13] = [
     ("umbel_edge_node_memory_used_bytes", "Memory in use", |node| {
         fresh(node).map(|told| whole(told.memory_used_bytes))
     }),
-    ("umbel_edge_node_certificate_expires_days", "Days until its certificate ends", |node| {
-        let ends = node.credential.as_ref()?.not_after?.as_millisecond();
-        Some(milli(ends - Wall::now().unix_ms()) / 86_400.0)
+    ("umbel_edge_node_certificate_expiry_timestamp_seconds", "When its certificate ends", |node| {
+        Some(milli(node.credential.as_ref()?.not_after?.as_millisecond()))
     }),
     ("umbel_edge_node_load1", "Load average of one minute", |node| {
         fresh(node).map(|told| f64::from(told.load_1m_milli) / 1e3)
@@ -255,23 +253,11 @@ impl Collector for Gauges {
         let store =
             encoder.encode_descriptor("umbel_edge_store_transactions", help, None, MetricType::Counter)?;
         ConstCounter::new(site.store.transactions()).encode(store)?;
-        certificates(&mut encoder, &site)?;
         states(&mut encoder, &nodes)?;
         let serving: Vec<&NodeFigures> = nodes.iter().filter(|node| !node.decommissioned).collect();
         by_node(&mut encoder, &serving)?;
         by_gpu(&mut encoder, &serving)
     }
-}
-
-fn certificates(encoder: &mut DescriptorEncoder<'_>, site: &Site) -> Result<(), fmt::Error> {
-    let help = "Days until a certificate of the edge itself ends";
-    let name = "umbel_edge_certificate_expires_days";
-    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-    for (name, days) in site.expiries.days(site.wall()) {
-        let labels = [("certificate", name.as_str())];
-        ConstGauge::new(days).encode(family.encode_family(&labels)?)?;
-    }
-    Ok(())
 }
 
 fn states(encoder: &mut DescriptorEncoder<'_>, nodes: &[NodeFigures]) -> Result<(), fmt::Error> {

@@ -163,7 +163,7 @@ const EXPECTED: [(&str, &str, &[&str]); 44] = [
     ("umbel_edge_slots", "gauge", &["model"]),
     ("umbel_edge_providers_open", "gauge", &["model"]),
     ("umbel_edge_queue_keys", "gauge", &["model"]),
-    ("umbel_edge_queue_oldest_milliseconds", "gauge", &["model"]),
+    ("umbel_edge_queue_oldest_seconds", "gauge", &["model"]),
     ("umbel_edge_requests_unrecorded", "counter", &[]),
     ("umbel_edge_store_transactions", "counter", &[]),
 ];

@@ -39,6 +39,7 @@ impl Expiries {
     }
 
     /// Days until each ends; negative when it has.
+    #[cfg(test)]
     pub(crate) fn days(&self, now: Wall) -> Vec<(String, f64)> {
         self.lock().iter().map(|(name, ends)| (name.clone(), days(*ends, now))).collect()
     }

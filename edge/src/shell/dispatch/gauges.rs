@@ -27,12 +27,9 @@ fn count(value: impl TryInto<i64>) -> i64 {
 }
 
 /// Name, help, value: each a gauge with one series a model.
-const BY_MODEL: [(&str, &str, Value); 9] = [
+const BY_MODEL: [(&str, &str, Value); 8] = [
     ("umbel_edge_queue_depth", "Requests waiting", |queue| count(queue.figures.depth)),
     ("umbel_edge_queue_limit", "Most requests that may wait", |queue| count(queue.figures.limit)),
-    ("umbel_edge_queue_oldest_milliseconds", "Longest wait in the queue", |queue| {
-        count(queue.figures.oldest.as_millis())
-    }),
     ("umbel_edge_queue_keys", "API keys whose requests wait", |queue| count(queue.keys.len())),
     ("umbel_edge_queue_long", "Long requests waiting", |queue| count(queue.figures.long_waiting)),
     (
@@ -172,6 +169,13 @@ fn encode(reading: &Reading, encoder: &mut DescriptorEncoder<'_>) -> Result<(), 
                 ConstGauge::new(value(queue)).encode(family.encode_family(&labels)?)?;
             }
         }
+    }
+    let help = "Longest wait in the queue";
+    let name = "umbel_edge_queue_oldest_seconds";
+    let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+    for queue in &reading.queues {
+        let labels = [("model", &*queue.figures.model)];
+        ConstGauge::new(queue.figures.oldest.as_secs_f64()).encode(family.encode_family(&labels)?)?;
     }
     estimates(reading, encoder)?;
     let unconfirmed: i64 = reading.queues.iter().map(|queue| i64::from(queue.leases.unconfirmed)).sum();
