@@ -10,6 +10,8 @@ mod app;
 mod backup;
 mod config;
 mod core;
+#[cfg(feature = "simulation")]
+pub mod crowd;
 mod doctor;
 mod enroll;
 mod http;
