@@ -6,6 +6,7 @@
 mod configuration;
 mod ctl;
 mod dev;
+mod keys;
 mod nodes;
 mod records;
 mod run;

@@ -71,7 +71,6 @@ pub fn run(config: Config) -> Result<(), StartError> {
 /// Every part, built and serving.
 pub(crate) struct Running {
     pub(crate) site: Arc<Site>,
-    #[cfg_attr(not(test), expect(dead_code, reason = "the listeners hold it; tests ask it directly"))]
     pub(crate) commands: Arc<Commands>,
     pub(crate) front: Arc<Front>,
     pub(crate) nodes_address: SocketAddr,

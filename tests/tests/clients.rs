@@ -21,7 +21,8 @@ struct Client {
     script: &'static str,
 }
 
-fn installed(variable: &str, below_target: &str) -> Option<PathBuf> {
+/// A program that scripts/test installs: what a variable names, or this below the target directory.
+pub(crate) fn installed(variable: &str, below_target: &str) -> Option<PathBuf> {
     if let Some(path) = std::env::var_os(variable) {
         return Some(PathBuf::from(path));
     }

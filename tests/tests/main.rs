@@ -17,6 +17,7 @@ mod engines;
 mod gpus;
 mod identity;
 mod journey;
+mod keys;
 mod kills;
 mod links;
 mod netns;

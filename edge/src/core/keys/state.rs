@@ -76,11 +76,6 @@ impl KeyState {
         lock(&self.meter).standing(limits, now)
     }
 
-    /// Requests that hold a permit now.
-    pub(crate) fn at_once(&self) -> u64 {
-        self.at_once.load(Ordering::Relaxed)
-    }
-
     pub(super) fn revoke(&self) {
         self.revoked.store(true, Ordering::Release);
     }
@@ -104,11 +99,6 @@ impl KeyPermit {
     /// Whether the key was revoked since: what has no engine yet gets none.
     pub(crate) fn is_revoked(&self) -> bool {
         self.state.revoked.load(Ordering::Acquire)
-    }
-
-    /// Where the key stands with its limits by the minute.
-    pub(crate) fn standing(&self, now: Instant) -> Standing {
-        self.state.standing(&self.limits, now)
     }
 
     /// What the key does and has used.
