@@ -177,8 +177,21 @@ client() {
   start_site
   # Its own tokenizers come from elsewhere.
   "$target/bench-client/bin/python" tests/bench/tokenizer.py "$out/tokenizer" README.md ARCHITECTURE.md contracts/*.md
-  "$target/bench-client/bin/aiperf" profile --model mock --tokenizer "$out/tokenizer" --endpoint-type chat --streaming --url "http://$api" \
-    --api-key "$(cat "$out/key")" --concurrency "${CONCURRENCY:-32}" --request-count "${REQUESTS:-640}" --warmup-request-count 32 \
-    --synthetic-input-tokens-mean 550 --synthetic-input-tokens-stddev 0 --output-tokens-mean 128 --output-tokens-stddev 0 \
-    --ui none --artifact-dir "$out/aiperf"
+  local name url
+  for name in direct umbel; do
+    if [ $name = direct ]; then url=http://127.0.0.1:$engine_port; else url=http://$api; fi
+    "$target/bench-client/bin/aiperf" profile --model mock --tokenizer "$out/tokenizer" --endpoint-type chat --streaming --url "$url" \
+      --api-key "$(cat "$out/key")" --concurrency "${CONCURRENCY:-32}" --request-count "${REQUESTS:-640}" --warmup-request-count 32 \
+      --synthetic-input-tokens-mean 550 --synthetic-input-tokens-stddev 0 --output-tokens-mean 128 --output-tokens-stddev 0 \
+      --ui none --artifact-dir "$out/aiperf-$name" >"$out/aiperf-$name.log" 2>&1 || { tail -n 30 "$out/aiperf-$name.log" >&2; return 1; }
+  done
+  python3 - "$out" <<'TABLE'
+import json, sys
+print("\n# aiperf, milliseconds\n%-10s %10s %10s %10s %10s %10s %8s" % ("target", "ttft p50", "ttft p99", "gap p50", "gap p99", "req/s", "errors"))
+for name in "direct", "umbel":
+    figures = json.load(open("%s/aiperf-%s/profile_export_aiperf.json" % (sys.argv[1], name)))
+    first, gap = figures["time_to_first_token"], figures["inter_chunk_latency"]
+    errors = figures["request_error_rate"]["avg"] * figures["completed_request_count"]["avg"] / 100
+    print("%-10s %10.1f %10.1f %10.1f %10.1f %10.1f %8.0f" % (name, first["p50"], first["p99"], gap["p50"], gap["p99"], figures["request_throughput"]["avg"], errors))
+TABLE
 }
