@@ -105,8 +105,8 @@ start_peers() {
 # load [option...]: all targets in alternation.
 load() { "$bin/load" --secs "$SECS" --rounds "$ROUNDS" --key-file "$out/key" --json "$out/inference.jsonl" "$@"; }
 
-# Without one process of Python, which takes seconds where the others take milliseconds.
-but_litellm() { printf '%s\n' $targets | grep -v '^litellm=' | tr '\n' ' '; }
+# but NAME: the targets without that one.
+but() { printf '%s\n' $targets | grep -vE "^($1)=" | tr '\n' ' '; }
 
 stage() {
   local pace=25000
@@ -115,10 +115,11 @@ stage() {
   one) load --mode unary --conc 1 $targets ;;
   many) load --mode unary --conc 64 $targets ;;
   burst-1) load --mode stream --conc 1 --tokens 128 $targets ;;
-  burst-*) load --mode stream --conc "${1#burst-}" --tokens 128 $(but_litellm) ;;
-  fresh-*) load --mode stream --conc "${1#fresh-}" --tokens 128 --fresh $(but_litellm) ;;
-  # The whole of a stream is 0.8 s.
-  paced-*) load --mode stream --conc "${1#paced-}" --tokens 32 --pace-us $pace $(but_litellm) ;;
+  # litellm is one process of Python, which takes seconds where the others take milliseconds.
+  burst-*) load --mode stream --conc "${1#burst-}" --tokens 128 $(but litellm) ;;
+  fresh-*) load --mode stream --conc "${1#fresh-}" --tokens 128 --fresh $(but litellm) ;;
+  # The whole of a stream is 0.8 s. sglang-router does not pass on the field that sets the pace.
+  paced-*) load --mode stream --conc "${1#paced-}" --tokens 32 --pace-us $pace $(but 'litellm|sglang-router') ;;
   *) echo "no such stage: $1" >&2; exit 2 ;;
   esac
 }
