@@ -278,6 +278,19 @@ impl Edge {
         self.view(node).connected()
     }
 
+    /// The same, once there is one.
+    pub(super) async fn audited(&self, action: &str) -> Vec<umbel_store::AuditEntry> {
+        let deadline = Instant::now() + TIME;
+        loop {
+            let found = self.audit(action).await;
+            if !found.is_empty() {
+                return found;
+            }
+            assert!(Instant::now() < deadline, "never audited: {action}");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
     pub(super) async fn audit(&self, action: &str) -> Vec<umbel_store::AuditEntry> {
         let all = self.running.site.store.audit_after(0, 1_000).await.unwrap();
         umbel_store::verify(&all).unwrap();

@@ -96,9 +96,7 @@ fn a_change_reaches_the_node_and_is_seen_everywhere() {
         assert_eq!(got["effective"]["labels"]["rack"], "r1");
         assert_eq!(got["rollout"]["applied"], 1);
         assert_eq!(edge.audit("settings.set").await.len(), 2);
-        while edge.audit("settings_applied").await.is_empty() {
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
+        edge.audited("settings_applied").await;
     });
 }
 
@@ -349,9 +347,7 @@ fn a_trial_that_is_taken_back_is_told() {
         let ack = umbel_contracts::proto::node::NodeHeartbeatAck::decode(&*answer).unwrap();
         assert_eq!(ack.desired_settings_version, 1);
         assert_eq!(edge.view(&node).settings_refusal(), Some((1, "engine chat is failed")));
-        while edge.audit("settings_rolled_back").await.is_empty() {
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
+        edge.audited("settings_rolled_back").await;
         assert_eq!(agent.versions(), [1]);
     });
 }

@@ -165,9 +165,11 @@ impl Credentials {
     }
 
     fn held(&self, identity: &Identity) -> Held {
-        let pending = self.state.pending().map(|pending| match pending.key_file == identity.key_file {
-            true => Pending::Adopted,
-            false => Pending::OfSpare,
+        let usable = self.lock().pending.is_some();
+        let pending = self.state.pending().and_then(|pending| match pending.key_file == identity.key_file {
+            true => Some(Pending::Adopted),
+            // One that cannot be shown is none, whatever the disk has of it: another one is asked for.
+            false => usable.then_some(Pending::OfSpare),
         });
         Held { spare_key: self.state.has_key(identity.spare_key_file()), pending }
     }
@@ -259,12 +261,17 @@ impl Credentials {
         let active = client_config(&self.state, &identity).map_err(|error| local("identity", error))?;
         let pending =
             self.lock().pending.clone().filter(|(pending, _)| pending.key_file != identity.key_file);
+        let was_pending = pending.is_some();
         // The pending one trusts whom the identity trusts.
         let pending = pending.and_then(|(pending, _)| {
             let tls = client_config(&self.state, &identity.with(&pending)).ok()?;
             Some((pending, tls))
         });
+        let unusable = was_pending && pending.is_none();
         self.state.set_identity(&identity).map_err(|error| local("identity", error))?;
+        if unusable && let Err(error) = self.state.set_pending(None) {
+            tracing::warn!(%error, "a pending certificate that cannot be used stays on the disk; it is not shown");
+        }
         let mut inner = self.lock();
         (inner.identity, inner.active, inner.pending) = (identity, active, pending);
         Ok(())
@@ -341,3 +348,6 @@ pub(crate) fn client_config(state: &State, identity: &Identity) -> Result<Tls, S
     let key = state.key(&identity.key_file, false)?;
     wire_client(Trust::Ca(trusted), Some(ClientIdentity::new(chain, key.private_key()))).map_err(unusable)
 }
+
+#[cfg(test)]
+mod tests;

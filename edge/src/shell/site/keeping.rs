@@ -6,7 +6,7 @@
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use umbel_store::{AuditRecord, Commit};
+use umbel_store::{AuditRecord, Commit, CommitError};
 use umbel_wire::clock;
 
 use super::{REPORTS, SELF, Site, WALL};
@@ -29,6 +29,14 @@ pub(super) fn sweep_period(heartbeat: Duration) -> Duration {
 
 fn ended(token_id: &str) -> AuditRecord {
     AuditRecord::new("token.expired", token_id, "observed").by("edge")
+}
+
+/// A full disk is told by the store, once, and shown as a problem for as long as it lasts: not at each sweep.
+fn not_written(error: &CommitError, what: &str) {
+    match error {
+        CommitError::ReadOnly(_) => tracing::debug!(%error, "{what}"),
+        error => tracing::warn!(%error, "{what}"),
+    }
 }
 
 impl Site {
@@ -81,7 +89,7 @@ impl Site {
         while ends.len() > EXPIRED_A_COMMIT {
             let some = ends.drain(..EXPIRED_A_COMMIT).fold(Commit::new(), Commit::audit);
             if let Err(error) = self.store.commit(some).await {
-                tracing::warn!(%error, "the ends of tokens could not be written; they are told later");
+                not_written(&error, "the ends of tokens could not be written; they are told later");
                 return;
             }
         }
@@ -97,7 +105,7 @@ impl Site {
                 commit = commit.put_json(REPORTS, id.to_string(), report);
             }
             if let Err(error) = self.store.commit(commit).await {
-                tracing::warn!(%error, "what nodes reported could not be written; it stays in memory");
+                not_written(&error, "what nodes reported could not be written; it stays in memory");
                 self.read_mut(|registry| registry.keep_unsaved(unsaved.into_iter().map(|(id, _)| id)));
                 return;
             }
