@@ -151,7 +151,9 @@ fn behaviour_22_models_are_listed_and_retrieved_by_ids_with_slashes() {
                 "{model}"
             );
         }
-        data.iter().map(|model| model["id"].as_str().unwrap().to_owned()).collect()
+        let mut ids: Vec<_> = data.iter().map(|model| model["id"].as_str().unwrap().to_owned()).collect();
+        ids.sort();
+        ids
     };
     assert_eq!(ids(&edge.key), ["Qwen/Qwen3-32B", "m", "qwen"]);
     assert_eq!(ids(&some), ["m"]);
@@ -243,7 +245,7 @@ fn behaviour_25_a_silent_prefill_outlasts_every_clock_of_ours_and_a_shutdown_let
     let got = sent.head().unwrap().rest();
     assert!(got.text().ends_with("data: [DONE]\n\n"), "{}", got.text());
     for (drain, code) in [("60s", None), ("1s", Some("draining"))] {
-        let mut s = site_with(8, &with(&format!("[shutdown]\ndrain = \"{drain}\"\n")));
+        let s = site_with(8, &with(&format!("[shutdown]\ndrain = \"{drain}\"\n")));
         let mut streams = Vec::new();
         for n in 0..3 {
             let script = json!({"events": 6, "gate": "go", "gate_at": 3});
