@@ -6,6 +6,7 @@ pub(crate) mod commands;
 pub(crate) mod edges;
 pub(crate) mod enrollments;
 pub(crate) mod fleet;
+pub(crate) mod identities;
 pub(crate) mod operators;
 pub(crate) mod views;
 pub(crate) mod witness;

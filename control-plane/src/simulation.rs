@@ -4,26 +4,31 @@
 //! sent; and what a crash forgets. Every decision is the cores'. Leaves the network and all clocks to the world; its
 //! disk is written at once. Invariant: nothing here reads a clock, a file or chance.
 
+mod identities;
 mod relay;
 mod sites;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use umbel_store::Commit;
+use umbel_contracts::proto::control::EdgeSummary;
+use umbel_store::Owed;
 use umbel_store::simulation::Disk;
+use umbel_wire::Generation;
 use umbel_wire::clock::Wall;
 use umbel_wire::liveness::Times;
 use umbel_wire::peer::PeerCertificate;
 use umbel_wire::simulation::{End, Outgoing};
 use umbel_wire::slots::Slots;
-use umbel_wire::{EdgeId, Generation, KeyHash};
 
 use crate::core::commands::{Commands, PENDING, PendingRow};
 use crate::core::edges::{EDGES, EdgeRow, Edges};
 use crate::core::fleet::Fleet;
+use crate::core::operators::Operators;
 use crate::core::views::{SWEEP, Views};
+use crate::core::witness::Witness;
 
+pub use identities::{Change, Changed, Stored, stored};
 pub use relay::Relayed;
 pub use sites::Shown;
 
@@ -31,7 +36,7 @@ pub use sites::Shown;
 pub type LinkId = u64;
 
 /// Small, so that a history meets many blocks.
-const BLOCK: u64 = 4;
+const BLOCK: u64 = 16;
 const GENERATION: &str = "generation";
 
 /// What a control plane is started with.
@@ -41,6 +46,8 @@ pub struct Setup {
     pub heartbeat: Duration,
     /// After how long an edge is stale, and offline.
     pub times: Times,
+    /// How long certificates last.
+    pub life: Duration,
     /// Faults of the program itself that the world switches on to see its invariants fail.
     pub mutation: Option<&'static str>,
 }
@@ -57,6 +64,13 @@ pub struct Plane {
     fleet: Fleet<LinkId>,
     commands: Commands,
     links: BTreeMap<LinkId, Link>,
+    operators: Operators,
+    witness: Witness,
+    /// In force and not on the disk.
+    owed: VecDeque<Owed>,
+    places_at: Instant,
+    /// Only mutations use it: the first that was said, and a count.
+    spoil: (Option<(i64, EdgeSummary)>, u64),
     /// Generations up to here are reserved on disk.
     reserved: u64,
     sweep_at: Instant,
@@ -65,26 +79,6 @@ pub struct Plane {
     answers: Vec<(String, Relayed)>,
     /// Only the mutation fills it.
     later: Vec<(String, String, Vec<u8>)>,
-}
-
-/// Enrolls an edge, before any process runs on the disk.
-///
-/// # Errors
-/// If it cannot be written.
-pub fn enroll(disk: &mut Disk, edge_id: &EdgeId, key: KeyHash, not_after: Wall) -> Result<(), String> {
-    let row = EdgeRow {
-        edge_id: edge_id.to_string(),
-        display_name: String::new(),
-        key_sha256: data_encoding::HEXLOWER.encode(&key.0),
-        not_after_unix_ms: not_after.unix_ms(),
-        enrolled_at_unix_ms: 0,
-        token_id: "token".to_owned(),
-        issued_at_unix_ms: 0,
-        pending: None,
-        revoked: None,
-    };
-    let commit = Commit::new().put_json(EDGES, edge_id.to_string(), &row);
-    disk.commit(&commit, 0).map(drop).map_err(|error| error.to_string())
 }
 
 impl Plane {
@@ -110,6 +104,11 @@ impl Plane {
             fleet: Fleet { edges, views, slots: Slots::new(Generation(above.saturating_sub(1))) },
             commands,
             links: BTreeMap::new(),
+            operators: Operators::default(),
+            witness: Witness::default(),
+            owed: VecDeque::new(),
+            places_at: now,
+            spoil: (None, 0),
             reserved: first + BLOCK - 1,
             sweep_at: now + SWEEP,
             accepted: 0,
@@ -118,6 +117,7 @@ impl Plane {
             later: Vec::new(),
             setup,
         };
+        plane.load_identities(disk)?;
         plane.recall(disk, now);
         Ok(plane)
     }
@@ -182,6 +182,8 @@ impl Plane {
         if self.sweep_at <= now {
             self.sweep_at = now + SWEEP;
             self.fleet.views.sweep(now);
+            self.write_owed(disk, now, wall);
+            self.refresh(now);
         }
     }
 }

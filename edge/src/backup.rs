@@ -108,19 +108,12 @@ pub fn restore(config: &Config, from: &Path) -> Result<Restored, StartError> {
     })
 }
 
-// Whoever has a token that was open then may not be whom it was meant for any more.
 async fn void(store: &Store) -> Result<u64, StartError> {
     let state = |error: &dyn std::fmt::Display| StartError::State(error.to_string());
     let rows = store.load_json::<EnrollmentRow>(ENROLLMENTS).await.map_err(|error| state(&error))?;
     let now = Wall::now().unix_ms();
-    let open: Vec<_> = rows
-        .into_iter()
-        .filter(|(_, row)| row.token.claim.is_none() && row.token.revoked_at_unix_ms.is_none())
-        .map(|(stored, mut row)| {
-            row.token.revoked_at_unix_ms = Some(now);
-            (stored.key, row)
-        })
-        .collect();
+    let open: Vec<_> =
+        rows.into_iter().filter_map(|(stored, row)| Some((stored.key, row.voided(now)?))).collect();
     for part in open.chunks(VOIDED_A_COMMIT) {
         let commit = part
             .iter()

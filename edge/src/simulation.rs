@@ -10,7 +10,9 @@ mod connections;
 mod control;
 mod disk;
 mod enrollment;
+mod membership;
 mod operators;
+mod restore;
 mod rotation;
 mod settings;
 mod views;
@@ -28,6 +30,7 @@ use umbel_wire::simulation::End;
 use umbel_wire::{CloseReason, EdgeId, Generation, NodeId};
 
 use crate::core::admission::{Admission, Limits, Output};
+use crate::core::approval::{Approvals, Past};
 use crate::core::authority::AuthorityRow;
 use crate::core::commands::Commands;
 use crate::core::enrollment::{EnrollmentRow, Refusals, Tokens};
@@ -38,7 +41,10 @@ use crate::core::registry::{Call, Registry};
 pub use applications::{Answered, RequestId};
 pub use control::Said;
 pub use disk::{Mark, OBSERVER};
+pub use membership::{LIFE, Membership};
 pub use operators::{Operation, Outcome};
+pub use restore::restore;
+pub use settings::Own;
 pub use views::{LeaseView, NodeView, Stored, TokenView, View, stored};
 
 /// Names a connection in the world.
@@ -92,6 +98,9 @@ pub struct Edge {
     outcomes: Vec<(String, Outcome)>,
     running: BTreeMap<String, operators::Running>,
     settings: settings::Document,
+    renumbering: bool,
+    /// Its own settings in force.
+    own: Own,
     /// Settings that are on their way, by connection.
     sent: BTreeMap<LinkId, umbel_wire::simulation::Call>,
     wall: Wall,
@@ -99,8 +108,13 @@ pub struct Edge {
     flushed: Instant,
     notices: u64,
     uplink: control::Uplink,
+    membership: Membership,
+    approvals: Approvals,
+    past: Past,
     /// Commands that took force in memory; so told until nothing is owed any more.
     not_durable: BTreeSet<String>,
+    /// Only mutations use it: what was online before, and a count.
+    spoil: (Option<u32>, u64),
     /// Draws ids; from the seed.
     luck: u64,
 }
@@ -110,7 +124,14 @@ impl Edge {
     ///
     /// # Errors
     /// Why it cannot start: the store cannot be read, or its marks cannot be written.
-    pub fn start(setup: Setup, disk: &mut Disk, now: Instant, wall: Wall, luck: u64) -> Result<Self, String> {
+    pub fn start(
+        setup: Setup,
+        disk: &mut Disk,
+        membership: Membership,
+        now: Instant,
+        wall: Wall,
+        luck: u64,
+    ) -> Result<Self, String> {
         let text = |error: &dyn std::fmt::Display| error.to_string();
         let mut generations = Mark::open(disk, "generation", BLOCK)?;
         let mut revisions = Mark::open(disk, "revision", BLOCK * 8)?;
@@ -157,9 +178,11 @@ impl Edge {
             requests: applications::Requests::default(),
             generations,
             revisions,
-            disk: disk::Queue::new(setup.mutation),
+            disk: disk::Queue::new(setup.mutation, disk.audit_head().unwrap_or_default()),
             outcomes: Vec::new(),
             running: BTreeMap::new(),
+            renumbering: false,
+            own: settings.own(&setup)?,
             settings,
             sent: BTreeMap::new(),
             wall: floor.max(wall),
@@ -167,12 +190,17 @@ impl Edge {
             flushed: now,
             notices: 0,
             uplink: control::Uplink::new(now, luck),
+            membership,
+            approvals: Approvals::default(),
+            past: restore::past(disk),
             not_durable: BTreeSet::new(),
+            spoil: (None, 0),
             luck,
             setup,
         };
         edge.load_commands(disk)?;
-        edge.change(now, |_| ());
+        edge.put_in_force(now);
+        edge.spoil = (None, 0);
         Ok(edge)
     }
 
@@ -284,6 +312,9 @@ impl Edge {
             self.admission.next_deadline(),
             self.uplink.next_deadline(),
         ];
+        if self.is("a deadline is not taken down") && !self.links.is_empty() {
+            return self.flushed;
+        }
         let first = ends.chain(others.into_iter().flatten()).min();
         first.unwrap_or(self.flushed + WALL_EVERY)
     }

@@ -18,9 +18,10 @@ use prost::Message;
 use umbel_contracts::proto::node::{NodeEnrollRequest, NodeEnrollResponse, NodeHelloResponse};
 use umbel_contracts::{NODE_PROTOCOL, bounds, method};
 use umbel_wire::backoff::Backoff;
+use umbel_wire::ca::{BACKDATED, CLIENT_VALIDITY};
 use umbel_wire::clock::Wall;
 use umbel_wire::peer::{PeerCertificate, PeerName};
-use umbel_wire::simulation::{End, Heard};
+use umbel_wire::simulation::{End, Heard, Kept, Keys, Renewal};
 use umbel_wire::{
     Attempt, CloseReason, Code, EdgeId, Error, Generation, GoawayReason, InstanceId, KeyHash, NodeId,
     Purpose, Rejection, Welcome,
@@ -29,6 +30,9 @@ use umbel_wire::{
 use crate::core::identity::{FORMAT, Identity};
 use crate::core::sequence::Sequence;
 use crate::core::settings::Record;
+
+/// From the beginning of a certificate, which is backdated, to its end.
+const VALIDITY_MS: i64 = (CLIENT_VALIDITY.as_secs() + BACKDATED.as_secs()) as i64 * 1_000;
 
 /// Names a connection in the world.
 pub type LinkId = u64;
@@ -54,12 +58,9 @@ pub struct NodeSetup {
 #[derive(Clone, Debug, Default)]
 pub struct NodeDisk {
     identity: Option<Identity>,
-    key: Option<[u8; 32]>,
-    not_after: i64,
+    keys: Keys,
     /// The token that made it somebody.
     joined_with: String,
-    spare: Option<[u8; 32]>,
-    pending: Option<rotation::Kept>,
     settings: Record,
     sequences: [u64; 2],
     full: bool,
@@ -110,7 +111,7 @@ pub struct Node {
     events: Arc<AtomicU64>,
     sequences: [Sequence; 2],
     reports: reports::Reports,
-    rotation: rotation::Rotation,
+    rotation: Renewal,
     trial: settings::Trial,
     streams: streams::Streams,
     last_rejection: Option<Error>,
@@ -139,7 +140,7 @@ impl Node {
             events: Arc::default(),
             sequences,
             reports: reports::Reports::default(),
-            rotation: rotation::Rotation::default(),
+            rotation: Renewal::default(),
             trial: settings::Trial::default(),
             streams: streams::Streams::default(),
             last_rejection: None,
@@ -190,13 +191,13 @@ impl Node {
     /// Keys that it could show, in lower-case hexadecimal.
     #[must_use]
     pub fn keys(&self) -> Vec<String> {
-        self.disk.keys()
+        self.disk.keys.shown()
     }
 
     /// Somebody removes the key of a node that is nobody.
     pub fn forget_key(&mut self) {
         if self.disk.identity.is_none() {
-            self.disk.key = None;
+            self.disk.keys.key = None;
         }
     }
 
@@ -227,31 +228,27 @@ impl Node {
         }
         self.dial_at = None;
         self.attempt += 1;
-        if self.disk.identity.is_none() && self.disk.key.is_none() {
+        if self.disk.identity.is_none() && self.disk.keys.key.is_none() {
             if self.disk.full {
                 self.again(now);
                 return None;
             }
             // On the disk before it is used: a lost answer is asked for again with it.
-            let mut key = [0; 32];
-            for part in key.chunks_mut(8) {
-                part.copy_from_slice(&self.random().to_be_bytes());
-            }
-            self.disk.key = Some(key);
+            self.disk.keys.key = Some(self.new_key());
         }
         self.reaching = true;
         Some(Dial { certificate: self.certificate() })
     }
 
     fn certificate(&mut self) -> Option<PeerCertificate> {
-        let (key, not_after) = self.shows()?;
+        let Kept { key, not_after } = self.rotation.shows(&self.disk.keys)?;
         let identity = self.disk.identity.as_ref()?;
         let edge = EdgeId::parse(&identity.edge_id).ok()?;
         Some(PeerCertificate {
             key_hash: KeyHash(key),
             serial: "01".to_owned(),
             name: Some(PeerName::Node(edge, NodeId(identity.node_id))),
-            not_before: Wall(0),
+            not_before: Wall(not_after - VALIDITY_MS),
             not_after: Wall(not_after),
         })
     }
@@ -264,7 +261,7 @@ impl Node {
                 let request = NodeEnrollRequest {
                     token_id: token_id.clone(),
                     token_secret: secret.to_vec(),
-                    signing_request: self.disk.key.unwrap_or_default().to_vec(),
+                    signing_request: self.disk.keys.key.unwrap_or_default().to_vec(),
                     name: String::new(),
                     software_version: String::new(),
                 };
@@ -289,7 +286,7 @@ impl Node {
     }
 
     fn again(&mut self, now: Instant) {
-        self.credential_failed(false);
+        self.rotation.failed(false);
         let luck = self.random();
         self.dial_at = Some(now + self.backoff.failed(luck));
     }
@@ -377,7 +374,7 @@ impl Node {
                     }
                 }
                 Heard::Request(asked, method::NODE_ROTATE, _) => {
-                    self.rotate(now);
+                    self.rotation.rotate(now);
                     if let Some(entry) = self.links.get_mut(&link) {
                         entry.end.respond(asked, Ok(Vec::new()));
                     }
@@ -416,9 +413,9 @@ impl Node {
             entry.welcomed = true;
         }
         self.current = Some(link);
-        self.credential_accepted(now);
+        self.rotation.accepted(now);
         if hello.rotate_credential {
-            self.rotate(now);
+            self.rotation.rotate(now);
         }
         self.reports.begin(now, welcome.intervals);
         self.report(now, wall);
@@ -431,7 +428,7 @@ impl Node {
         let (Some(answer), Some(node_id), false) = (answer, node_id, self.disk.full) else {
             return self.again(now);
         };
-        self.disk.not_after = answer.not_after_unix_ms;
+        self.disk.keys.not_after = answer.not_after_unix_ms;
         self.disk.identity = Some(Identity {
             format: FORMAT,
             node_id: node_id.0,
@@ -453,7 +450,7 @@ impl Node {
             self.links.remove(&link);
         }
         let error = &rejection.error;
-        if self.credential_failed(true) {
+        if self.rotation.failed(true) {
             self.dial_at = Some(now);
             return;
         }

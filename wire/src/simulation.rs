@@ -26,6 +26,10 @@ use crate::session::table::Key;
 use crate::session::{Session, Settings, Side};
 use crate::version::VersionRange;
 
+mod credential;
+
+pub use credential::{Kept, Keys, Next, Renewal};
+
 /// A request of the peer, to be answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Asked(Key);

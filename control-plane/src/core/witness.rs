@@ -7,7 +7,11 @@
 use std::collections::{BTreeSet, HashMap};
 
 use serde::{Deserialize, Serialize};
+use umbel_contracts::proto::control::{EdgeSummary, StoreHealth};
+use umbel_store::Commit;
 use umbel_wire::ids::EdgeId;
+
+use super::audit::{Deed, Detail};
 
 /// Table of [`WitnessRow`]s, keyed by edge id.
 pub(crate) const WITNESS: &str = "audit_heads";
@@ -42,6 +46,18 @@ pub(crate) struct Cut {
 }
 
 impl Cut {
+    /// For the audit.
+    pub(crate) fn deed(&self, edge_id: &EdgeId) -> Deed {
+        Deed {
+            actor: "control-plane".into(),
+            action: "edge.audit_cut",
+            subject: format!("{} {}", self.had.sequence, self.had.hash),
+            outcome: "observed".into(),
+            detail: Detail { edge: edge_id.to_string(), reason: self.sentence(), ..Detail::default() },
+            ..Deed::default()
+        }
+    }
+
     /// What happened, for people.
     pub(crate) fn sentence(&self) -> String {
         let (had, found) = (self.had.sequence, self.found.sequence);
@@ -56,6 +72,20 @@ impl Cut {
              backup restored? Else find out who could write the edge's files."
         )
     }
+}
+
+/// Where an edge's audit stands, as it says.
+pub(crate) fn place(said: &EdgeSummary) -> Option<Place> {
+    // An edge that cannot read its store knows no place, which is no cut.
+    if said.audit_sequence == 0 && said.facts.as_ref().is_some_and(|facts| facts.store() != StoreHealth::Ok) {
+        return None;
+    }
+    Some(Place { sequence: said.audit_sequence, hash: data_encoding::HEXLOWER.encode(&said.audit_hash) })
+}
+
+/// Adds rows to what is committed.
+pub(crate) fn written(commit: Commit, rows: &[(EdgeId, WitnessRow)]) -> Commit {
+    rows.iter().fold(commit, |commit, (edge_id, row)| commit.put_json(WITNESS, edge_id.as_str(), row))
 }
 
 /// All edges' places.
@@ -92,6 +122,12 @@ impl Witness {
         }
         self.changed(edge_id);
         cut
+    }
+
+    /// What is known of an edge's audit.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn row(&self, edge_id: &EdgeId) -> Option<&WitnessRow> {
+        self.rows.get(edge_id)
     }
 
     fn changed(&mut self, edge_id: &EdgeId) {

@@ -10,7 +10,7 @@ use umbel_contracts::objects::{
     EdgeEnrollmentObject, EdgeEnrollmentRequest, EdgeObject, OperatorObject, OperatorRequest,
 };
 use umbel_contracts::serve::Caller;
-use umbel_store::{Commit, Owed, Position, Row};
+use umbel_store::{Commit, Position, Row};
 use umbel_wire::CloseReason;
 use umbel_wire::error::{Code, Error};
 use umbel_wire::ids::EdgeId;
@@ -18,6 +18,7 @@ use umbel_wire::ids::EdgeId;
 use crate::core::audit::{Deed, Detail};
 use crate::core::edges::{EDGES, EdgeRow, Revoked};
 use crate::core::enrollments::{self, ENROLLMENTS, ENROLLMENTS_MAX, EnrollmentRow, KEPT_MS};
+use crate::core::identities;
 use crate::core::operators::{self, OPERATORS, OPERATORS_MAX, OperatorRow};
 use crate::shell::plane::{Plane, unreadable};
 
@@ -157,21 +158,16 @@ pub(super) async fn credential_revoke(
             by: caller.actor.clone(),
             reason: reason.to_owned(),
         };
-        let row = EdgeRow { revoked: Some(revoked.clone()), ..known.row.clone() };
-        let written = write_revocation(plane, caller, edge_id, &row, known.position, reason).await;
-        match written {
+        let entry = deed(caller, "credential.revoke", edge_id.as_str(), edge_id.as_str(), reason).record();
+        let token = stored_enrollment(plane, &known.row.token_id).await.ok();
+        let (row, commit) = identities::revoked(&known, token, revoked, entry.clone());
+        plane.metrics.audit_total.inc();
+        match plane.commit(commit).await {
             Ok(position) => in_force(plane, edge_id, row, position),
             // In force all the same: the operator is told.
             Err(error) if error.code == Code::InsufficientStorage => {
-                let token_id = row.token_id.clone();
+                let owed = identities::owed_revocation(&row, entry);
                 in_force(plane, edge_id, row, known.position);
-                let entry = deed(caller, "credential.revoke", edge_id.as_str(), edge_id.as_str(), reason);
-                let owed = Owed::new()
-                    .with(Commit::new().audit(entry.record()))
-                    .amend_json(EDGES, edge_id.as_str(), move |row: &mut EdgeRow| {
-                        row.revoked = Some(revoked.clone());
-                    })
-                    .amend_json(ENROLLMENTS, token_id, void);
                 return Err(plane.owe("The credential", owed));
             }
             Err(error) => return Err(error),
@@ -201,40 +197,6 @@ async fn still_owed<T: serde::de::DeserializeOwned>(
     Err(Error::new(Code::InsufficientStorage, "NOT_DURABLE", message))
 }
 
-/// The token that a revoked credential came of gives it to nobody any more.
-fn void(row: &mut EnrollmentRow) {
-    if let Some(claim) = &mut row.token.claim {
-        claim.void = true;
-    }
-}
-
-async fn write_revocation(
-    plane: &Plane,
-    caller: &Caller,
-    edge_id: &EdgeId,
-    row: &EdgeRow,
-    position: Position,
-    reason: &str,
-) -> Result<Position, Error> {
-    let mut commit = Commit::new()
-        .require_at(EDGES, edge_id.as_str(), position)
-        .put_json(EDGES, edge_id.as_str(), row)
-        .audit(deed(caller, "credential.revoke", edge_id.as_str(), edge_id.as_str(), reason).record());
-    // The token that it came of gives it to nobody any more.
-    if let Ok((mut token, at)) = stored_enrollment(plane, &row.token_id).await
-        && let Some(claim) = &mut token.token.claim
-    {
-        claim.void = true;
-        commit = commit.require_at(ENROLLMENTS, row.token_id.as_str(), at).put_json(
-            ENROLLMENTS,
-            row.token_id.as_str(),
-            &token,
-        );
-    }
-    plane.metrics.audit_total.inc();
-    plane.commit(commit).await
-}
-
 fn in_force(plane: &Plane, edge_id: &EdgeId, row: EdgeRow, position: Position) {
     let evicted = plane.fleet().revoked(edge_id, row, position);
     tracing::warn!(edge = %edge_id, "credential revoked");
@@ -259,13 +221,8 @@ pub(super) async fn operator_create(
             format!("{OPERATORS_MAX} operators are kept, revoked ones included, which is the most."),
         ));
     }
-    let commit = Commit::new()
-        .require_absent(OPERATORS, row.operator_id.as_str())
-        .put_json(OPERATORS, row.operator_id.as_str(), &row)
-        .audit(
-            deed(caller, "operator.create", &format!("{} ({})", row.name, row.role.as_str()), "", "")
-                .record(),
-        );
+    let made = deed(caller, "operator.create", &format!("{} ({})", row.name, row.role.as_str()), "", "");
+    let commit = identities::operator_made(&row, made.record());
     plane.metrics.audit_total.inc();
     let position = plane.commit(commit).await.map_err(|error| match error.code {
         Code::Conflict => Error::new(
@@ -297,21 +254,14 @@ pub(super) async fn operator_revoke(
     let revoked_at = Some(plane.clock.now().unix_ms());
     let row = OperatorRow { revoked_at_unix_ms: revoked_at, ..row };
     let entry = deed(caller, "operator.revoke", &row.name, "", reason).record();
-    let commit = Commit::new()
-        .require_at(OPERATORS, operator_id, position)
-        .put_json(OPERATORS, operator_id, &row)
-        .audit(entry.clone());
+    let commit = identities::operator_revoked(&row, position, entry.clone());
     plane.metrics.audit_total.inc();
     let object = row.object();
     match plane.commit(commit).await {
         Ok(position) => plane.operators().apply(row, position),
         Err(error) if error.code == Code::InsufficientStorage => {
+            let owed = identities::owed_operator(&row, entry);
             plane.operators().apply(row, position);
-            let owed = Owed::new().with(Commit::new().audit(entry)).amend_json(
-                OPERATORS,
-                operator_id,
-                move |row: &mut OperatorRow| row.revoked_at_unix_ms = revoked_at,
-            );
             return Err(plane.owe("The token", owed));
         }
         Err(error) => return Err(error),

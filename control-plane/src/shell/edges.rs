@@ -24,11 +24,11 @@ use umbel_wire::{
 };
 
 use super::plane::{Link, Plane};
-use super::witness::place;
 use super::{enrollment, relay, rotation, settle};
 use crate::core::edges::HelloFacts;
 use crate::core::fleet::{Accept, Entered, Knocking};
 use crate::core::views::{Taken, clip};
+use crate::core::witness::place;
 
 /// How long a second newcomer's question to the first connection may take.
 const PROBE: Duration = Duration::from_secs(1);

@@ -8,9 +8,8 @@ use std::time::Duration;
 
 use prost::Message;
 use umbel_contracts::proto::control::{EdgeEnrollRequest, EdgeEnrollResponse};
-use umbel_store::{Commit, CommitError};
-use umbel_wire::ca::{CLIENT_VALIDITY, Issued, request_key_hash};
-use umbel_wire::enroll::ClaimRow;
+use umbel_store::CommitError;
+use umbel_wire::ca::{CLIENT_VALIDITY, request_key_hash};
 use umbel_wire::error::{Code, Error};
 use umbel_wire::ids::{EdgeId, KeyHash};
 use umbel_wire::secret::Secret;
@@ -19,11 +18,10 @@ use umbel_wire::{Newcomer, clock};
 
 use super::edges::rejection;
 use super::plane::{Plane, unreadable};
-use crate::core::audit::{Deed, Detail};
-use crate::core::edges::{EDGES, EDGES_MAX, EdgeRow};
+use crate::core::edges::EDGES_MAX;
 use crate::core::enrollments::{ENROLLMENTS, EnrollmentRow, Judged, judge};
+use crate::core::identities::{self, Signed};
 use crate::core::views::clip;
-use crate::core::witness::WITNESS;
 
 /// Tries of one request when another one's commit came between: the second finds the token used.
 const TRIES: usize = 3;
@@ -161,18 +159,9 @@ async fn attempt(plane: &Arc<Plane>, asked: &Asked) -> Result<Option<EdgeEnrollR
         plane.keys.authority.sign_edge(&asked.signing_request, &edge_id, now, CLIENT_VALIDITY).map_err(
             |error| Error::new(Code::InvalidArgument, "SIGNING_REQUEST_REFUSED", format!("{error}.")),
         )?;
-    let edge = edge_row(asked, &issued, now.unix_ms());
-    let mut commit = Commit::new().require_at(ENROLLMENTS, asked.token_id.as_str(), position);
-    commit = match &enrolled {
-        Some(known) => commit.require_at(EDGES, asked.edge_id.as_str(), known.position),
-        None => commit.require_absent(EDGES, asked.edge_id.as_str()),
-    };
-    let commit = commit
-        .put_json(ENROLLMENTS, asked.token_id.as_str(), &claimed(row, asked, &issued, now.unix_ms()))
-        .put_json(EDGES, asked.edge_id.as_str(), &edge)
-        // Its audit may be another one.
-        .remove(WITNESS, asked.edge_id.as_str())
-        .audit(deed(asked, "succeeded").record());
+    let signed = Signed { key: issued.key_hash, chain: issued.chain.clone(), not_after: issued.not_after };
+    let (edge, commit) =
+        identities::claimed((row, position), enrolled.as_ref(), &asked.display_name, &signed, now);
     match plane.store().commit(commit).await {
         Ok(position) => {
             plane.metrics.audit_total.inc();
@@ -195,31 +184,6 @@ async fn attempt(plane: &Arc<Plane>, asked: &Asked) -> Result<Option<EdgeEnrollR
     }
 }
 
-fn edge_row(asked: &Asked, issued: &Issued, now_unix_ms: i64) -> EdgeRow {
-    EdgeRow {
-        edge_id: asked.edge_id.clone(),
-        display_name: asked.display_name.clone(),
-        key_sha256: issued.key_hash.to_string(),
-        not_after_unix_ms: issued.not_after.unix_ms(),
-        enrolled_at_unix_ms: now_unix_ms,
-        token_id: asked.token_id.clone(),
-        issued_at_unix_ms: now_unix_ms,
-        pending: None,
-        revoked: None,
-    }
-}
-
-fn claimed(mut row: EnrollmentRow, asked: &Asked, issued: &Issued, now_unix_ms: i64) -> EnrollmentRow {
-    row.token.claim = Some(ClaimRow {
-        key_hash: issued.key_hash.to_string(),
-        claimed_at_unix_ms: now_unix_ms,
-        subject: asked.edge_id.clone(),
-        certificate_chain: issued.chain.clone(),
-        void: false,
-    });
-    row
-}
-
 fn response(plane: &Plane, edge_id: &str, certificate_chain: Vec<Vec<u8>>) -> EdgeEnrollResponse {
     let leaf = certificate_chain.first().and_then(|der| umbel_wire::peer::PeerCertificate::parse(der).ok());
     EdgeEnrollResponse {
@@ -231,18 +195,7 @@ fn response(plane: &Plane, edge_id: &str, certificate_chain: Vec<Vec<u8>>) -> Ed
     }
 }
 
-fn deed(asked: &Asked, outcome: impl Into<String>) -> Deed {
-    Deed {
-        actor: format!("token:{}", asked.token_id),
-        action: "edge.enroll",
-        subject: asked.edge_id.clone(),
-        outcome: outcome.into(),
-        detail: Detail { edge: asked.edge_id.clone(), ..Detail::default() },
-        ..Deed::default()
-    }
-}
-
 /// Audits why a known token was refused; anybody can try as often as he likes, so that repeats are folded.
 fn tell_refusal(plane: &Plane, asked: &Asked, truth: &'static str) {
-    plane.audit_soon(&deed(asked, format!("refused: {truth}")));
+    plane.audit_soon(&identities::by_token(&asked.token_id, &asked.edge_id, format!("refused: {truth}")));
 }

@@ -14,29 +14,14 @@ use umbel_wire::error::{Code, Error};
 use umbel_wire::ids::{EdgeId, Generation};
 
 use super::plane::Plane;
-use crate::core::audit::{Deed, Detail};
-use crate::core::edges::{EDGES, EdgeRow, Known, Pending};
+use crate::core::edges::EdgeRow;
+use crate::core::identities::{self, Signed};
 
 /// How often a row that changed in the same moment is read again.
 const TRIES: usize = 4;
 
-fn deed(edge_id: &EdgeId, action: &'static str) -> Deed {
-    Deed {
-        actor: format!("edge:{edge_id}"),
-        action,
-        subject: edge_id.to_string(),
-        outcome: "succeeded".to_owned(),
-        detail: Detail { edge: edge_id.to_string(), ..Detail::default() },
-        ..Deed::default()
-    }
-}
-
 /// `false`: the row changed meanwhile.
-async fn store(plane: &Plane, known: &Known, row: EdgeRow, deed: Deed) -> Result<bool, Error> {
-    let commit = Commit::new()
-        .require_at(EDGES, row.edge_id.as_str(), known.position)
-        .put_json(EDGES, row.edge_id.as_str(), &row)
-        .audit(deed.record());
+async fn store(plane: &Plane, (row, commit): (EdgeRow, Commit)) -> Result<bool, Error> {
     match plane.commit(commit).await {
         Ok(position) => {
             plane.metrics.audit_total.inc();
@@ -64,8 +49,8 @@ pub(super) async fn shown(plane: &Plane, newcomer: &Newcomer, hello: &EdgeHelloR
     }
     for _ in 0..TRIES {
         let Some(known) = plane.fleet().edges.get(&edge_id).cloned() else { return Ok(()) };
-        let Some(row) = known.row.shown(&certificate.key_hash) else { return Ok(()) };
-        if store(plane, &known, row, deed(&edge_id, "edge.credential.rotated")).await? {
+        let Some(change) = identities::shown(&known, &certificate.key_hash) else { return Ok(()) };
+        if store(plane, change).await? {
             tracing::info!(edge = %edge_id, "it shows its new certificate; the one before is retired");
             return Ok(());
         }
@@ -108,13 +93,9 @@ pub(super) async fn give(
             .authority
             .sign_edge(&request.signing_request, edge_id, now, CLIENT_VALIDITY)
             .map_err(refused)?;
-        let pending = Pending {
-            key_sha256: issued.key_hash.to_string(),
-            not_after_unix_ms: issued.not_after.unix_ms(),
-            issued_at_unix_ms: now.unix_ms(),
-        };
-        let row = EdgeRow { pending: Some(pending), ..known.row.clone() };
-        if store(plane, &known, row, deed(edge_id, "edge.credential.issued")).await? {
+        let signed =
+            Signed { key: issued.key_hash, chain: issued.chain.clone(), not_after: issued.not_after };
+        if store(plane, identities::given(&known, &signed, now)).await? {
             return Ok(EdgeCredentialResponse {
                 certificate_chain: issued.chain,
                 not_after_unix_ms: issued.not_after.unix_ms(),

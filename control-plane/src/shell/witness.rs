@@ -3,27 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use umbel_contracts::proto::control::{EdgeSummary, StoreHealth};
 use umbel_store::{AuditRecord, Commit};
 use umbel_wire::ids::{EdgeId, Generation};
 
 use super::plane::Plane;
-use crate::core::audit::{Deed, Detail};
-use crate::core::witness::{Cut, Place, WITNESS};
+use crate::core::witness::{Cut, Place, written};
 
 /// How often places are written.
 const EVERY: Duration = Duration::from_secs(60);
 /// Rows in one commit.
 const ROWS: usize = 500;
-
-/// Where an edge's audit stands, as it says.
-pub(super) fn place(said: &EdgeSummary) -> Option<Place> {
-    // An edge that cannot read its store knows no place, which is no cut.
-    if said.audit_sequence == 0 && said.facts.as_ref().is_some_and(|facts| facts.store() != StoreHealth::Ok) {
-        return None;
-    }
-    Some(Place { sequence: said.audit_sequence, hash: data_encoding::HEXLOWER.encode(&said.audit_hash) })
-}
 
 impl Plane {
     /// Takes the place of an edge's audit out of its heartbeat.
@@ -38,15 +27,7 @@ impl Plane {
         tracing::error!(edge = %edge_id, had = cut.had.sequence, found = cut.found.sequence, "an edge's audit was cut");
         self.tell(edge_id, "edge_audit_cut", Some(generation), cut.sentence());
         self.metrics.audit_total.inc();
-        let record = Deed {
-            actor: "control-plane".into(),
-            action: "edge.audit_cut",
-            subject: format!("{} {}", cut.had.sequence, cut.had.hash),
-            outcome: "observed".into(),
-            detail: Detail { edge: edge_id.to_string(), reason: cut.sentence(), ..Detail::default() },
-            ..Deed::default()
-        }
-        .record();
+        let record = cut.deed(edge_id).record();
         let plane = Arc::clone(self);
         tokio::spawn(async move { plane.write_places(vec![record]).await });
     }
@@ -66,9 +47,7 @@ impl Plane {
             if rows.is_empty() && commit.audit.is_empty() {
                 return;
             }
-            for (edge_id, row) in &rows {
-                commit = commit.put_json(WITNESS, edge_id.as_str(), row);
-            }
+            commit = written(commit, &rows);
             let records = commit.audit.clone();
             if let Err(error) = self.store().commit(std::mem::take(&mut commit)).await {
                 tracing::warn!(%error, "the places of the edges' audits could not be written; they stay in memory");

@@ -62,6 +62,9 @@ impl Plane {
         let (edge_id, link) = match link {
             Ok(found) => found,
             Err(_) => {
+                if self.is("a command waits for its edge") {
+                    return;
+                }
                 if self.is("a command is queued for later") {
                     self.later.push((id.to_owned(), operation.to_owned(), args_json.to_vec()));
                 }

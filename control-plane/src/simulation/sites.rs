@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use prost::Message;
 use umbel_contracts::objects::EdgeConnection;
 use umbel_contracts::proto::control::{
-    EdgeHeartbeat, EdgeHeartbeatAck, EdgeHelloRequest, EdgeHelloResponse, EdgeNodeEvent,
+    EdgeHeartbeat, EdgeHeartbeatAck, EdgeHelloRequest, EdgeHelloResponse, EdgeNodeEvent, EdgeSummary,
 };
 use umbel_contracts::{CONTROL_PROTOCOL, bounds, event, method};
 use umbel_store::Commit;
@@ -16,12 +16,14 @@ use umbel_wire::clock::Wall;
 use umbel_wire::io::accept::{HelloIn, WelcomeOut};
 use umbel_wire::simulation::Heard;
 use umbel_wire::slots::Probe;
-use umbel_wire::{CloseReason, Code, EdgeId, Error, Generation, GoawayReason, Intervals, Rejection, limits};
+use umbel_wire::{
+    CloseReason, Code, EdgeId, Error, Generation, GoawayReason, Intervals, Purpose, Rejection, limits,
+};
 
 use super::{BLOCK, GENERATION, Link, LinkId, Plane};
 use crate::core::edges::{HelloFacts, HelloRefusal};
 use crate::core::fleet::{Accept, Entered, Knocking};
-use crate::core::views::age_ms;
+use crate::core::views::{Taken, age_ms};
 
 const PROBE: Duration = Duration::from_secs(1);
 const REPLACED: Duration = Duration::from_secs(30);
@@ -57,6 +59,10 @@ pub(super) struct Serving {
 /// What is shown of a site, beside what its slot holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shown {
+    /// The edge's credential is revoked.
+    pub revoked: bool,
+    /// The token that its credential came of, and the keys that open the door for it.
+    pub opening: (String, Vec<String>),
     /// Hellos that this process accepted.
     pub accepted: u64,
     /// Whether the connection is up, as operators see it.
@@ -90,14 +96,25 @@ impl Plane {
         let connection = self.fleet.views.connection(edge_id);
         let alive = self.links.values().filter(|link| !link.end.is_over());
         let alive = alive.filter_map(|link| match &link.state {
-            State::Serving(serving) if serving.edge_id == *edge_id => Some(serving.generation.0),
+            // One that was replaced by a newer one only finishes.
+            State::Serving(Serving { edge_id: own, generation, retiring: None }) if own == edge_id => {
+                Some(generation.0)
+            }
             _ => None,
         });
         let said = |summary: &crate::core::views::Summary| {
             let revision = summary.said.revision.as_ref().map_or(0, |revision| revision.number);
             (revision, summary.observed_at_unix_ms, age_ms(now, summary.received))
         };
+        let known = self.fleet.edges.get(edge_id).map(|known| known.row.clone());
+        let keys = known.iter().flat_map(|row| {
+            let pending = row.pending.as_ref().map(|pending| pending.key_sha256.clone());
+            std::iter::once(row.key_sha256.clone()).chain(pending)
+        });
+        let keys = keys.collect();
         Shown {
+            revoked: known.as_ref().is_some_and(|row| row.revoked.is_some()),
+            opening: (known.map(|row| row.token_id).unwrap_or_default(), keys),
             accepted: self.accepted,
             connected: connection == EdgeConnection::Connected,
             never: connection == EdgeConnection::Never,
@@ -156,7 +173,11 @@ impl Plane {
                     let owner = self.fleet.slots.owner(&edge_id);
                     generation = owner.map_or(generation, |owner| owner.generation);
                 }
-                self.fleet.closed(&edge_id, generation);
+                if self.is("a slot is cleared and its view is not") {
+                    self.fleet.slots.clear(&edge_id, generation);
+                } else {
+                    self.fleet.closed(&edge_id, generation);
+                }
             }
             Some(State::Probing(probing)) => self.fleet.slots.abandon(&probing.edge_id, probing.probe),
             _ => {}
@@ -164,10 +185,17 @@ impl Plane {
     }
 
     fn hello(&mut self, link: LinkId, said: HelloIn, disk: &mut Disk, now: Instant, wall: Wall) {
+        if said.purpose == Purpose::Enroll {
+            return self.enroll(link, &said, disk, wall);
+        }
         let hello = match bounds::decode::<EdgeHelloRequest>(&said.payload) {
             Ok(hello) => hello,
             Err(error) => return self.reject(link, &said, HelloRefusal { error, verdict: None }),
         };
+        let key = self.links.get(&link).and_then(|entry| Some(entry.certificate.as_ref()?.key_hash));
+        if let Err(error) = self.shown_key(&hello.edge_id, key, disk, wall) {
+            return self.reject(link, &said, HelloRefusal { error, verdict: None });
+        }
         let knocking = self.knocking(link, &said, &hello, now, wall);
         match self.fleet.knock(knocking, link) {
             Ok(Entered::Yes(accept)) => self.welcome(link, accept, disk, now, wall),
@@ -243,11 +271,15 @@ impl Plane {
     fn welcome(&mut self, link: LinkId, accept: Accept<LinkId>, disk: &mut Disk, now: Instant, wall: Wall) {
         let Accept { edge_id, protocol, generation, superseded, same_process, .. } = accept;
         self.accepted += 1;
-        if generation.0 >= self.reserved {
+        if generation.0 + BLOCK / 2 >= self.reserved {
             self.reserved = disk.reserve(GENERATION, BLOCK).map_or(self.reserved, |first| first + BLOCK - 1);
         }
-        let answer =
-            EdgeHelloResponse { control_plane_id: "plane".to_owned(), ..EdgeHelloResponse::default() };
+        let due = self.fleet.edges.get(&edge_id).is_some_and(|known| known.row.is_due(wall.unix_ms()));
+        let answer = EdgeHelloResponse {
+            control_plane_id: "plane".to_owned(),
+            renew_now: due,
+            ..EdgeHelloResponse::default()
+        };
         let welcome = WelcomeOut {
             protocol,
             generation,
@@ -294,16 +326,31 @@ impl Plane {
         wall: Wall,
     ) -> Result<Vec<u8>, Error> {
         let unknown = || Error::new(Code::Unimplemented, "UNKNOWN_METHOD", "not simulated");
-        let serving = self.serving(link).filter(|_| number == method::EDGE_HEARTBEAT).ok_or_else(unknown)?;
+        let serving = self.serving(link).ok_or_else(unknown)?;
+        if number == method::EDGE_CREDENTIAL {
+            if !self.fleet.slots.is_current(&serving.edge_id, serving.generation) {
+                return Err(Error::new(Code::Conflict, "STALE_GENERATION", "it was replaced"));
+            }
+            return self.give(&serving.edge_id, payload, disk, wall);
+        }
+        if number != method::EDGE_HEARTBEAT {
+            return Err(unknown());
+        }
         let heartbeat = bounds::decode::<EdgeHeartbeat>(payload)?;
         if self.is("a view is kept over a restart") {
             let _ = disk.commit(&Commit::new().put_json(KEPT, serving.edge_id.to_string(), &payload), 0);
         }
         let (edge_id, generation) = (&serving.edge_id, serving.generation);
         match heartbeat.summary {
-            Some(summary) => {
+            Some(mut summary) => {
                 let at = heartbeat.observed_at_unix_ms;
-                self.fleet.views.summary(now, edge_id, generation, at, summary)?;
+                self.falsify(&mut summary);
+                let said = summary.clone();
+                let taken = self.fleet.views.summary(now, edge_id, generation, at, summary)?;
+                if taken == Taken::Yes {
+                    self.witnessed(edge_id, &said, disk, wall);
+                }
+                self.repeat(edge_id, generation, at, said, now);
             }
             None => self.fleet.views.heard(now, edge_id, generation),
         }
@@ -316,6 +363,44 @@ impl Plane {
         let told = bounds::decode::<EdgeNodeEvent>(payload)?;
         self.fleet.views.event(now, &serving.edge_id, serving.generation, told.sequence);
         Ok(())
+    }
+
+    // The mutation: what is shown was never said.
+    fn falsify(&self, summary: &mut EdgeSummary) {
+        if let Some(revision) = &mut summary.revision
+            && self.is("a revision is shown that was never said")
+        {
+            revision.number += 1;
+        }
+    }
+
+    // The mutations: what was said before is taken for what is said now.
+    fn repeat(&mut self, edge_id: &EdgeId, generation: Generation, at: i64, said: EdgeSummary, now: Instant) {
+        self.spoil.1 += 1;
+        let first = self.spoil.0.get_or_insert((at, said)).clone();
+        let views = &mut self.fleet.views;
+        if self.setup.mutation == Some("an old summary is taken") && self.spoil.1.is_multiple_of(5) {
+            views.disconnected(edge_id, generation);
+            views.connected(now, edge_id, generation, 1, &EdgeHelloRequest::default());
+            let _ = views.summary(now, edge_id, generation, first.0, first.1);
+        }
+    }
+
+    // The mutation: what was said long ago is taken for news.
+    pub(super) fn refresh(&mut self, now: Instant) {
+        if !self.is("what is old is called new") {
+            return;
+        }
+        let owned: Vec<_> =
+            self.fleet.slots.owners().map(|(id, owner)| (id.clone(), owner.generation)).collect();
+        for (edge_id, generation) in owned {
+            let view = self.fleet.views.get(&edge_id).and_then(|view| view.summary.clone());
+            let Some(summary) = view else { continue };
+            self.fleet.views.disconnected(&edge_id, generation);
+            self.fleet.views.connected(now, &edge_id, generation, 1, &EdgeHelloRequest::default());
+            let (at, said) = (summary.observed_at_unix_ms, (*summary.said).clone());
+            let _ = self.fleet.views.summary(now, &edge_id, generation, at, said);
+        }
     }
 
     // The mutation: what an earlier process was told is taken for what the edge says now.

@@ -141,6 +141,45 @@ impl Approvals {
     }
 }
 
+/// What this edge knows of where its store came from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Past {
+    /// What the store began with is from then; `None`: nothing was restored.
+    pub(crate) restored: Option<Wall>,
+    /// It was read out of a damaged file.
+    pub(crate) lost: bool,
+}
+
+/// Whether an unknown certificate waits for people, and what its host is told. With an entry for the audit, if it is
+/// the first time.
+pub(crate) fn withhold<H: Clone>(
+    registry: &Registry<H>,
+    approvals: &mut Approvals,
+    certificate: &PeerCertificate,
+    (edge, past, now): (&EdgeId, Past, Wall),
+    ours: impl FnOnce() -> bool,
+) -> Option<(Error, Option<AuditRecord>)> {
+    let key = &certificate.key_hash;
+    if registry.by_key(key).is_some() || registry.tombstones.has(key) {
+        return None;
+    }
+    let node = is_newer(past.restored, certificate, edge, ours)?;
+    if registry.node(&node).is_some_and(|node| node.is_tombstone()) {
+        return None;
+    }
+    if let Err(gone) = registry.tombstones.check(key, Some(&node)) {
+        return Some((gone, None));
+    }
+    let (error, news) = approvals.hold(certificate, node, past.lost, now);
+    let why = if past.lost {
+        "its row is lost: the store was rescued from a damaged file"
+    } else {
+        "its certificate is newer than the backup of this edge"
+    };
+    let record = AuditRecord::new("node.credential.held", node.to_string(), "refused").by("edge");
+    Some((error, news.then(|| record.because(why))))
+}
+
 /// What an approval writes: the node's row, and whether it is a new one.
 #[derive(Debug)]
 pub(crate) struct Approved {

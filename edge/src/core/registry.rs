@@ -379,6 +379,12 @@ impl<H: Clone> Registry<H> {
         }
     }
 
+    /// A fault that a simulated world switches on.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn spoil(&mut self, id: NodeId, work: impl FnOnce(&mut Node)) {
+        self.change(id, work);
+    }
+
     fn touch(&mut self, id: NodeId) {
         self.changed = true;
         self.reconcile(id);

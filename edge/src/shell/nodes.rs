@@ -24,7 +24,7 @@ use umbel_wire::{
     KeyHash, Newcomer, NodeId, Purpose, Rejection, WelcomeOut, clock, limits,
 };
 
-use crate::core::approval;
+use crate::core::approval::{self, Past};
 use crate::core::door::{self, Shown};
 use crate::core::registry::reports;
 use crate::core::rotation::wanted as rotates;
@@ -132,31 +132,15 @@ async fn judge(site: &Arc<Site>, newcomer: &Newcomer) -> Result<Judged, Box<Reje
 /// A certificate that this edge gave after the backup that it was restored from: it waits for an operator.
 fn withheld(site: &Site, newcomer: &Newcomer) -> Option<Error> {
     let certificate = newcomer.certificate()?;
-    let key = &certificate.key_hash;
-    if site.read(|registry| registry.by_key(key).is_some() || registry.tombstones.has(key)) {
-        return None;
-    }
-    let restored = site.store.restored_at().map(Wall);
-    let ours = || site.authorities.held().has_signed(newcomer.leaf());
-    let node = approval::is_newer(restored, certificate, &site.edge_id, ours)?;
-    if site.read(|registry| registry.node(&node).is_some_and(|node| node.is_tombstone())) {
-        return None;
-    }
-    if let Err(gone) = site.read(|registry| registry.tombstones.check(key, Some(&node))) {
-        return Some(gone);
-    }
     let lost = site.store.origin().is_some_and(|origin| origin.rescued.is_some());
-    let mut approvals = site.approvals.lock().unwrap_or_else(PoisonError::into_inner);
-    let (error, news) = approvals.hold(certificate, node, lost, site.wall());
-    if news {
-        let record = AuditRecord::new("node.credential.held", node.to_string(), "refused").by("edge");
-        let why = if lost {
-            "its row is lost: the store was rescued from a damaged file"
-        } else {
-            "its certificate is newer than the backup of this edge"
-        };
-        site.audit_soon(vec![record.because(why)]);
-    }
+    let past = Past { restored: site.store.restored_at().map(Wall), lost };
+    let ours = || site.authorities.held().has_signed(newcomer.leaf());
+    let (error, record) = site.read(|registry| {
+        let mut approvals = site.approvals.lock().unwrap_or_else(PoisonError::into_inner);
+        let about = (&site.edge_id, past, site.wall());
+        approval::withhold(registry, &mut approvals, certificate, about, ours)
+    })?;
+    site.audit_soon(record.into_iter().collect());
     Some(error)
 }
 

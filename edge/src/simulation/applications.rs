@@ -13,7 +13,9 @@ use umbel_wire::Terminal;
 use umbel_wire::simulation::Outgoing;
 
 use super::{Edge, LinkId};
-use crate::core::admission::{Ask, Class, Decision, Grant, KeyNumber, LeaseId, NORMAL_CLASS, Ticket};
+use crate::core::admission::{
+    Ask, Class, Decision, Grant, KeyNumber, LeaseId, NORMAL_CLASS, ProviderSpec, Ticket,
+};
 
 /// Names a request in the world.
 pub type RequestId = u64;
@@ -52,13 +54,31 @@ impl Edge {
             return;
         };
         let ask = Ask::new(model, KeyNumber(key), Class(NORMAL_CLASS));
-        match self.admission.admit(now, &ask) {
+        let more = u32::from(self.is("more is given than there is"));
+        self.spoil_capacity(now, more);
+        let decision = self.admission.admit(now, &ask);
+        self.spoil_capacity(now, 0);
+        match decision {
             Decision::Granted(grant) => self.requests.granted.push((request, grant)),
             Decision::Waiting(ticket) => drop(self.requests.waiting.insert(ticket, request)),
             Decision::Refused(_) => self.requests.answered.push((request, Answered::Refused)),
         }
         self.settle(now);
         self.open_granted(now);
+    }
+
+    // A fault that only the world switches on.
+    fn spoil_capacity(&mut self, now: Instant, more: u32) {
+        if !self.is("more is given than there is") {
+            return;
+        }
+        for node in self.registry.all() {
+            for engine in &node.report.engines {
+                let spec = crate::core::providers::spec(node.id, engine);
+                let capacity = spec.capacity + more;
+                drop(self.admission.declare(now, ProviderSpec { capacity, ..spec }));
+            }
+        }
     }
 
     /// The application went away.

@@ -208,6 +208,10 @@ impl Edge {
                 if self.is("a late close ends the newest") {
                     generation = self.registry.slots.owner(&id).map_or(generation, |owner| owner.generation);
                 }
+                if self.is("a slot is cleared and its node not told") {
+                    self.change(now, |registry| drop(registry.slots.clear(&id, generation)));
+                    return;
+                }
                 self.change(now, |registry| registry.closed(id, generation, reason.name()));
             }
             Some(State::Probing(probing)) => {
@@ -275,7 +279,9 @@ impl Edge {
             now,
             wall,
         };
-        door::credential(&self.registry, shown).map_err(refuse)?;
+        if let Err(error) = door::credential(&self.registry, shown) {
+            return Err(refuse(self.withheld(link, now, wall).unwrap_or(error)));
+        }
         let protocol = door::protocol(said.versions)?;
         let hello = bounds::decode::<NodeHelloRequest>(&said.payload).map_err(refuse)?;
         reports::check_hello(&hello).map_err(refuse)?;
@@ -506,7 +512,10 @@ impl Edge {
             }
             event::NODE_TELEMETRY => {
                 let report = bounds::decode::<NodeTelemetry>(payload)?;
-                self.change(now, |registry| registry.telemetry(id, generation, report, now, wall_ms))
+                let taken =
+                    self.change(now, |registry| registry.telemetry(id, generation, report, now, wall_ms));
+                self.spoil(id, now);
+                taken
             }
             event::NODE_ENGINES => {
                 let report = bounds::decode::<NodeEngines>(payload)?;
@@ -515,6 +524,37 @@ impl Edge {
             }
             event::NODE_DECLARED => bounds::decode::<NodeDeclared>(payload).map(drop),
             _ => Err(Error::new(Code::Unimplemented, "UNKNOWN_EVENT", "not simulated")),
+        }
+    }
+}
+
+impl Edge {
+    // Faults that only the world switches on.
+    fn spoil(&mut self, id: NodeId, now: Instant) {
+        self.spoil.1 += 1;
+        if !self.spoil.1.is_multiple_of(9) {
+            return;
+        }
+        let Some(mutation) = self.setup.mutation else { return };
+        self.change(now, |registry| {
+            registry.spoil(id, |node| match mutation {
+                "a cursor goes back" => {
+                    node.report.inventory_sequence = node.report.inventory_sequence.saturating_sub(1)
+                }
+                "an old report is taken for the last good one" => {
+                    if let Some(kept) = &mut node.report.telemetry {
+                        kept.observed_at_unix_ms -= 1;
+                    }
+                }
+                "the last sign of life is forgotten" => node.report.last_seen_at_unix_ms -= 1,
+                _ => {}
+            });
+        });
+        if mutation == "a summary is kept for later" {
+            let nodes = self.registry.all();
+            let counts: crate::core::registry::snapshot::Counts =
+                crate::core::registry::snapshot::counts(nodes.iter().map(AsRef::as_ref));
+            self.spoil.0 = Some(counts.nodes_online);
         }
     }
 }

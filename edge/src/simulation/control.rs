@@ -18,7 +18,8 @@ use umbel_contracts::proto::control::{
 use umbel_contracts::{CONTROL_PROTOCOL, bounds, event, method};
 use umbel_wire::backoff::Backoff;
 use umbel_wire::clock::Wall;
-use umbel_wire::simulation::{End, Heard, Incoming};
+use umbel_wire::peer::PeerCertificate;
+use umbel_wire::simulation::{Call, End, Heard, Incoming, Renewal};
 use umbel_wire::{Attempt, CloseReason, Code, Error, Generation, InstanceId, Purpose};
 
 use super::{Edge, LinkId, Operation, Outcome};
@@ -52,6 +53,11 @@ pub(super) struct Uplink {
     /// Commands that were asked for at the socket.
     pub(super) at_socket: BTreeSet<String>,
     said: Vec<Said>,
+    pub(super) renewal: Renewal,
+    /// Why its last dial was refused; empty: it was not.
+    refusal: String,
+    /// The dial after the end of this connection is due at once: it shows another certificate.
+    at_once: bool,
     luck: u64,
 }
 
@@ -69,6 +75,9 @@ impl Uplink {
             carried: BTreeMap::new(),
             at_socket: BTreeSet::new(),
             said: Vec::new(),
+            renewal: Renewal::default(),
+            refusal: String::new(),
+            at_once: false,
             luck: luck ^ 0x0C0F_FEE0,
         };
         let [high, low] = [uplink.random(), uplink.random()];
@@ -83,8 +92,49 @@ impl Uplink {
     }
 
     fn again(&mut self, now: Instant) {
+        self.renewal.failed(false);
         let luck = self.random();
         self.dial_at = Some(now + self.backoff.failed(luck));
+    }
+
+    pub(super) fn key(&mut self) -> [u8; 32] {
+        let mut key = [0; 32];
+        for part in key.chunks_mut(8) {
+            part.copy_from_slice(&self.random().to_be_bytes());
+        }
+        key
+    }
+
+    pub(super) fn refusal(&self) -> &str {
+        &self.refusal
+    }
+
+    /// There is a token to be used.
+    pub(super) fn dial_soon(&mut self, now: Instant) {
+        self.refusal.clear();
+        self.dial_anew(now);
+    }
+
+    /// The next dial shows another certificate.
+    pub(super) fn dial_anew(&mut self, now: Instant) {
+        match &mut self.link {
+            // Its last bytes go out, then it is over.
+            Some(own) => {
+                self.at_once = true;
+                own.end.close(CloseReason::Reconnect);
+            }
+            None => self.dial_at = Some(now),
+        }
+    }
+
+    pub(super) fn request(
+        &mut self,
+        now: Instant,
+        number: u32,
+        message: Vec<u8>,
+        timeout: Duration,
+    ) -> Option<Call> {
+        self.welcomed()?.end.request(now, number, message, timeout).ok()
     }
 
     fn welcomed(&mut self) -> Option<&mut Link> {
@@ -95,21 +145,25 @@ impl Uplink {
         let link = self.link.as_ref();
         let dial = self.dial_at.filter(|_| link.is_none() && !self.reaching);
         let beat = link.and_then(|link| link.heartbeat_at);
-        link.and_then(|link| link.end.next_deadline()).into_iter().chain(beat).chain(dial).min()
+        let own = self.renewal.next_deadline();
+        link.and_then(|link| link.end.next_deadline()).into_iter().chain(beat).chain(dial).chain(own).min()
     }
 }
 
 impl Edge {
-    /// A dial of the control plane is due. The world answers with [`Edge::plane_connected`] or
-    /// [`Edge::plane_unreachable`].
-    pub fn dials_plane(&mut self, now: Instant) -> bool {
+    /// A dial of the control plane is due, with the certificate that it shows. The world answers with
+    /// [`Edge::plane_connected`] or [`Edge::plane_unreachable`].
+    pub fn dials_plane(&mut self, now: Instant) -> Option<Option<PeerCertificate>> {
         let due = self.uplink.dial_at.is_some_and(|at| at <= now);
         if !due || self.uplink.link.is_some() || self.uplink.reaching {
-            return false;
+            return None;
         }
         self.uplink.dial_at = None;
+        if !self.membership.may_dial() {
+            return None;
+        }
         self.uplink.reaching = true;
-        true
+        Some(self.plane_certificate())
     }
 
     /// TCP and TLS are done.
@@ -124,9 +178,11 @@ impl Edge {
             ..EdgeHelloRequest::default()
         };
         let (attempt, events) = (Attempt(uplink.attempt), Arc::clone(&uplink.events));
-        let payload = hello.encode_to_vec();
-        let end =
-            End::dial(now, Purpose::Hello, CONTROL_PROTOCOL, uplink.instance, attempt, &payload, events);
+        let (purpose, payload) = match self.membership.enrolls(self.setup.edge_id.as_str()) {
+            Some(enrolls) => (Purpose::Enroll, enrolls.encode_to_vec()),
+            None => (Purpose::Hello, hello.encode_to_vec()),
+        };
+        let end = End::dial(now, purpose, CONTROL_PROTOCOL, uplink.instance, attempt, &payload, events);
         let Ok(end) = end else { return uplink.again(now) };
         let spread = Duration::from_millis(200);
         let (generation, heartbeat_at, interval) = (None, None, self.setup.heartbeat);
@@ -156,7 +212,12 @@ impl Edge {
         self.plane_heard(heard, now, wall);
         if self.uplink.link.as_ref().is_some_and(|own| own.link == link) {
             self.uplink.link = None;
-            self.uplink.again(now);
+            if std::mem::take(&mut self.uplink.at_once) {
+                self.uplink.carried.clear();
+                self.uplink.dial_at = Some(now);
+            } else {
+                self.uplink.again(now);
+            }
         }
     }
 
@@ -179,9 +240,10 @@ impl Edge {
     }
 
     pub(super) fn tick_plane(&mut self, now: Instant, wall: Wall) {
-        let Some(own) = &mut self.uplink.link else { return };
+        let Some(own) = &mut self.uplink.link else { return self.renew(now) };
         let heard = own.end.tick(now);
         self.plane_heard(heard, now, wall);
+        self.renew(now);
         let due = self.uplink.welcomed().is_some_and(|own| own.heartbeat_at.is_some_and(|at| at <= now));
         if !due {
             return;
@@ -213,6 +275,8 @@ impl Edge {
             nodes_online: counts.nodes_online,
             nodes_stale: counts.nodes_stale,
             nodes_offline: counts.nodes_offline,
+            audit_sequence: self.disk.head.sequence,
+            audit_hash: self.disk.head.hash.to_vec(),
             providers_total: counts.providers_total,
             providers_available: counts.providers_available,
             ..EdgeSummary::default()
@@ -222,7 +286,14 @@ impl Edge {
     fn plane_heard(&mut self, heard: Vec<Heard>, now: Instant, wall: Wall) {
         for one in heard {
             match one {
+                Heard::Welcome(welcome) if self.membership.enrolls("").is_some() => {
+                    self.joined(&welcome.payload);
+                    self.uplink.link = None;
+                    self.uplink.dial_at = Some(now);
+                }
                 Heard::Welcome(welcome) => {
+                    self.uplink.refusal.clear();
+                    self.plane_accepted(&welcome.payload, now, wall);
                     let Some(own) = &mut self.uplink.link else { continue };
                     own.generation = Some(welcome.generation);
                     (own.since, own.spread) = (now, welcome.reconnect_spread);
@@ -232,6 +303,16 @@ impl Edge {
                 Heard::Rejected(rejection) => {
                     self.uplink.link = None;
                     let (error, luck) = (rejection.error, self.uplink.random());
+                    let again = matches!(error.code, Code::Unavailable | Code::InsufficientStorage);
+                    if self.membership.enrolls("").is_some() {
+                        if !again && error.reason != "TOKEN_BUSY" {
+                            self.not_joined();
+                        }
+                    } else if self.uplink.renewal.failed(true) {
+                        self.uplink.dial_at = Some(now);
+                        continue;
+                    }
+                    self.uplink.refusal = error.reason.to_string();
                     let pause = self.uplink.backoff.rejected(error.code, error.retry_after, luck);
                     self.uplink.dial_at = Some(now + pause);
                 }
@@ -249,6 +330,7 @@ impl Edge {
                     self.end_stream(stream, Error::new(Code::Cancelled, "CANCELLED", "not wanted any more"));
                 }
                 Heard::Goaway(_) => {}
+                Heard::Answer(call, answer) => self.plane_gave(call, &answer, now),
                 Heard::Closed(reason) => self.plane_closed(&reason, now),
                 _ => {}
             }

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use umbel_store::simulation::{Disk, Observing, weight};
-use umbel_store::{AuditRecord, Change, Commit, CommitError, Owed, Position};
+use umbel_store::{AuditHead, AuditRecord, Change, Commit, CommitError, Owed, Position};
 use umbel_wire::clock::Wall;
 use umbel_wire::io::accept::HelloIn;
 use umbel_wire::simulation::Asked;
@@ -16,6 +16,7 @@ use umbel_wire::{KeyHash, NodeId};
 use super::{Edge, LinkId, NODES, REPORTS, SELF, WALL};
 use crate::core::enrollment::EnrollmentRow;
 use crate::core::registry::node::NodeRow;
+use crate::core::settings::Proposal;
 
 /// Who says what is only observed.
 pub const OBSERVER: &str = "observer";
@@ -34,6 +35,8 @@ pub(super) enum Then {
     Shown(Box<Showing>),
     /// A node is given a credential for a new key.
     Given(Box<Giving>),
+    /// The settings are stored under a newer version.
+    Renumbered(Box<Proposal>),
     /// An operator's command.
     Command(String),
 }
@@ -81,11 +84,13 @@ pub(super) struct Queue {
     pub(super) observing: Observing,
     mutation: Option<&'static str>,
     batches: u64,
+    /// The audit's newest entry, as of the last write that was heard of.
+    pub(super) head: AuditHead,
 }
 
 impl Queue {
-    pub(super) fn new(mutation: Option<&'static str>) -> Self {
-        Self { mutation, ..Self::default() }
+    pub(super) fn new(mutation: Option<&'static str>, head: AuditHead) -> Self {
+        Self { mutation, head, ..Self::default() }
     }
 
     pub(super) fn propose(&mut self, commit: Commit, then: Then) {
@@ -243,6 +248,7 @@ impl Edge {
     /// The process hears what became of what was written.
     pub fn written(&mut self, disk: &mut Disk, now: Instant, wall: Wall) {
         let wall = self.wall(wall);
+        self.disk.head = disk.audit_head().unwrap_or(self.disk.head);
         for changes in std::mem::take(&mut self.disk.settled) {
             self.settled(changes, now);
         }
@@ -270,6 +276,9 @@ impl Edge {
                 }
                 Then::Shown(showing) => self.promoted(*showing, result.map(Position), now, wall),
                 Then::Given(giving) => self.given(*giving, result.map(Position), now, wall),
+                Then::Renumbered(proposal) => {
+                    self.renumbered(*proposal, result.ok().map(Position), now);
+                }
                 Then::Command(id) => self.command_written(&id, result.map(Position), now, wall),
             }
         }

@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 use umbel_contracts::objects::CommandPhase;
 use umbel_store::simulation::Disk;
 use umbel_store::{AuditRecord, Commit, CommitError, Owed, Position};
-use umbel_wire::NodeId;
 use umbel_wire::clock::Wall;
 use umbel_wire::enroll::TokenRow;
 use umbel_wire::secret::Secret;
+use umbel_wire::{KeyHash, NodeId};
 
 use super::disk::Then;
 use super::{COMMANDS, ENROLLMENTS, Edge, NODES};
@@ -51,6 +51,8 @@ pub enum Operation {
     Rotate(String),
     /// Retired for good.
     Decommission(String),
+    /// A host whose certificate a restored edge does not know is let in, by its key.
+    Approve(String),
     /// Another value of a field of the settings, by its path.
     Settings(String, String),
 }
@@ -74,7 +76,8 @@ pub(super) struct Running {
 }
 
 #[derive(Clone)]
-enum Change {
+pub(super) enum Change {
+    Approved { key: KeyHash, node: NodeId, known: bool, row: NodeRow },
     Node(NodeId, NodeRow),
     Token(EnrollmentRow),
     Settings(Box<Proposal>),
@@ -95,6 +98,7 @@ impl Operation {
             Self::Revoke(_) => "node.credential.revoke",
             Self::Rotate(_) => "node.credential.rotate",
             Self::Decommission(_) => "node.decommission",
+            Self::Approve(_) => "node.credential.approve",
             Self::Settings(..) => "settings.set",
         }
     }
@@ -103,7 +107,7 @@ impl Operation {
     #[must_use]
     pub fn node(&self) -> Option<&str> {
         match self {
-            Self::Mint { .. } | Self::RevokeToken(_) | Self::Settings(..) => None,
+            Self::Mint { .. } | Self::RevokeToken(_) | Self::Approve(_) | Self::Settings(..) => None,
             Self::Eligible(node, _)
             | Self::Drain(node, _)
             | Self::Disable(node, _)
@@ -124,7 +128,11 @@ impl Operation {
             Self::Revoke(_) => row.revoke(at),
             Self::Rotate(_) if row.admits() => row.rotate = Some(Wanted { at_unix_ms: at, by: by.clone() }),
             Self::Decommission(_) => row.decommission(decision()),
-            Self::Rotate(_) | Self::Mint { .. } | Self::RevokeToken(_) | Self::Settings(..) => {}
+            Self::Rotate(_)
+            | Self::Mint { .. }
+            | Self::RevokeToken(_)
+            | Self::Approve(_)
+            | Self::Settings(..) => {}
         }
     }
 
@@ -163,6 +171,9 @@ impl Edge {
             Err(error) => self.outcome(id, Outcome::Refused(error.reason.into_owned())),
             Ok(Begin::Join) => {}
             Ok(Begin::Replay) => {
+                if self.is("a repeated command is refused") {
+                    return self.outcome(id, Outcome::Refused("REPEATED".to_owned()));
+                }
                 let owed = self.disk.owes() && self.not_durable.contains(id);
                 self.outcome(id, if owed { Outcome::NotDurable } else { Outcome::Done });
             }
@@ -255,6 +266,7 @@ impl Edge {
                 );
                 Ok((commit, Change::Token(row)))
             }
+            Operation::Approve(key) => self.plan_approval(key, wall),
             Operation::Settings(path, value) => {
                 let (commit, proposal) = self.plan_settings(path, value, wall)?;
                 Ok((commit, Change::Settings(Box::new(proposal))))
@@ -285,6 +297,10 @@ impl Edge {
                 match change {
                     Change::Node(node, stored) => {
                         self.change(now, |registry| registry.apply(node, stored, position));
+                    }
+                    Change::Approved { key, node, known, row } => {
+                        self.approvals.remove(&key);
+                        self.approved(node, known, row, position, now);
                     }
                     Change::Token(stored) => self.tokens.apply(stored, position),
                     Change::Settings(proposal) => self.settings_stored(*proposal, position, now),
@@ -326,7 +342,7 @@ impl Edge {
                     })
                 }
             }
-            Change::Settings(_) => owed,
+            Change::Settings(_) | Change::Approved { .. } => owed,
             Change::Token(stored) => {
                 let revoked = stored.token.revoked_at_unix_ms;
                 let token_id = stored.token.token_id.clone();

@@ -7,7 +7,7 @@ use std::time::Instant;
 use umbel_contracts::proto::control::EdgeNodeSnapshot;
 use umbel_store::simulation::Disk;
 
-use super::Edge;
+use super::{Edge, Own};
 use crate::core::admission::LeaseId;
 use crate::core::registry::Moment;
 use crate::core::registry::node::NodeRow;
@@ -20,6 +20,8 @@ pub struct View {
     pub revision: u64,
     /// Of the settings.
     pub settings_version: u64,
+    /// The edge's own settings: in force, and as the newest version says.
+    pub own: (Own, Result<Own, String>),
     /// The highest generation given.
     pub highest_generation: u64,
     /// Every node.
@@ -103,6 +105,7 @@ impl Edge {
         View {
             revision: self.registry.revision(),
             settings_version: self.settings.version(),
+            own: (self.own, self.settings.own(&self.setup)),
             highest_generation: self.registry.slots.highest().0,
             nodes: nodes.iter().map(|node| self.node_view(node, now)).collect(),
             tokens: self.token_views(),
@@ -123,7 +126,7 @@ impl Edge {
             waiting: self.waiting_requests(),
             observations: self.disk.observations(),
             refusals: self.disk.observing.refusals(),
-            online_and_available: (counts.nodes_online, counts.providers_available),
+            online_and_available: (self.spoil.0.unwrap_or(counts.nodes_online), counts.providers_available),
         }
     }
 

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use umbel_edge::simulation::restore;
+
 use super::network::Path;
 use super::world::{Clocks, World};
 
@@ -67,7 +69,7 @@ impl World {
 
     fn strike(&mut self) {
         let number = self.luck.between(0, self.hosts.len() as u64) as usize;
-        match self.luck.between(0, 24) {
+        match self.luck.between(0, 28) {
             0 | 1 if self.edge.process.is_some() => {
                 let power = self.luck.one_in(3);
                 self.tell(if power { "edge loses power" } else { "edge is killed" });
@@ -135,8 +137,53 @@ impl World {
             }
             19 | 20 => self.reset_one(number),
             21 => self.copy(number),
+            23 | 24 if self.edge.process.is_some() => self.back_up(),
+            25 if self.edge.process.is_some() && self.luck.one_in(2) => self.restore(),
+            22 if self.edge.process.is_some() && self.luck.one_in(2) => self.cut_audit(),
             _ => {}
         }
+    }
+
+    fn back_up(&mut self) {
+        let wall = self.wall(self.edge.clocks);
+        self.tell("the edge's store is backed up");
+        self.edge.backup = Some(self.edge.disk.back_up(wall.unix_ms()));
+    }
+
+    // Whatever happened since the backup never was, as far as the edge knows.
+    fn restore(&mut self) {
+        let Some(backup) = self.edge.backup.take() else { return };
+        self.kill_edge(false);
+        let wall = self.wall(self.edge.clocks);
+        if restore(&mut self.edge.disk, &backup, wall, self.mutation) {
+            self.tell(format!("the edge is restored from its backup of {}", backup.made_unix_ms()));
+            self.restored();
+            self.reinstall();
+        }
+        self.edge.backup = Some(backup);
+        self.for_a_while(20, Undo::StartEdge);
+    }
+
+    // Somebody sets a host up anew, with a token that was left over.
+    fn reinstall(&mut self) {
+        let Some((token, secret)) = self.people.spare.clone() else { return };
+        let number = self.luck.between(0, self.hosts.len() as u64) as usize;
+        if self.hosts[number].copy || self.hosts[number].copied {
+            return;
+        }
+        self.wipe(number);
+        self.with_node(number, |node, now, _| node.join(&token, secret, now));
+    }
+
+    // Somebody who can write the edge's files takes the newest entries out of its audit.
+    fn cut_audit(&mut self) {
+        self.kill_edge(false);
+        let entries = self.luck.between(1, 12);
+        if self.edge.disk.cut_audit(entries) {
+            self.tell(format!("{entries} entries of the edge's audit are cut off"));
+            self.judge.cut(&mut self.edge.disk);
+        }
+        self.for_a_while(10, Undo::StartEdge);
     }
 
     fn wrong_clock(&mut self) -> i64 {
@@ -167,13 +214,16 @@ impl World {
     }
 
     fn reset_one(&mut self, number: usize) {
-        let link = self
-            .network
-            .wires
-            .iter()
-            .find(|(_, wire)| wire.host == number && wire.upper_has && wire.lower_has);
-        if let Some(link) = link.map(|(link, _)| *link) {
-            self.tell(format!("connection {link} of node {number} is reset"));
+        let open = |of: usize| {
+            let wires = self.network.wires.iter();
+            let links = wires.filter(move |(_, wire)| wire.host == of && wire.upper_has && wire.lower_has);
+            links.map(|(link, _)| *link).collect::<Vec<_>>()
+        };
+        // Rather one that drains beside a newer one.
+        let both = (0..self.hosts.len()).map(open).find(|links| links.len() > 1);
+        let link = both.unwrap_or_else(|| open(number)).first().copied();
+        if let Some(link) = link {
+            self.tell(format!("connection {link} is reset"));
             use super::network::{Packet, Way};
             self.network.send(link, Way::Up, Packet::End, self.time, &mut self.luck);
             self.network.send(link, Way::Down, Packet::End, self.time, &mut self.luck);
@@ -201,6 +251,7 @@ impl World {
             paused: false,
             copy: true,
             copied: true,
+            unknown: false,
         });
         self.network.paths.push(Path::default());
         self.start_node(self.hosts.len() - 1);

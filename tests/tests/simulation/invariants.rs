@@ -2,43 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use umbel_control_plane::simulation::Shown;
 use umbel_edge::simulation::{NodeView, OBSERVER, Operation, View, stored};
 use umbel_store::AuditRecord;
-use umbel_store::simulation::weight;
+use umbel_store::simulation::{Disk, weight};
 
 use super::history::Failure;
 use super::world::World;
-
-/// Faults of the program that can be switched on, and the invariant that finds each.
-pub(crate) const MUTATIONS: &[(&str, &str)] = &[
-    ("a late close ends the newest", "a stale close changes nothing"),
-    ("a used token opens again", "a used token stays used"),
-    ("a command is not stored with its effect", "what was answered is there"),
-    ("a lease outlives its stream", "a lease ends with its stream"),
-    ("generations begin anew", "generations only grow"),
-    ("revisions begin anew", "revisions only grow"),
-    ("an identity is forgotten", "an identity lasts"),
-    ("a tombstone is read as a node", "a tombstone stays"),
-    ("an evicted connection is not closed", "who is kept out is not in"),
-    ("admission hears of nobody's silence", "no work for a node that is not online"),
-    ("an answer is told twice", "a request has one answer"),
-    ("a retired key still opens", "one credential a node"),
-    ("a lost connection is not dialed again", "progress"),
-    ("settings are in force before they are stored", "settings versions only grow"),
-    ("slots are free before their streams ended", "an engine is never above its capacity"),
-    ("a broken connection frees its slots", "an engine is never above its capacity"),
-    ("an audit entry goes missing", "the audit's chain holds"),
-    ("the audit is cut at a start", "the audit only grows"),
-    ("a command is not audited", "what was answered is in the audit"),
-    ("repeats are dropped", "an observation is told or counted"),
-    ("a gap is not told", "a gap of the audit is told"),
-    ("a stale close clears the new view", "a stale close changes nothing"),
-    ("a command is queued for later", "what was unavailable never runs"),
-    ("a view is kept over a restart", "a restart forgets the site"),
-    ("a control plane's generations begin anew", "an edge's generations only grow"),
-    ("a relayed command is not looked up", "a command runs once"),
-    ("the site waits for its control plane", "the site serves without its control plane"),
-];
 
 /// What earlier steps have shown.
 pub(crate) struct Judge {
@@ -58,6 +28,15 @@ pub(crate) struct Judge {
     gaps: u64,
     /// What is in the audit now is an earlier process's.
     counts_anew: bool,
+    /// Tokens that were open when the edge was restored.
+    void: BTreeSet<String>,
+    /// Nodes that a restored edge did not know.
+    lost: BTreeSet<String>,
+    /// The highest version of the settings that was ever made.
+    settings_made: u64,
+    /// At the control plane: commits that were looked at, and who used which token.
+    plane_commits: u64,
+    edge_tokens: BTreeMap<String, String>,
     /// Commands that ran.
     ran: BTreeSet<String>,
     fresh: bool,
@@ -88,9 +67,44 @@ impl Judge {
             observed: 0,
             gaps: 0,
             counts_anew: false,
+            void: BTreeSet::new(),
+            lost: BTreeSet::new(),
+            settings_made: 0,
+            plane_commits: 0,
+            edge_tokens: BTreeMap::new(),
             ran: BTreeSet::new(),
             fresh: false,
         }
+    }
+
+    /// Somebody cut the audit: that it goes back is not the program's fault.
+    pub(crate) fn cut(&mut self, disk: &mut Disk) {
+        self.audited.1 = disk.audit_head().unwrap_or_default().sequence;
+    }
+
+    /// The edge's store is an older one.
+    fn restored(&mut self, disk: &mut Disk, hosts: BTreeSet<String>) {
+        let on_disk = stored(disk);
+        let used: BTreeSet<_> = on_disk.tokens.iter().filter(|(_, claim, _)| claim.is_some()).collect();
+        let used: BTreeSet<&String> = used.into_iter().map(|(id, ..)| id).collect();
+        self.void =
+            on_disk.tokens.iter().map(|(id, ..)| id.clone()).filter(|id| !used.contains(id)).collect();
+        self.tokens.retain(|id, _| used.contains(id));
+        for seen in self.nodes.values_mut() {
+            *seen = Seen { generation: seen.generation, ..Seen::default() };
+        }
+        self.settings_version = 0;
+        self.audited = (0, 0);
+        self.ran.clear();
+        let mut last = 0;
+        while let Some(page) = disk.audit_after(last, 1_000).ok().filter(|page| !page.is_empty()) {
+            last = page.last().map_or(last, |entry| entry.sequence);
+            self.ran
+                .extend(page.into_iter().map(|entry| entry.record.command_id).filter(|id| !id.is_empty()));
+        }
+        self.audited.1 = last;
+        let known: BTreeSet<_> = on_disk.nodes.iter().map(|(id, ..)| id.clone()).collect();
+        self.lost = hosts.into_iter().filter(|id| !known.contains(id)).collect();
     }
 
     /// Another process of the edge: what it holds in memory only begins anew.
@@ -147,7 +161,54 @@ impl World {
         observed(&self.judge, &view)?;
         tokens(&mut self.judge, &view)?;
         self.hosts_are_known(&view)?;
+        self.strangers_wait(&view)?;
         self.answers_are_there()
+    }
+
+    /// The edge's store is that of its backup.
+    pub(crate) fn restored(&mut self) {
+        let ids = |host: &super::world::Host| {
+            let process = host.process.as_ref().and_then(|node| node.identity());
+            process.or_else(|| host.disk.as_ref().and_then(|disk| disk.node_id()))
+        };
+        let hosts = self.hosts.iter().filter_map(ids).collect();
+        self.judge.restored(&mut self.edge.disk, hosts);
+        let commands = stored(&mut self.edge.disk).commands.into_iter().collect();
+        self.people.restored(&commands);
+        self.hosts.iter_mut().for_each(|host| host.unknown = true);
+    }
+
+    // Nobody is let in again but by people.
+    fn strangers_wait(&mut self, view: &View) -> Found {
+        for node in &view.nodes {
+            let id = &node.snapshot.node_id;
+            if !self.judge.lost.contains(id) {
+                continue;
+            }
+            let asked = node
+                .opening_keys
+                .iter()
+                .chain(&node.retired_keys)
+                .any(|key| self.people.approved.contains(key));
+            must(asked, "who a restored edge does not know waits for people", || {
+                format!("{id} is in again")
+            })?;
+            self.judge.lost.remove(id);
+        }
+        let in_again: Vec<_> = self
+            .hosts
+            .iter()
+            .map(|host| {
+                let Some(node) = &host.process else { return false };
+                let known =
+                    node.identity().and_then(|id| view.nodes.iter().find(|one| one.snapshot.node_id == id));
+                known.is_some_and(|known| node.keys().iter().any(|key| known.opening_keys.contains(key)))
+            })
+            .collect();
+        for (host, is_in) in self.hosts.iter_mut().zip(in_again) {
+            host.unknown &= !is_in;
+        }
+        Ok(())
     }
 
     // Who was given an identity has it for ever, and a key that opens its door as long as people let it in.
@@ -156,23 +217,24 @@ impl World {
             let Some(node) = &host.process else { continue };
             let (Some(id), keys) = (node.identity(), node.keys()) else { continue };
             must(
-                node.settings_version() <= view.settings_version,
+                node.settings_version() <= self.judge.settings_made,
                 "nobody has settings that were never made",
                 || {
                     format!(
                         "node {number} has {}, the newest is {}",
                         node.settings_version(),
-                        view.settings_version
+                        self.judge.settings_made
                     )
                 },
             )?;
             let known = view.nodes.iter().find(|node| node.snapshot.node_id == id);
-            must(known.is_some(), "an identity lasts", || {
+            must(known.is_some() || self.judge.lost.contains(&id), "an identity lasts", || {
                 format!("node {number} is {id}, which is unknown")
             })?;
             // Unless people kept it out, copied its directory, or gave its place to another host.
-            let own =
-                |known: &&NodeView| known.admits && known.token_id == node.joined_with() && !host.copied;
+            let own = |known: &&NodeView| {
+                known.admits && known.token_id == node.joined_with() && !host.copied && !host.unknown
+            };
             let Some(known) = known.filter(own) else { continue };
             let opens = keys.iter().any(|key| known.opening_keys.contains(key));
             must(opens, "one key on the node's disk is always accepted", || {
@@ -238,9 +300,73 @@ impl World {
         Ok(())
     }
 
+    // What admins were told is so, on the disk and at the door.
+    fn admins_are_served(&mut self, shown: &Shown) -> Found {
+        let admins = &self.plane.admins;
+        must(admins.let_in.is_empty(), "a revoked operator does nothing", || format!("{:?}", admins.let_in))?;
+        must(admins.kept_out.is_empty(), "an operator's token opens until it is revoked", || {
+            format!("{:?}", admins.kept_out)
+        })?;
+        must(admins.not_there.is_empty(), "what the control plane answered is there", || {
+            format!("{:?}", admins.not_there)
+        })?;
+        let in_it = shown.owners.0.or(shown.alive);
+        must(!shown.revoked || in_it.is_none(), "a revoked edge is not in", || format!("{shown:?}"))?;
+        let commits = self.plane.disk.commits();
+        if self.judge.plane_commits == commits {
+            return self.edge_key_opens(shown);
+        }
+        self.judge.plane_commits = commits;
+        let broken = self.plane.disk.follow_audit();
+        must(broken.is_none(), "the audit's chain holds", || format!("at the control plane: {broken:?}"))?;
+        for (token, claim, _) in umbel_control_plane::simulation::stored(&mut self.plane.disk).tokens {
+            let before = self.judge.edge_tokens.get(&token);
+            must(before.is_none() || before == claim.as_ref(), "a used token stays used", || {
+                format!("{token}: {claim:?} after {before:?}")
+            })?;
+            if let Some(claim) = claim {
+                self.judge.edge_tokens.insert(token, claim);
+            }
+        }
+        self.edge_key_opens(shown)
+    }
+
+    fn edge_key_opens(&self, shown: &Shown) -> Found {
+        let (token, opening) = &shown.opening;
+        let own = self.edge.process.as_ref().map(|edge| edge.membership());
+        if let Some(own) = own.filter(|own| own.token_id() == token && !shown.revoked && !token.is_empty()) {
+            let keys = own.keys();
+            let opens = keys.iter().any(|key| opening.contains(key));
+            must(opens, "one key on the edge's disk is always accepted", || {
+                format!("it has {keys:?}, its control plane takes {opening:?}")
+            })?;
+        }
+        Ok(())
+    }
+
+    // An audit that does not go on from where it was told to be is a cut, and told.
+    fn audit_is_witnessed(&mut self) -> Found {
+        let Some(plane) = &self.plane.process else { return Ok(()) };
+        let (place, cut) = plane.place(&umbel_wire::EdgeId::parse("site").unwrap());
+        let before = std::mem::replace(&mut self.plane.place, place.clone());
+        let (Some((sequence, hash)), Some(now)) = (before, place) else { return Ok(()) };
+        if (sequence, &hash) == (now.0, &now.1) || sequence == 0 {
+            return Ok(());
+        }
+        let entry = self.edge.disk.audit_after(sequence - 1, 1).unwrap_or_default();
+        let same = entry.first().is_some_and(|entry| data_encoding::HEXLOWER.encode(&entry.hash) == hash);
+        let told = cut.is_some_and(|(had, found)| had == sequence && found == now.0);
+        // One that has grown beyond it again looks as if it went on.
+        must(same || told || now.0 > sequence, "a cut audit is noticed", || {
+            format!("it was told {sequence} and then {}, its last cut is {cut:?}", now.0)
+        })
+    }
+
     // What the control plane shows is what the edge said, as old as it is.
     fn site_is_shown(&mut self) -> Found {
+        self.audit_is_witnessed()?;
         let Some(shown) = self.plane_shows() else { return Ok(()) };
+        self.admins_are_served(&shown)?;
         must(
             shown.accepted > 0 || (shown.never && shown.summary.is_none()),
             "a restart forgets the site",
@@ -311,6 +437,7 @@ fn growing(judge: &mut Judge, view: &View) -> Found {
         format!("{} after {}", view.settings_version, judge.settings_version)
     })?;
     judge.settings_version = view.settings_version;
+    judge.settings_made = judge.settings_made.max(view.settings_version);
     judge.highest_generation = highest;
     judge.revision = view.revision;
     Ok(())
@@ -398,6 +525,10 @@ fn views_agree(view: &View) -> Found {
 }
 
 fn observed(judge: &Judge, view: &View) -> Found {
+    let (in_force, wanted) = &view.own;
+    must(Ok(*in_force) == *wanted, "settings in force are the newest", || {
+        format!("{in_force:?} are in force, {wanted:?} wanted")
+    })?;
     let (told, held) = view.observations;
     must(told == judge.observed + held, "an observation is told or counted", || {
         format!("{told} were told, {} are in the audit, {held} are on their way", judge.observed)
@@ -432,6 +563,9 @@ fn tokens(judge: &mut Judge, view: &View) -> Found {
             })?;
             continue;
         };
+        must(!judge.void.contains(&token.token_id), "an open token is void after a restore", || {
+            format!("{} was used", token.token_id)
+        })?;
         let first = judge.tokens.entry(token.token_id.clone()).or_insert_with(|| claim.clone());
         must(first == claim, "a used token stays used", || {
             format!("{}: {claim:?} after {first:?}", token.token_id)

@@ -44,6 +44,10 @@ pub(crate) struct People {
     pub(crate) never: BTreeSet<String>,
     /// Told so in answer to the last attempt.
     unavailable: Option<String>,
+    /// A token that nobody has used.
+    pub(crate) spare: Option<(String, [u8; 32])>,
+    /// Keys of hosts that people let in again.
+    pub(crate) approved: BTreeSet<String>,
     /// Done, and then not.
     pub(crate) contradicted: Vec<String>,
     /// Sent to an edge that was not connected.
@@ -75,6 +79,8 @@ impl People {
             done: Vec::new(),
             never: BTreeSet::new(),
             unavailable: None,
+            spare: None,
+            approved: BTreeSet::new(),
             contradicted: Vec::new(),
             into_nothing: Vec::new(),
             held_up: Vec::new(),
@@ -140,6 +146,12 @@ impl People {
         }
     }
 
+    /// The edge's store is an older one: what was done since is not, and may be done again.
+    pub(crate) fn restored(&mut self, commands: &BTreeSet<String>) {
+        self.done.retain(|(id, _)| commands.contains(id));
+        self.commands.retain(|_, asked| !asked.repeated);
+    }
+
     /// The control plane did not send it.
     pub(crate) fn unavailable(&mut self, id: &str) {
         self.unavailable = Some(id.to_owned());
@@ -186,6 +198,11 @@ impl World {
                 self.with_node(number, |node, _, _| node.forget_key());
                 self.people.replaced[number].clone()
             }
+            ("NODE_DECOMMISSIONED", None) => {
+                // Its answer was lost, and the node it became was retired meanwhile.
+                self.with_node(number, |node, _, _| node.forget_key());
+                None
+            }
             (_, None) => self.people.replaced[number].clone(),
             ("NODE_DECOMMISSIONED" | "CREDENTIAL_REPLACED", Some(_)) => {
                 self.wipe(number);
@@ -194,6 +211,11 @@ impl World {
             ("CREDENTIAL_REVOKED" | "CREDENTIAL_RETIRED" | "CERTIFICATE_EXPIRED", Some(id)) => {
                 self.wipe(number);
                 Some(id.clone())
+            }
+            ("CREDENTIAL_HELD", Some(_)) => return self.approve(number),
+            ("CERTIFICATE_UNKNOWN", Some(_)) if self.hosts[number].unknown => {
+                self.wipe(number);
+                None
             }
             ("NODE_DISABLED", Some(id)) if self.people.over => {
                 return self.ask(Operation::Disable(id.clone(), false), None);
@@ -217,8 +239,19 @@ impl World {
         self.ask(operation, Some(number));
     }
 
+    // Somebody looks at the site's problems, and knows the host.
+    fn approve(&mut self, number: usize) {
+        let keys = self.hosts[number].process.as_ref().map(|node| node.keys()).unwrap_or_default();
+        if keys.is_empty() {
+            return;
+        }
+        let key = self.luck.pick(&keys).clone();
+        self.people.approved.insert(key.clone());
+        self.ask(Operation::Approve(key), None);
+    }
+
     // The state directory is removed, as the refusal says, and the agent starts with an empty one.
-    fn wipe(&mut self, number: usize) {
+    pub(crate) fn wipe(&mut self, number: usize) {
         self.tell(format!("node {number}'s state directory is removed"));
         self.kill_node(number, false);
         self.hosts[number].disk = Some(NodeDisk::default());
@@ -311,7 +344,14 @@ impl World {
         }
         let node = self.luck.pick(&known).clone();
         let on = self.luck.one_in(2);
-        let operation = match self.luck.between(0, 16) {
+        let operation = match self.luck.between(0, 17) {
+            16 => {
+                self.people.numbers += 1;
+                let (token_id, mut secret) = (format!("token-{:06}", self.people.numbers), [0; 32]);
+                secret[..8].copy_from_slice(&self.luck.next().to_be_bytes());
+                self.people.spare = Some((token_id.clone(), secret));
+                Operation::Mint { token_id, secret, name: "spare".to_owned(), life: 3_600, replaces: None }
+            }
             0 | 1 => Operation::Eligible(node, on),
             2 | 3 => Operation::Drain(node, on),
             4..=6 => Operation::Rotate(node),
@@ -319,6 +359,14 @@ impl World {
             8..=10 => Operation::Disable(node, false),
             11 => Operation::Revoke(node),
             12 if self.luck.one_in(3) => Operation::Decommission(node),
+            13 if self.luck.one_in(2) => {
+                let (path, low, high) = *self.luck.pick(&[
+                    ("edge.liveness.stale", 10, 60),
+                    ("edge.liveness.offline", 15, 200),
+                    ("edge.clock.allowed_skew", 1, 600),
+                ]);
+                Operation::Settings(path.to_owned(), format!("{}s", self.luck.between(low, high)))
+            }
             13 | 14 => {
                 let value = format!("{}s", self.luck.between(0, 40));
                 let whose = if on { format!("nodes.{node}") } else { "default".to_owned() };

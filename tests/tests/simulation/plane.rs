@@ -5,20 +5,17 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use umbel_control_plane::simulation::{Plane, Relayed, Setup, Shown, enroll};
-use umbel_edge::simulation::{Outcome, Said};
+use umbel_control_plane::simulation::{Plane, Relayed, Setup, Shown};
+use umbel_edge::simulation::{LIFE, Outcome, Said};
 use umbel_store::simulation::Disk;
+use umbel_wire::EdgeId;
 use umbel_wire::clock::Wall;
 use umbel_wire::liveness::Times;
-use umbel_wire::peer::PeerCertificate;
-use umbel_wire::{EdgeId, KeyHash};
 
+use super::admins::Admins;
 use super::luck::Luck;
 use super::network::{LinkId, Network, Packet, Path, Way};
-use super::world::{BEGIN, Clocks, DIAL, World};
-
-/// Days are enough for a world whose clocks go wrong by 70 of them.
-const LIFE_MS: i64 = 400 * 86_400_000;
+use super::world::{Clocks, DIAL, World};
 
 /// How often somebody asks how the site is.
 const ASK: Duration = Duration::from_secs(17);
@@ -29,6 +26,7 @@ enum Undo {
     Resume,
     Path,
     Wall,
+    Disk,
 }
 
 /// Its machine.
@@ -50,7 +48,9 @@ pub(crate) struct PlaneHost {
     over: bool,
     undo: BTreeMap<(Duration, u64), Undo>,
     count: u64,
-    certificate: PeerCertificate,
+    pub(crate) admins: Admins,
+    /// The place of the edge's audit that this process last showed.
+    pub(crate) place: Option<(u64, String)>,
 }
 
 impl PlaneHost {
@@ -64,13 +64,14 @@ impl PlaneHost {
         self.luck.one_in(2)
     }
 
+    pub(crate) fn between(&mut self, low: u64, high: u64) -> u64 {
+        self.luck.between(low, high)
+    }
+
     pub(crate) fn new(seed: u64) -> Self {
-        let mut disk = Disk::new();
-        let (key_hash, not_after) = (KeyHash([7; 32]), Wall(BEGIN + LIFE_MS));
-        enroll(&mut disk, &EdgeId::parse("site").unwrap(), key_hash, not_after).unwrap();
         Self {
             process: None,
-            disk,
+            disk: Disk::new(),
             clocks: Clocks::default(),
             paused: false,
             network: Network { paths: vec![Path::default()], ..Network::default() },
@@ -83,13 +84,8 @@ impl PlaneHost {
             over: false,
             undo: BTreeMap::new(),
             count: 0,
-            certificate: PeerCertificate {
-                key_hash,
-                serial: String::new(),
-                name: None,
-                not_before: Wall(0),
-                not_after,
-            },
+            admins: Admins::default(),
+            place: None,
         }
     }
 
@@ -105,18 +101,31 @@ impl PlaneHost {
 
 impl World {
     pub(crate) fn start_plane(&mut self) {
-        let setup =
-            Setup { heartbeat: Duration::from_secs(10), times: Times::default(), mutation: self.mutation };
+        let setup = Setup {
+            heartbeat: Duration::from_secs(10),
+            times: Times::default(),
+            life: LIFE,
+            mutation: self.mutation,
+        };
         let now = self.now(self.plane.clocks);
-        self.tell("control plane starts");
-        self.plane.process = Some(Plane::start(setup, &mut self.plane.disk, now).unwrap());
-        self.plane.shows = None;
+        match Plane::start(setup, &mut self.plane.disk, now) {
+            Ok(plane) => {
+                self.tell("control plane starts");
+                self.plane.process = Some(plane);
+            }
+            Err(why) => {
+                self.tell(format!("control plane cannot start: {why}"));
+                self.plane_later(2, Undo::Start);
+            }
+        }
+        (self.plane.shows, self.plane.place) = (None, None);
     }
 
     fn kill_plane(&mut self, power: bool) {
         self.plane.process = None;
         self.plane.paused = false;
-        self.plane.shows = None;
+        (self.plane.shows, self.plane.place) = (None, None);
+        self.plane.admins.plane_died();
         for wire in self.plane.network.wires.values_mut() {
             wire.upper_has = false;
         }
@@ -151,7 +160,7 @@ impl World {
         let dialed = host.network.wires.values().filter_map(|wire| wire.dialed_until).min();
         let undo = host.undo.first_key_value().map(|((at, _), _)| *at);
         let fate = (!host.over).then_some(host.fate_at);
-        let all = [packet, own, dialed, undo, fate, Some(host.ask_at)];
+        let all = [packet, own, dialed, undo, fate, Some(host.ask_at), Some(host.admins.next)];
         all.into_iter().flatten().min()
     }
 
@@ -179,6 +188,9 @@ impl World {
             self.plane.network.forget();
             return self.with_edge(|edge, now, _| edge.plane_unreachable(now));
         }
+        if self.plane.admins.next <= now {
+            return self.admins_act();
+        }
         if self.plane.ask_at <= now {
             self.plane.ask_at = now + ASK;
             if !self.plane.paused {
@@ -191,7 +203,7 @@ impl World {
         self.with_plane(|plane, disk, now, wall| plane.tick(disk, now, wall));
     }
 
-    fn with_plane(&mut self, work: impl FnOnce(&mut Plane, &mut Disk, std::time::Instant, Wall)) {
+    pub(crate) fn with_plane(&mut self, work: impl FnOnce(&mut Plane, &mut Disk, std::time::Instant, Wall)) {
         let (now, wall) = (self.now(self.plane.clocks), self.wall(self.plane.clocks));
         let host = &mut self.plane;
         let Some(plane) = &mut host.process else { return };
@@ -217,6 +229,8 @@ impl World {
                 Relayed::Refused(reason) if reason == "NOT_DURABLE" => {
                     self.people.outcome(&id, Outcome::NotDurable);
                 }
+                // It was not sent: that it could not be audited here is no word of the edge.
+                Relayed::Refused(reason) if reason == "AUDIT_UNAVAILABLE" => self.people.unavailable(&id),
                 Relayed::Refused(reason) => self.people.outcome(&id, Outcome::Refused(reason)),
                 Relayed::Unavailable => self.people.unavailable(&id),
                 Relayed::Joined | Relayed::Unknown => {}
@@ -226,7 +240,7 @@ impl World {
 
     /// An operator's command by way of the control plane. False if nobody takes it.
     pub(crate) fn relay(&mut self, id: &str, operation: &umbel_edge::simulation::Operation) -> bool {
-        if self.plane.process.is_none() || self.plane.paused {
+        if self.plane.process.is_none() || self.plane.paused || !self.shows_token() {
             return false;
         }
         let args = serde_json::to_vec(&BTreeMap::from([("operation", operation)])).unwrap();
@@ -255,9 +269,9 @@ impl World {
         for said in edge.said() {
             *host.said.entry(said).or_default() += 1;
         }
-        if edge.dials_plane(now) {
+        if let Some(certificate) = edge.dials_plane(now) {
             let link = host.network.dial(0, self.time + DIAL);
-            let open = Packet::Open(Some(Box::new(host.certificate.clone())));
+            let open = Packet::Open(certificate.map(Box::new));
             host.network.send(link, Way::Up, open, self.time, &mut host.luck);
         }
     }
@@ -316,7 +330,7 @@ impl World {
     }
 
     fn strike_plane(&mut self) {
-        match self.plane.luck.between(0, 8) {
+        match self.plane.luck.between(0, 9) {
             0 | 1 if self.plane.process.is_some() => {
                 let power = self.plane.luck.one_in(3);
                 self.tell(if power { "control plane loses power" } else { "control plane is killed" });
@@ -354,6 +368,11 @@ impl World {
                 self.plane.clocks.wrong = wrong;
                 self.plane_later(60, Undo::Wall);
             }
+            8 => {
+                self.tell("the control plane's disk is full");
+                self.plane.disk.full(true);
+                self.plane_later(60, Undo::Disk);
+            }
             _ => {}
         }
     }
@@ -371,12 +390,18 @@ impl World {
                 self.plane.network.paths[0] = Path::default();
             }
             Undo::Wall => self.plane.clocks.wrong = 0,
+            Undo::Disk => {
+                self.tell("the control plane's disk has room");
+                self.plane.disk.full(false);
+            }
         }
     }
 
     /// Nothing more breaks here.
     pub(crate) fn mend_plane(&mut self) {
         self.plane.over = true;
+        self.plane.admins.rest();
+        self.plane.disk.full(false);
         for (_, undo) in std::mem::take(&mut self.plane.undo) {
             self.undo_plane(undo);
         }

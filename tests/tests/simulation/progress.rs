@@ -6,7 +6,7 @@ use super::history::Failure;
 use super::world::World;
 
 /// How long things go wrong.
-const CHAOS: Duration = Duration::from_secs(300);
+const CHAOS: Duration = Duration::from_secs(220);
 /// Longer than any pause before a dial: the longest hint with its jitter, a token's second try, and naming.
 const REST: Duration = Duration::from_secs(1_800);
 

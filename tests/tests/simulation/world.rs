@@ -5,9 +5,9 @@
 
 use std::time::{Duration, Instant};
 
-use umbel_edge::simulation::{Edge, Setup};
+use umbel_edge::simulation::{Edge, Membership, Setup};
 use umbel_node::simulation::{Node, NodeDisk, NodeSetup};
-use umbel_store::simulation::Disk;
+use umbel_store::simulation::{Backup, Disk};
 use umbel_wire::EdgeId;
 use umbel_wire::clock::Wall;
 use umbel_wire::liveness::Times;
@@ -45,6 +45,10 @@ pub(crate) struct EdgeHost {
     /// The disk takes no writes to their end.
     pub(crate) frozen: bool,
     pub(crate) starts: u64,
+    /// The last backup.
+    pub(crate) backup: Option<Backup>,
+    /// Its directory of the control plane, while no process has it.
+    pub(crate) membership: Membership,
     /// Something is being written until then; then its answer comes.
     writing: Option<(Duration, bool)>,
 }
@@ -60,6 +64,8 @@ pub(crate) struct Host {
     pub(crate) copy: bool,
     /// Its state directory was copied.
     pub(crate) copied: bool,
+    /// Its edge was restored from a backup, and may not know its key.
+    pub(crate) unknown: bool,
 }
 
 /// Everything.
@@ -98,6 +104,8 @@ impl World {
                 paused: false,
                 frozen: false,
                 starts: 0,
+                backup: None,
+                membership: Membership::default(),
                 writing: None,
             },
             plane: PlaneHost::new(seed),
@@ -144,7 +152,8 @@ impl World {
             mutation: self.mutation,
         };
         let (now, wall, luck) = (self.now(self.edge.clocks), self.wall(self.edge.clocks), self.luck.next());
-        match Edge::start(setup, &mut self.edge.disk, now, wall, luck) {
+        let membership = self.edge.membership.clone();
+        match Edge::start(setup, &mut self.edge.disk, membership, now, wall, luck) {
             Ok(edge) => {
                 self.tell("edge starts");
                 self.edge.process = Some(edge);
@@ -159,7 +168,9 @@ impl World {
 
     /// The edge's process is killed. Its kernel tells the peers, unless the power is gone.
     pub(crate) fn kill_edge(&mut self, power: bool) {
-        self.edge.process = None;
+        if let Some(process) = self.edge.process.take() {
+            self.edge.membership = process.crash();
+        }
         self.edge.paused = false;
         self.edge.writing = None;
         self.people.edge_died();
@@ -467,5 +478,6 @@ fn host(number: usize, luck: &mut Luck, mutation: Option<&'static str>) -> Host 
         paused: false,
         copy: false,
         copied: false,
+        unknown: false,
     }
 }
