@@ -17,3 +17,4 @@ mod passing;
 mod rig;
 mod second_tries;
 mod shutdown;
+mod slots;

@@ -414,3 +414,27 @@ fn retries_stay_at_a_fifth_of_the_requests() {
     }
     assert_eq!(tries, 200);
 }
+
+#[test]
+fn row_21_a_holder_that_wakes_after_its_lease_passed_on_frees_nothing_a_second_time() {
+    let mut site = Site::new(&[1]);
+    let paused = site.granted();
+    let ask = site.ask();
+    let waits = site.waiting(&ask);
+    assert_eq!(site.admission.node_lost(site.now, node(0), Generation(1)), 1);
+    site.admission
+        .provider_up(site.now, spec(0, "e", "m", 1), Generation(2), ProviderState::Available)
+        .unwrap();
+    site.admission.node_ready(site.now, node(0), Generation(2), true);
+    assert_eq!(site.served(), [waits]);
+    // It wakes: everything that it says of its old lease comes late.
+    site.admission.streaming(site.now, paused.lease);
+    site.admission.resetting(site.now, paused.lease);
+    site.admission.report(site.now, paused.avoid, paused.lease, Outcome::Failed, false);
+    assert!(!site.admission.end(site.now, paused.lease));
+    assert_eq!(site.admission.node_lost(site.now, node(0), Generation(1)), 0);
+    assert_eq!(site.admission.carried(site.now, node(0), Generation(2), &[paused.lease]), [paused.lease]);
+    assert_eq!((site.in_flight(0), site.admission.lease_counts().in_flight()), (1, 1));
+    site.waiting(&ask);
+    assert!(site.outputs().is_empty(), "no slot is free");
+}
