@@ -53,6 +53,19 @@ need_node() {
   echo "$*" >"$dir/asked-for"
 }
 
+# need_promtool DIR: Prometheus' judge of metrics in DIR/usr/bin, out of Debian's package, whose service is not wanted here.
+need_promtool() {
+  [ -x "$1/usr/bin/promtool" ] && return
+  say "fetching promtool from Debian"
+  mkdir -p "$1"
+  (
+    cd "$1"
+    apt-get download -q prometheus >/dev/null 2>&1 || { packages ca-certificates; apt-get download -q prometheus >/dev/null; }
+    dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/promtool
+    rm -f prometheus_*.deb
+  )
+}
+
 # field FILE NAME: the first string or number of that name in a JSON file, without a JSON tool.
 field() { tr -d '\n' <"$1" | sed -n "s/.*\"$2\"[ ]*:[ ]*\"\{0,1\}\([^\",}]*\).*/\1/p"; }
 

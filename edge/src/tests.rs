@@ -24,6 +24,7 @@ mod keys;
 mod life;
 mod lifecycle;
 mod minting;
+mod requests;
 mod rig;
 mod rotation;
 mod settings;
