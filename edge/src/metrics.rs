@@ -350,11 +350,6 @@ impl ModelMetrics {
         Some(self.routes.get(place)?.get_or_init(|| self.all.route(route, &self.name)))
     }
 
-    /// The model.
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
     /// Counts an answered request and how long its answer took.
     pub(crate) fn answered(&self, route: Route, code: u16, stream: bool, seconds: f64) {
         match self.route(route) {
@@ -397,7 +392,9 @@ impl ModelMetrics {
     pub(crate) fn rejected(&self, reason: &'static str) {
         let mut counters = self.rejected.lock().unwrap_or_else(PoisonError::into_inner);
         match counters.iter().find(|(known, _)| *known == reason) {
-            Some((_, counter)) => drop(counter.inc()),
+            Some((_, counter)) => {
+                counter.inc();
+            }
             None => {
                 let labels = ReasonLabels { model: self.name.clone(), reason };
                 let counter = self.all.rejections.get_or_create_owned(&labels);

@@ -225,7 +225,7 @@ async fn show(ctl: &Ctl, id: &str) -> Outcome {
             Err(failure) => return Err(failure.during(&edge.edge_id)),
         }
     }
-    found.sort_by(|a, b| b.1.started_at.cmp(&a.1.started_at));
+    found.sort_by_key(|(_, request, _)| std::cmp::Reverse(request.started_at));
     let Some((site, request, raw)) = found.first() else {
         if silent.is_empty() {
             let what = format!("no site keeps a request `{id}`: they keep the last 2,048 that ended");

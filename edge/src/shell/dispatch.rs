@@ -335,6 +335,7 @@ impl Dispatch {
     }
 
     /// All queues.
+    #[cfg(test)]
     pub(crate) fn queues(&self) -> Vec<QueueFigures> {
         self.lock().admission.queues(now())
     }

@@ -43,7 +43,7 @@ fn end(outcome: InferenceOutcome) -> Vec<u8> {
 
 fn head(stream: &IncomingStream, status: u32, content_type: &str) {
     let header = Header { name: "content-type".to_owned(), value: content_type.as_bytes().to_vec() };
-    let head = InferenceHead { status, headers: vec![header], ..InferenceHead::default() };
+    let head = InferenceHead { status, headers: vec![header] };
     // The client may have left.
     let _ = stream.send_head(&head.encode_to_vec(), &[]);
 }
