@@ -24,8 +24,8 @@ pub(crate) use crate::core::admission::Category;
 use crate::core::admission::{Admission, Decision, Grant, Output, ProviderIndex, RetryBudget};
 pub(crate) use crate::core::admission::{
     Ask, Avoid, ChoiceFigures, Class, Figures, KeyNumber, LeaseCounts, LeaseId, LeaseReading, Limits,
-    ModelIndex, Outcome, Prefix, ProviderConflict, ProviderSpec, ProviderState, QueueFigures, QueueReading,
-    Reading, Refusal, RefusalReason, Released, Ticket,
+    ModelIndex, Outcome, Prefix, ProviderConflict, ProviderSpec, ProviderState, QueueReading, Reading,
+    Refusal, RefusalReason, Released, Ticket,
 };
 use crate::core::usage::Usage;
 use crate::metrics::{Metrics, ModelMetrics};
@@ -336,7 +336,7 @@ impl Dispatch {
 
     /// All queues.
     #[cfg(test)]
-    pub(crate) fn queues(&self) -> Vec<QueueFigures> {
+    pub(crate) fn queues(&self) -> Vec<crate::core::admission::QueueFigures> {
         self.lock().admission.queues(now())
     }
 
