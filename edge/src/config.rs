@@ -14,7 +14,7 @@ use umbel_contracts::config::{ConfigFile, LogFormat};
 use umbel_wire::EdgeId;
 
 use crate::StartError;
-pub use crate::http::StreamUsage;
+pub(crate) use crate::http::StreamUsage;
 
 /// Where the edge listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
