@@ -82,6 +82,8 @@ const ALLOWED_PROPERTIES: &[(&str, &str)] = &[
     ("apikey.list result.apikeys.key_id", "the key's public half"),
     ("apikey.revoke args.key_id", "the key's public half"),
     ("apikey.revoke result.key_id", "the key's public half"),
+    ("apikey.update args.key_id", "the key's public half"),
+    ("apikey.usage args.key_id", "the key's public half"),
     ("request.list args.key_id", "the key's public half"),
     ("node.credential.approve args.key_sha256", "the hash of a public key"),
 ];
