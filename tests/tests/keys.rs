@@ -76,7 +76,7 @@ fn a_limited_key_is_refused_in_the_official_clients_words() {
     assert_eq!((requests, refused), (5, 2));
     assert!(prompt > 0 && completion > 0, "{prompt} {completion}");
     // A change counts for the next request.
-    s.edge.ctl(&["key", "update", "slow", "--rpm", "none", "-m", "it is urgent"]).ok();
+    let _ = s.edge.ctl(&["key", "update", "slow", "--rpm", "none", "-m", "it is urgent"]).ok();
     let got = chat(&secret, "m", "on", false, &json!({})).whole(&s.edge.target()).unwrap();
     assert_eq!((got.status, got.header("x-ratelimit-limit-requests")), (200, None), "{}", got.text());
     assert_eq!(got.header("x-ratelimit-limit-tokens"), Some("1000000"));
@@ -124,7 +124,7 @@ fn a_revoked_key_is_refused_at_once_and_its_running_answer_is_whole() {
         let queues = s.edge.get("/api/v1/edges/berlin/status?sections=queues");
         if queues["queues"][0]["depth"] == 1 { Ok(()) } else { Err(queues.to_string()) }
     });
-    s.edge.ctl(&["key", "revoke", "leaked", "-m", "it was in a repository"]).ok();
+    let _ = s.edge.ctl(&["key", "revoke", "leaked", "-m", "it was in a repository"]).ok();
     let refused_now = chat(&secret, "m", "late", true, &json!({})).whole(&s.edge.target()).unwrap();
     assert_eq!(refused(&refused_now, 401)["code"], "invalid_api_key");
     let waited = waiting.head().unwrap().rest();
