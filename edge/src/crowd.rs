@@ -74,7 +74,13 @@ impl Crowd {
         // Spread without a pattern that a cache could follow.
         let mixed = self.arrived.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 24;
         let mut ask = Ask::new(self.model, KeyNumber((mixed % u64::from(KEYS)) as u32), Class::default());
-        ask.prompt_bytes = [400, 2_000, 8_000, 60_000, 300_000][(mixed >> 12) as usize % 5];
+        ask.prompt_bytes = match (mixed >> 12) % 5 {
+            0 => 400,
+            1 => 2_000,
+            2 => 8_000,
+            3 => 60_000,
+            _ => 300_000,
+        };
         if let Some(prefix) = self.prefixes.get((mixed >> 16) as usize % self.prefixes.len()) {
             ask.prefix = prefix.clone();
         }

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
 
 use quickcheck::{Arbitrary, Gen, quickcheck};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::*;
 
@@ -109,7 +109,7 @@ fn row_81_bad_values_are_refused_with_their_path() {
     let engines = |count: usize| {
         let engine =
             |n: usize| (format!("e{n:02}"), json!({ "model": format!("m{n}"), "aliases": aliases(n) }));
-        agents(json!({ "engines": (0..count).map(engine).collect::<serde_json::Map<_, _>>() }))
+        agents(json!({ "engines": (0..count).map(engine).collect::<Map<_, _>>() }))
     };
     assert_eq!(check(&engines(7)), Ok(()));
     let fault = check(&engines(9)).unwrap_err();

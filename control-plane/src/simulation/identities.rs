@@ -26,6 +26,9 @@ use crate::core::identities::{self, Signed};
 use crate::core::operators::{self, OPERATORS, OperatorRow};
 use crate::core::witness::{WITNESS, WitnessRow, place, written};
 
+/// A place in an edge's audit: its number and its hash.
+pub type AuditPlace = (u64, String);
+
 /// How often places are written.
 const PLACES: Duration = Duration::from_secs(60);
 
@@ -303,7 +306,7 @@ impl Plane {
 
     /// The place of the edge's audit that is known, and the last cut: where it was, and where it was found then.
     #[must_use]
-    pub fn place(&self, edge_id: &EdgeId) -> (Option<(u64, String)>, Option<(u64, u64)>) {
+    pub fn place(&self, edge_id: &EdgeId) -> (Option<AuditPlace>, Option<(u64, u64)>) {
         let row = self.witness.row(edge_id);
         let last = row.map(|row| (row.last.sequence, row.last.hash.clone()));
         let cut = row.and_then(|row| row.cut.as_ref()).map(|cut| (cut.had.sequence, cut.found.sequence));

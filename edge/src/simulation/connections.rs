@@ -209,7 +209,9 @@ impl Edge {
                     generation = self.registry.slots.owner(&id).map_or(generation, |owner| owner.generation);
                 }
                 if self.is("a slot is cleared and its node not told") {
-                    self.change(now, |registry| drop(registry.slots.clear(&id, generation)));
+                    self.change(now, |registry| {
+                        registry.slots.clear(&id, generation);
+                    });
                     return;
                 }
                 self.change(now, |registry| registry.closed(id, generation, reason.name()));

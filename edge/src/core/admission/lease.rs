@@ -174,7 +174,7 @@ impl Admission {
             None => Released::Unknown,
             Some(LeasePhase::Unconfirmed) => {
                 self.end(now, lease);
-                Released::Released
+                Released::Free
             }
             Some(_) => Released::NotUnconfirmed,
         }

@@ -111,7 +111,7 @@ pub(crate) enum Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Released {
     /// Its slot is free.
-    Released,
+    Free,
     /// It runs, or its end is still being confirmed: there is nothing to release.
     NotUnconfirmed,
     /// No such lease; it may have ended by itself.

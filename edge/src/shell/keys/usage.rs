@@ -318,6 +318,9 @@ impl Asked {
     }
 }
 
-fn used(day: Option<Day>) -> impl Fn(((Arc<str>, Arc<str>), Counts)) -> Used {
+/// A key's id and a model's name.
+type KeyAndModel = (Arc<str>, Arc<str>);
+
+fn used(day: Option<Day>) -> impl Fn((KeyAndModel, Counts)) -> Used {
     move |((key_id, model), counts)| Used { day, key_id, model, counts }
 }

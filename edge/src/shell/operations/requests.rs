@@ -335,7 +335,7 @@ pub(super) async fn start(context: &Context<'_>) -> Result<(), Error> {
     let value = result::<RequestRelease>(released)?;
     let commit = context.outcome(&stored(&value)).audit(context.audit(subject));
     commands.site.store.commit(commit).await.map_err(|error| store_error(&error))?;
-    if commands.site.dispatch.release(id) == Released::Released {
+    if commands.site.dispatch.release(id) == Released::Free {
         tracing::warn!(lease = id.0, "a lease was released by hand; its engine may work above its capacity");
     }
     context.done(value);

@@ -127,6 +127,14 @@ impl History {
         (count > 0).then(|| *self.model.leases.keys().nth(choice % count).unwrap())
     }
 
+    /// Leases of a node's connection.
+    fn held(&self, number: u8, generation: Generation) -> Vec<LeaseId> {
+        let of = |(provider, of): &(ProviderIndex, Generation)| {
+            *of == generation && self.number(*provider) == number
+        };
+        self.model.leases.iter().filter(|(_, held)| of(held)).map(|(lease, _)| *lease).collect()
+    }
+
     fn step(&mut self, step: &Step) {
         let now = self.site.now;
         let admission = &mut self.site.admission;
@@ -183,17 +191,7 @@ impl History {
             Step::Lost(number) => {
                 let generation = Generation(self.generation[usize::from(number)]);
                 self.up[usize::from(number)] = false;
-                let held = |model: &Model, history: &History| -> Vec<LeaseId> {
-                    model
-                        .leases
-                        .iter()
-                        .filter(|(_, (provider, of))| {
-                            *of == generation && history.number(*provider) == number
-                        })
-                        .map(|(lease, _)| *lease)
-                        .collect()
-                };
-                let lost = held(&self.model, self);
+                let lost = self.held(number, generation);
                 let ended = self.site.admission.node_lost(now, node(number), generation);
                 assert_eq!(ended, lost.len());
                 for lease in lost {

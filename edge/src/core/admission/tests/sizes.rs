@@ -215,7 +215,7 @@ fn row_63_an_operator_can_release_an_unconfirmed_lease_and_no_other() {
     site.admission.expire(site.now);
     let ask = site.ask();
     let waits = site.waiting(&ask);
-    assert_eq!(site.admission.release(site.now, lease), Released::Released);
+    assert_eq!(site.admission.release(site.now, lease), Released::Free);
     assert_eq!(site.served(), [waits]);
     assert_eq!(site.admission.release(site.now, lease), Released::Unknown);
     assert!(!site.admission.end(site.now, lease), "its late terminal frame ends nothing else");
