@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use umbel_contracts::objects::{EdgeEnrollmentObject, EdgeEnrollmentRequest, OperatorRequest, Role};
 use umbel_contracts::operations::{AnotherToken, ApiKeyCreateArgs, EnrollmentCreateArgs, KeyLimitsArgs};
 use umbel_wire::{

@@ -38,8 +38,8 @@ fn site() -> Server {
 #[track_caller]
 fn sent(server: &Server, operation: &str) -> Value {
     let all = server.asked();
-    let bodies = all.iter().filter_map(|asked| serde_json::from_str::<Value>(&asked.body).ok());
-    let of = bodies.filter(|body| body["operation"] == operation).last();
+    let mut bodies = all.iter().filter_map(|asked| serde_json::from_str::<Value>(&asked.body).ok());
+    let of = bodies.rfind(|body| body["operation"] == operation);
     of.unwrap_or_else(|| panic!("{operation} was not asked"))
 }
 

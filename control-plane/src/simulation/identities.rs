@@ -26,9 +26,6 @@ use crate::core::identities::{self, Signed};
 use crate::core::operators::{self, OPERATORS, OperatorRow};
 use crate::core::witness::{WITNESS, WitnessRow, place, written};
 
-/// A place in an edge's audit: its number and its hash.
-pub type AuditPlace = (u64, String);
-
 /// How often places are written.
 const PLACES: Duration = Duration::from_secs(60);
 
@@ -304,13 +301,18 @@ impl Plane {
         }
     }
 
-    /// The place of the edge's audit that is known, and the last cut: where it was, and where it was found then.
+    /// The place of the edge's audit that is known: its number and its hash.
     #[must_use]
-    pub fn place(&self, edge_id: &EdgeId) -> (Option<AuditPlace>, Option<(u64, u64)>) {
-        let row = self.witness.row(edge_id);
-        let last = row.map(|row| (row.last.sequence, row.last.hash.clone()));
-        let cut = row.and_then(|row| row.cut.as_ref()).map(|cut| (cut.had.sequence, cut.found.sequence));
-        (last, cut)
+    pub fn place(&self, edge_id: &EdgeId) -> Option<(u64, String)> {
+        let last = &self.witness.row(edge_id)?.last;
+        Some((last.sequence, last.hash.clone()))
+    }
+
+    /// The last cut of the edge's audit: where it was, and where it was found then.
+    #[must_use]
+    pub fn cut(&self, edge_id: &EdgeId) -> Option<(u64, u64)> {
+        let cut = self.witness.row(edge_id)?.cut.as_ref()?;
+        Some((cut.had.sequence, cut.found.sequence))
     }
 
     pub(super) fn load_identities(&mut self, disk: &mut Disk) -> Result<(), String> {

@@ -31,7 +31,6 @@ use std::time::{Duration, Instant};
 
 use umbel_wire::ids::NodeId;
 
-pub(crate) use affinity::PrefixTable;
 use affinity::Seen;
 pub(crate) use budget::RetryBudget;
 use choice::Size;
@@ -40,7 +39,8 @@ pub(crate) use figures::{ChoiceFigures, LeaseCounts};
 use lease::Lease;
 pub(crate) use lease::{LeaseId, LeasePhase, Phases};
 use model::Model;
-pub(crate) use model::{QueueFigures, Shed};
+#[cfg(test)]
+pub(crate) use model::QueueFigures;
 use node::Node;
 pub(crate) use prefix::Prefix;
 use provider::Provider;

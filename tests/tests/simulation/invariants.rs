@@ -347,7 +347,8 @@ impl World {
     // An audit that does not go on from where it was told to be is a cut, and told.
     fn audit_is_witnessed(&mut self) -> Found {
         let Some(plane) = &self.plane.process else { return Ok(()) };
-        let (place, cut) = plane.place(&umbel_wire::EdgeId::parse("site").unwrap());
+        let edge_id = umbel_wire::EdgeId::parse("site").unwrap();
+        let (place, cut) = (plane.place(&edge_id), plane.cut(&edge_id));
         let before = std::mem::replace(&mut self.plane.place, place.clone());
         let (Some((sequence, hash)), Some(now)) = (before, place) else { return Ok(()) };
         if (sequence, &hash) == (now.0, &now.1) || sequence == 0 {

@@ -169,12 +169,6 @@ impl Pool {
         let (own, total) = (u128::from(room.in_flight), u128::from(self.in_flight));
         4 * own * u128::from(self.capacity) < 5 * (total + 1) * u128::from(room.capacity)
     }
-
-    /// Slots and leases of all candidates.
-    #[cfg(test)]
-    pub(super) fn totals(&self) -> (u64, u64) {
-        (self.capacity, self.in_flight)
-    }
 }
 
 /// An estimate is trusted to this factor: up to it above the longest context the engine itself decides, since some
