@@ -30,10 +30,13 @@ fn timed(what: impl FnOnce()) -> u64 {
 
 fn main() {
     println!(
-        "{:>9} {:>8} {:>7} {:>22} {:>22} {:>12}",
-        "providers", "waiting", "blocks", "release, hand-over ns", "arrival ns", "mean ns"
+        "{:>9} {:>8} {:>7} {:>9} {:>22} {:>22} {:>12}",
+        "providers", "waiting", "blocks", "handed, %", "release, hand-over ns", "arrival ns", "mean ns"
     );
-    println!("{:>9} {:>8} {:>7} {:>22} {:>22} {:>12}", "", "", "", "p50 / p99", "p50 / p99", "a decision");
+    println!(
+        "{:>9} {:>8} {:>7} {:>9} {:>22} {:>22} {:>12}",
+        "", "", "", "", "p50 / p99", "p50 / p99", "a decision"
+    );
     let mut rows = Vec::new();
     for (providers, waiting, blocks) in [
         (4, 0, 0),
@@ -54,12 +57,13 @@ fn main() {
             }
         }
         let (mut released, mut arrived) = (Vec::with_capacity(TURNS), Vec::with_capacity(TURNS));
+        let mut handed = 0usize;
         for _ in 0..TURNS / 10 {
-            crowd.release();
-            crowd.arrive();
+            let _ = crowd.release();
+            let _ = crowd.arrive();
         }
         for _ in 0..TURNS {
-            released.push(timed(|| crowd.release()));
+            released.push(timed(|| handed += usize::from(crowd.release())));
             arrived.push(timed(|| {
                 crowd.arrive();
             }));
@@ -68,7 +72,8 @@ fn main() {
         let mean = sum as f64 / (2 * TURNS) as f64;
         let ([r50, r99], [a50, a99]) = (sorted(released), sorted(arrived));
         println!(
-            "{providers:>9} {waiting:>8} {blocks:>7} {:>22} {:>22} {mean:>12.0}",
+            "{providers:>9} {waiting:>8} {blocks:>7} {:>9} {:>22} {:>22} {mean:>12.0}",
+            handed * 100 / TURNS,
             format!("{r50} / {r99}"),
             format!("{a50} / {a99}")
         );

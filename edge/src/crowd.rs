@@ -74,12 +74,16 @@ impl Crowd {
         // Spread without a pattern that a cache could follow.
         let mixed = self.arrived.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 24;
         let mut ask = Ask::new(self.model, KeyNumber((mixed % u64::from(KEYS)) as u32), Class::default());
-        ask.prompt_bytes = match (mixed >> 12) % 5 {
-            0 => 400,
-            1 => 2_000,
-            2 => 8_000,
-            3 => 60_000,
-            _ => 300_000,
+        // One of ten is long, and a quarter of the slots takes long ones: every slot that comes free is handed over.
+        ask.prompt_bytes = match (mixed >> 12) % 10 {
+            0 | 1 => 400,
+            2 => 1_000,
+            3 | 4 => 2_000,
+            5 => 4_000,
+            6 => 8_000,
+            7 => 16_000,
+            8 => 30_000,
+            _ => 60_000,
         };
         if let Some(prefix) = self.prefixes.get((mixed >> 16) as usize % self.prefixes.len()) {
             ask.prefix = prefix.clone();
@@ -93,8 +97,9 @@ impl Crowd {
         true
     }
 
-    /// The oldest lease ends, and its slot goes to the best waiter if there is one.
-    pub fn release(&mut self) {
+    /// The oldest lease ends, and its slot goes to the best waiter that fits. False if there is none.
+    pub fn release(&mut self) -> bool {
+        let mut handed = false;
         self.now += Duration::from_micros(10);
         if let Some(lease) = self.leases.pop_front() {
             self.admission.end(self.now, lease);
@@ -102,8 +107,10 @@ impl Crowd {
         while let Some(output) = self.admission.next_output() {
             if let Output::Granted(_, grant) = output {
                 self.leases.push_back(grant.lease);
+                handed = true;
             }
         }
+        handed
     }
 
     /// Requests that wait.
