@@ -234,6 +234,7 @@ fn whole(
     if status.is_success() {
         exchange.counted(0);
     }
+    exchange.passed(length);
     exchange.answered(status.as_u16());
     response
 }

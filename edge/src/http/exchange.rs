@@ -150,6 +150,8 @@ pub(super) struct Exchange {
     waited: Duration,
     /// Engines that were asked.
     attempts: u32,
+    /// Of the answer's body, passed to the client.
+    answer_bytes: u64,
     /// When the first bytes of an event stream passed.
     first_bytes: Option<Instant>,
     /// The client has all that makes its answer whole; only the engine's end is awaited.
@@ -184,6 +186,7 @@ impl Exchange {
             estimated_tokens: 0,
             waited: Duration::ZERO,
             attempts: 0,
+            answer_bytes: 0,
             first_bytes: None,
             complete: None,
             usage: Usage::default(),
@@ -373,9 +376,14 @@ impl Exchange {
             let ended = self.complete.unwrap_or_else(Instant::now);
             metrics.output_tokens(ended.duration_since(first).as_secs_f64(), usage.completion_tokens);
         }
-        self.running.ended(End { status, reason: outcome.reason(), usage, answer_bytes: 0 });
+        self.running.ended(End { status, reason: outcome.reason(), usage, answer_bytes: self.answer_bytes });
         let (request_id, stream) = (self.request_id(), self.request.stream);
         tracing::debug!(request_id, model = &*self.known.name, status, stream, seconds, "a request is over");
+    }
+
+    /// So many bytes of the answer's body go to the client.
+    pub(super) fn passed(&mut self, bytes: usize) {
+        self.answer_bytes = self.answer_bytes.saturating_add(bytes as u64);
     }
 
     /// What the client may know of its request's way.

@@ -111,6 +111,14 @@ impl Relay {
 
     /// The next bytes for the client.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Broken>>> {
+        let next = self.poll_bytes(cx);
+        if let Poll::Ready(Some(Ok(bytes))) = &next {
+            self.exchange.passed(bytes.len());
+        }
+        next
+    }
+
+    fn poll_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Broken>>> {
         if self.over {
             return Poll::Ready(if std::mem::take(&mut self.breaking) { Some(Err(Broken)) } else { None });
         }

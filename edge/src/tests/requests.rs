@@ -96,6 +96,7 @@ fn requests_are_found_by_their_id_and_a_slot_that_nobody_gives_back_is_released(
         let statuses: Vec<&Value> = both.as_array().unwrap().iter().map(|one| &one["status"]).collect();
         assert_eq!(statuses, [&json!(200), &json!(499)]);
         assert_eq!(both[0]["usage"]["prompt_tokens"], 7);
+        assert_eq!(both[0]["answer_bytes"], 2, "what the engine sent went to the client");
         assert_eq!(
             edge.ask("request.show", "", json!({ "request_id": "none" })).await.unwrap_err().code,
             Code::NotFound
