@@ -20,13 +20,15 @@ impl Admission {
         let index = self.by_id.get(provider_id)?;
         let provider = self.providers.get(index.0 as usize)?;
         let model = self.models.get(provider.model.0 as usize)?;
+        // Those who could be given a slot of it; one that must not go back there counts as well.
+        let queued = model.queue.waiting_in(|lane| model.pool.fits(lane, provider.seat));
         Some(Figures {
             capacity: provider.spec.capacity,
             in_flight: provider.in_flight,
             long_capacity: provider.spec.long_context_capacity,
             long_in_flight: provider.long_in_flight,
             unconfirmed: provider.unconfirmed,
-            queued: u32::try_from(model.queue.len()).unwrap_or(u32::MAX),
+            queued: u32::try_from(queued).unwrap_or(u32::MAX),
             open: provider.open,
             ejected: provider.is_ejected(),
             state: provider.state,

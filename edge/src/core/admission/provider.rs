@@ -76,7 +76,7 @@ pub(crate) struct Figures {
     pub(crate) long_in_flight: u32,
     /// Leases whose end the node has not confirmed in time.
     pub(crate) unconfirmed: u32,
-    /// Requests waiting for this provider's model.
+    /// Requests waiting for which it is a candidate.
     pub(crate) queued: u32,
     /// May be given a request now, if a slot is free and it is not passed over.
     pub(crate) open: bool,

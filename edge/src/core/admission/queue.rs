@@ -85,6 +85,8 @@ pub(super) struct Queue {
     classes: BTreeMap<Class, OfClass>,
     /// Accounts without anyone waiting that are still ahead of their class's time.
     idle: BTreeSet<(Class, u64, Who)>,
+    /// How many wait in each lane.
+    depths: BTreeMap<Lane, usize>,
     len: usize,
 }
 
@@ -100,6 +102,11 @@ impl Queue {
     /// Of those who wait, the long ones.
     pub(super) fn long_waiting(&self) -> usize {
         self.classes.values().map(|class| class.long_waiting).sum()
+    }
+
+    /// Of those who wait, the ones whose slot may be of these lanes.
+    pub(super) fn waiting_in(&self, fits: impl Fn(Lane) -> bool) -> usize {
+        self.depths.iter().filter(|(lane, _)| fits(**lane)).map(|(_, depth)| depth).sum()
     }
 
     /// Adds a ticket that is newer than all before it.
@@ -123,6 +130,7 @@ impl Queue {
         let line = account.lines.entry(lane).or_default();
         line.insert(ticket);
         self.len += 1;
+        *self.depths.entry(lane).or_default() += 1;
         if line.len() == 1 {
             self.order.entry(lane).or_default().insert(place(class, account.start, ticket, who));
         }
@@ -209,10 +217,16 @@ impl Queue {
             return false;
         }
         self.len -= 1;
+        if let Some(depth) = self.depths.get_mut(&lane) {
+            *depth -= 1;
+            if *depth == 0 {
+                self.depths.remove(&lane);
+            }
+        }
         if lane.long
             && let Some(of_class) = self.classes.get_mut(&class)
         {
-            of_class.long_waiting -= 1;
+            of_class.long_waiting = of_class.long_waiting.saturating_sub(1);
         }
         if first == Some(ticket)
             && let Some(order) = self.order.get_mut(&lane)
@@ -308,6 +322,10 @@ impl Queue {
     /// Moves everyone to the lane that `lane_of` says.
     pub(super) fn relane(&mut self, lane_of: impl Fn(Ticket) -> Option<Lane>) {
         self.order.clear();
+        self.depths.clear();
+        for of_class in self.classes.values_mut() {
+            of_class.long_waiting = 0;
+        }
         for ((class, who), account) in &mut self.accounts {
             for (before, line) in std::mem::take(&mut account.lines) {
                 for ticket in line {
@@ -316,6 +334,10 @@ impl Queue {
                 }
             }
             for (lane, line) in &account.lines {
+                *self.depths.entry(*lane).or_default() += line.len();
+                if let (true, Some(of_class)) = (lane.long, self.classes.get_mut(class)) {
+                    of_class.long_waiting += line.len();
+                }
                 if let Some(first) = line.first() {
                     let place = place(*class, account.start, *first, *who);
                     self.order.entry(*lane).or_default().insert(place);

@@ -221,3 +221,28 @@ fn row_63_an_operator_can_release_an_unconfirmed_lease_and_no_other() {
     assert!(!site.admission.end(site.now, lease), "its late terminal frame ends nothing else");
     assert_eq!(site.in_flight(0), 1);
 }
+
+#[test]
+fn for_a_provider_wait_only_those_whom_it_could_take() {
+    let mut site = site(1, 1);
+    site.admission.node_eligible(site.now, node(1), true);
+    site.admission
+        .provider_up(site.now, sized(1, 1, 0, 8_000), Generation(1), ProviderState::Available)
+        .unwrap();
+    site.admission.node_ready(site.now, node(1), Generation(1), true);
+    let (long, short) = (site.of(1, 50_000), site.of(2, 10));
+    let leases = [site.granted_to(&short).lease, site.granted_to(&short).lease];
+    let _waiting = [site.waiting(&long), site.waiting(&short)];
+    let queued = |site: &Site, number| site.admission.figures(&site.id(number)).unwrap().queued;
+    assert_eq!((queued(&site, 0), queued(&site, 1)), (2, 1));
+
+    // A provider that takes other prompts from now on sorts those who wait anew.
+    site.admission.declare(site.now, sized(1, 1, 1, 100_000)).unwrap();
+    assert_eq!((queued(&site, 0), queued(&site, 1)), (2, 2));
+    assert_eq!(site.admission.queues(site.now)[0].long_waiting, 1);
+    for lease in leases {
+        site.handed_on(lease);
+    }
+    assert_eq!((queued(&site, 0), queued(&site, 1)), (0, 0));
+    assert_eq!(site.admission.queues(site.now)[0].long_waiting, 0);
+}
