@@ -93,7 +93,7 @@ async fn an_identity_stays() {
     let refused = folder.enroll(edge.token_for("site-2")).await.unwrap_err();
     assert!(refused.to_string().contains("site-1") && refused.to_string().contains("site-2"), "{refused}");
     let broken = folder.enroll("umbel1_nonsense".into()).await.unwrap_err();
-    assert_eq!(broken.exit_code(), 1);
+    assert_eq!(broken.exit_code(), 2, "a malformed argument");
 }
 
 /// A credential that its edge revoked is replaced where it stands, by a new key; a lost answer gets that key's

@@ -146,7 +146,12 @@ fn day(text: &str) -> Result<Date, String> {
     }
     let wrong = || format!("`{text}` is neither a day nor a span of time (examples: 2026-11-29, 7d)");
     let span = span(text).map_err(|_| wrong())?;
-    let at = Timestamp::now().checked_sub(span).map_err(|_| wrong())?;
+    // Nothing was counted before.
+    let at = Timestamp::now()
+        .checked_sub(span)
+        .ok()
+        .filter(|at| *at >= Timestamp::UNIX_EPOCH)
+        .ok_or_else(wrong)?;
     Ok(Offset::UTC.to_datetime(at).date())
 }
 
