@@ -121,7 +121,8 @@ fn a_copied_state_directory() {
     copy_files(&s.node.state, &copy.state);
     copy.daemon.start();
     let duplicate = why(&s.edge, "gpu-1", "DUPLICATE_IDENTITY", 3);
-    assert!(duplicate["next_step"].as_str().unwrap().contains("--replace gpu-1"), "{duplicate}");
+    let next = duplicate["next_step"].as_str().unwrap();
+    assert!(next.contains("stop the copy") && next.contains("stays gpu-1"), "{duplicate}");
 }
 
 fn copy_files(from: &Path, to: &Path) {
