@@ -167,7 +167,7 @@ impl Exchange {
         let running = front.dispatch.requests().started(Started {
             // Ids are ASCII.
             request_id: request.id.to_str().unwrap_or_default().into(),
-            key_id: request.caller.key().map(|key| Arc::from(key.row.key_id.as_str())),
+            key_id: request.caller.key().map(|key| Arc::clone(&key.state.key_id)),
             model: Some(Arc::clone(&known.name)),
             route: request.route.template(),
             stream: request.stream,

@@ -85,7 +85,7 @@ impl Inference<'_> {
         self.front.keys.refused(&self.caller, &Arc::from(""));
         let started = Started {
             request_id: self.request_id.to_str().unwrap_or_default().into(),
-            key_id: self.caller.key().map(|key| Arc::from(key.row.key_id.as_str())),
+            key_id: self.caller.key().map(|key| Arc::clone(&key.state.key_id)),
             model: None,
             route: self.endpoint.route.template(),
             stream: false,

@@ -85,7 +85,7 @@ impl Writing {
         }
         let mut from = String::new();
         // One row a day is looked at, whatever number there is.
-        while let (Some(row), _) = first(store, &from).await? {
+        while let Some(row) = first(store, &from).await? {
             let Some(day) = row.split('/').next().and_then(|day| day.parse().ok()).map(Day) else { break };
             lock(&keys.writing.days).insert(day);
             from = days_of(day, None).1;
@@ -94,9 +94,10 @@ impl Writing {
     }
 }
 
-async fn first(store: &Store, from: &str) -> Result<(Option<String>, ()), ReadError> {
+/// The key of the first row of a day from there on.
+async fn first(store: &Store, from: &str) -> Result<Option<String>, ReadError> {
     let (rows, _) = store.load_range(DAYS, from, "~", 1).await?;
-    Ok((rows.into_iter().next().map(|row| row.key), ()))
+    Ok(rows.into_iter().next().map(|row| row.key))
 }
 
 impl Keys {

@@ -15,7 +15,7 @@
 )]
 
 #[path = "../load/conn.rs"]
-#[allow(dead_code, reason = "the load generator counts events, these stages do not")]
+#[expect(dead_code, reason = "the load generator counts events, these stages do not")]
 mod conn;
 mod fairness;
 mod memory;
