@@ -1,8 +1,8 @@
 //! HTTP/1.1 towards an engine: kept connections, one request at a time on each, chunks taken apart in place.
 //!
-//! Owns connecting, writing a request, reading head and body; leaves what to send and where the answer goes to
-//! `relay`. Invariant: a body that was cut short is an error, never an end, and a connection that is in any doubt
-//! is not kept.
+//! Owns kept connections and time limits, and in its parts writing a request, reading head and body; leaves what to
+//! send and where the answer goes to `relay`. Invariant: a body that was cut short is an error, never an end, and a
+//! connection that is in any doubt is not kept.
 //!
 //! It is not hyper because the relay wants bytes, not frames in tasks: this is the hot path of a node.
 
@@ -10,24 +10,28 @@ use std::{
     io,
     net::SocketAddr,
     pin::Pin,
-    sync::Mutex,
+    sync::{Arc, Mutex},
     task::{Context, Poll},
     time::Duration,
 };
 
 use rustix::net::RecvFlags;
 use tokio::{
-    io::{AsyncRead, ReadBuf},
     net::TcpStream,
     time::{Instant, Sleep},
 };
 
+use ticks::Ticks;
+
 mod answer;
+mod link;
 mod part;
+mod ticks;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use answer::{Answer, Bad, Head};
+pub(crate) use link::{Link, Written};
 pub(crate) use part::Part;
 
 /// Unused connections are closed after this: below the 5 s after which uvicorn closes its end.
@@ -60,11 +64,12 @@ impl std::fmt::Display for Place {
 pub(crate) struct Pool {
     place: Place,
     idle: Mutex<Vec<(TcpStream, Instant)>>,
+    ticks: Arc<Ticks>,
 }
 
 impl Pool {
     pub(crate) fn new(place: Place) -> Self {
-        Self { place, idle: Mutex::new(Vec::new()) }
+        Self { place, idle: Mutex::default(), ticks: Arc::default() }
     }
 
     pub(crate) fn place(&self) -> &Place {
@@ -82,7 +87,7 @@ impl Pool {
             let quiet =
                 matches!(rustix::net::recv(&stream, &mut [0; 1], flags), Err(rustix::io::Errno::AGAIN));
             if quiet && now.duration_since(since) < KEEP_ALIVE {
-                return Some(Link { stream, reused: true, last: false });
+                return Some(Link::new(stream, true, &self.ticks));
             }
         }
     }
@@ -100,14 +105,15 @@ impl Pool {
             .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no connection within 5 s"))??;
         // Heads and bodies go out whole; waiting for more would only add delay.
         stream.set_nodelay(true)?;
-        Ok(Link { stream, reused: false, last: false })
+        Ok(Link::new(stream, false, &self.ticks))
     }
 
     /// Takes a connection back for the next request.
     pub(crate) fn keep(&self, link: Link) {
+        let Some(stream) = link.into_kept() else { return };
         let mut idle = self.lock();
-        if idle.len() < IDLE_MAX && !link.last {
-            idle.push((link.stream, Instant::now()));
+        if idle.len() < IDLE_MAX {
+            idle.push((stream, Instant::now()));
         }
     }
 
@@ -119,89 +125,6 @@ impl Pool {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(TcpStream, Instant)>> {
         self.idle.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-}
-
-/// One connection to an engine. Dropping it closes it, which is how a request is cancelled.
-#[derive(Debug)]
-pub(crate) struct Link {
-    stream: TcpStream,
-    reused: bool,
-    /// The request did not go out whole: what the engine thinks of the rest is not known.
-    last: bool,
-}
-
-/// How a write of a request ended.
-#[derive(Debug)]
-pub(crate) enum Written {
-    /// All of it went out.
-    All,
-    /// The engine answers or closes before it has all: what it says comes next.
-    Early,
-}
-
-impl Link {
-    /// It carried a request before.
-    pub(crate) fn is_reused(&self) -> bool {
-        self.reused
-    }
-
-    /// It cannot carry another request.
-    pub(crate) fn not_again(&mut self) {
-        self.last = true;
-    }
-
-    /// Writes bytes while watching for an early answer.
-    ///
-    /// # Errors
-    /// The error and how many bytes the kernel had taken before it.
-    pub(crate) async fn write(&self, bytes: &[u8]) -> Result<Written, (io::Error, usize)> {
-        let mut done = 0;
-        while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
-            match self.stream.try_write(rest) {
-                Ok(0) => return Err((io::ErrorKind::WriteZero.into(), done)),
-                Ok(count) => done += count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    tokio::select! {
-                        biased;
-                        ready = self.stream.writable() => ready.map_err(|error| (error, done))?,
-                        () = self.answers() => return Ok(Written::Early),
-                    }
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err((error, done)),
-            }
-        }
-        Ok(Written::All)
-    }
-
-    /// Resolves when the engine sent something, closed, or broke the connection.
-    pub(crate) async fn answers(&self) {
-        // What it is will be seen by the read that follows.
-        let _ = self.stream.peek(&mut [0; 1]).await;
-    }
-
-    /// One read; an empty part is the end of the input.
-    ///
-    /// # Errors
-    /// `TimedOut` when nothing came in time, else the socket's error.
-    pub(crate) async fn read(&mut self, patience: &mut Patience) -> io::Result<Part> {
-        patience.start();
-        std::future::poll_fn(|cx| {
-            let mut part = Part::new();
-            let mut target = ReadBuf::new(part.space());
-            match Pin::new(&mut self.stream).poll_read(cx, &mut target) {
-                Poll::Ready(result) => {
-                    let count = target.filled().len();
-                    Poll::Ready(result.map(|()| part.filled(count)))
-                }
-                Poll::Pending => match patience.poll(cx) {
-                    Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
-                    Poll::Pending => Poll::Pending,
-                },
-            }
-        })
-        .await
     }
 }
 
@@ -227,9 +150,10 @@ impl Patience {
         self.limit = self.later;
     }
 
-    /// A wait begins.
-    fn start(&mut self) {
+    /// A wait begins: now.
+    fn start(&mut self) -> Instant {
         self.since = Instant::now();
+        self.since
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {

@@ -116,6 +116,65 @@ fn nonsense_is_refused() {
     }
 }
 
+/// Fast streams of an engine are read together, slow again at once when they are, and end as they ended.
+#[tokio::test]
+async fn fast_streams_are_read_by_the_clock() {
+    use tokio::io::AsyncWriteExt;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let pool = Pool::new(Place::Local(listener.local_addr().unwrap()));
+    let hour = Duration::from_secs(3600);
+    let mut patience = Patience::new(hour, hour);
+    let (mut links, mut engines) = (Vec::new(), Vec::new());
+    for _ in 0..5 {
+        links.push(pool.connect().await.unwrap());
+        let (engine, _) = listener.accept().await.unwrap();
+        engine.set_nodelay(true).unwrap();
+        engines.push(engine);
+    }
+    // One alone is not worth a tick.
+    links[0].hurry();
+    engines[0].write_all(b"one").await.unwrap();
+    assert_eq!(links[0].read(&mut patience).await.unwrap().bytes(), b"one");
+    assert!(!links[0].is_timed());
+    links.iter_mut().for_each(Link::hurry);
+    for (link, engine) in links.iter_mut().zip(&mut engines) {
+        link.hurry();
+        engine.write_all(b"a").await.unwrap();
+        engine.write_all(b"b").await.unwrap();
+        assert_eq!(link.read(&mut patience).await.unwrap().bytes(), b"ab");
+        assert!(link.is_timed());
+    }
+    // More than a read takes at once: all of it comes, in order.
+    let large: Vec<u8> = (0..100_000u32).map(|at| at as u8).collect();
+    engines[1].write_all(&large).await.unwrap();
+    let mut got = Vec::new();
+    while got.len() < large.len() {
+        got.extend_from_slice(links[1].read(&mut patience).await.unwrap().bytes());
+    }
+    assert_eq!(got, large);
+    // Nothing at a tick: the runtime watches it again.
+    let (link, engine) = (&mut links[2], &mut engines[2]);
+    let (read, ()) = tokio::join!(link.read(&mut patience), async {
+        while pool.ticks.is_running() {
+            tokio::task::yield_now().await;
+        }
+        engine.write_all(b"later").await.unwrap();
+    });
+    assert_eq!(read.unwrap().bytes(), b"later");
+    assert!(!links[2].is_timed());
+    engines.truncate(4);
+    assert!(links[4].read(&mut patience).await.unwrap().is_empty(), "the engine closed it");
+    assert!(links[3].is_timed());
+    links.truncate(4);
+    pool.keep(links.pop().unwrap());
+    let mut link = pool.kept().unwrap();
+    assert!(link.is_reused());
+    link.write(b"again").await.unwrap();
+    engines[3].write_all(b"yes").await.unwrap();
+    assert_eq!(link.read(&mut patience).await.unwrap().bytes(), b"yes");
+    assert!(pool.kept().is_none());
+}
+
 quickcheck::quickcheck! {
     /// Any chunks in any cut come out as they went in.
     fn chunks_survive_any_cut(chunks: Vec<Vec<u8>>, sizes: Vec<usize>) -> bool {

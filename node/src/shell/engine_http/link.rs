@@ -1,0 +1,187 @@
+//! One connection to an engine: a request out, the answer in.
+//!
+//! Owns the socket and who waits for it: the runtime, or for a fast stream the clock. Leaves framing to `answer`.
+//! Invariant: bytes come out in the order in which the kernel has them, whoever waits; a full buffer is followed by
+//! another read at once.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use rustix::{io::Errno, net::RecvFlags};
+use tokio::{
+    io::{AsyncRead, ReadBuf},
+    net::TcpStream,
+};
+
+use super::{
+    Part, Patience,
+    ticks::{Flow, Ticks},
+};
+
+/// One connection to an engine. Dropping it closes it, which is how a request is cancelled.
+#[derive(Debug)]
+pub(crate) struct Link {
+    socket: Socket,
+    reused: bool,
+    /// The request did not go out whole: what the engine thinks of the rest is not known.
+    last: bool,
+    flow: Flow,
+}
+
+#[derive(Debug)]
+enum Socket {
+    /// The runtime watches it.
+    Watched(TcpStream),
+    /// Nobody does: it is read at each tick, or at once if the last read left something.
+    Timed { socket: std::net::TcpStream, more: bool },
+    /// A change between them failed.
+    Lost,
+}
+
+/// How a write of a request ended.
+#[derive(Debug)]
+pub(crate) enum Written {
+    /// All of it went out.
+    All,
+    /// The engine answers or closes before it has all: what it says comes next.
+    Early,
+}
+
+impl Link {
+    pub(super) fn new(stream: TcpStream, reused: bool, ticks: &Arc<Ticks>) -> Self {
+        Self { socket: Socket::Watched(stream), reused, last: false, flow: Flow::new(ticks) }
+    }
+
+    /// It carried a request before.
+    pub(crate) fn is_reused(&self) -> bool {
+        self.reused
+    }
+
+    /// It cannot carry another request.
+    pub(crate) fn not_again(&mut self) {
+        self.last = true;
+    }
+
+    /// What it becomes when its stream has been fast for long enough.
+    #[cfg(test)]
+    pub(super) fn hurry(&mut self) {
+        let now = tokio::time::Instant::now();
+        for _ in 0..100 {
+            self.flow.begins(now);
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_timed(&self) -> bool {
+        matches!(self.socket, Socket::Timed { .. })
+    }
+
+    /// The connection, if it can carry another request.
+    pub(super) fn into_kept(self) -> Option<TcpStream> {
+        match self.socket {
+            _ if self.last => None,
+            Socket::Watched(stream) => Some(stream),
+            Socket::Timed { socket, .. } => TcpStream::from_std(socket).ok(),
+            Socket::Lost => None,
+        }
+    }
+
+    fn watched(&self) -> io::Result<&TcpStream> {
+        match &self.socket {
+            Socket::Watched(stream) => Ok(stream),
+            // Requests are written before their answers are read.
+            Socket::Timed { .. } | Socket::Lost => Err(io::ErrorKind::NotConnected.into()),
+        }
+    }
+
+    /// Writes bytes while watching for an early answer.
+    ///
+    /// # Errors
+    /// The error and how many bytes the kernel had taken before it.
+    pub(crate) async fn write(&self, bytes: &[u8]) -> Result<Written, (io::Error, usize)> {
+        let mut done = 0;
+        let stream = self.watched().map_err(|error| (error, done))?;
+        while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
+            match stream.try_write(rest) {
+                Ok(0) => return Err((io::ErrorKind::WriteZero.into(), done)),
+                Ok(count) => done += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    tokio::select! {
+                        biased;
+                        ready = stream.writable() => ready.map_err(|error| (error, done))?,
+                        () = self.answers() => return Ok(Written::Early),
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err((error, done)),
+            }
+        }
+        Ok(Written::All)
+    }
+
+    /// Resolves when the engine sent something, closed, or broke the connection.
+    pub(crate) async fn answers(&self) {
+        // What it is will be seen by the read that follows.
+        if let Ok(stream) = self.watched() {
+            let _ = stream.peek(&mut [0; 1]).await;
+        }
+    }
+
+    /// One read; an empty part is the end of the input.
+    ///
+    /// # Errors
+    /// `TimedOut` when nothing came in time, else the socket's error.
+    pub(crate) async fn read(&mut self, patience: &mut Patience) -> io::Result<Part> {
+        let now = patience.start();
+        if let Socket::Watched(_) = &self.socket {
+            self.flow.begins(now);
+            if self.flow.is_timed() {
+                self.socket = match std::mem::replace(&mut self.socket, Socket::Lost) {
+                    Socket::Watched(stream) => Socket::Timed { socket: stream.into_std()?, more: false },
+                    other => other,
+                };
+            }
+        }
+        std::future::poll_fn(|cx| self.poll_read(patience, cx)).await
+    }
+
+    fn poll_read(&mut self, patience: &mut Patience, cx: &mut Context<'_>) -> Poll<io::Result<Part>> {
+        let mut part = Part::new();
+        if let Socket::Timed { socket, more } = &mut self.socket {
+            if !*more {
+                ready!(self.flow.poll_tick(cx));
+            }
+            match rustix::net::recv(&*socket, part.space(), RecvFlags::DONTWAIT) {
+                Ok((count, _)) => {
+                    *more = count == part.space().len();
+                    return Poll::Ready(Ok(part.filled(count)));
+                }
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(error) => return Poll::Ready(Err(error.into())),
+            }
+            self.flow.slow();
+            self.socket = match std::mem::replace(&mut self.socket, Socket::Lost) {
+                Socket::Timed { socket, .. } => Socket::Watched(TcpStream::from_std(socket)?),
+                other => other,
+            };
+        }
+        let Socket::Watched(stream) = &mut self.socket else {
+            return Poll::Ready(Err(io::ErrorKind::NotConnected.into()));
+        };
+        let mut target = ReadBuf::new(part.space());
+        match Pin::new(stream).poll_read(cx, &mut target) {
+            Poll::Ready(result) => {
+                let count = target.filled().len();
+                Poll::Ready(result.map(|()| part.filled(count)))
+            }
+            Poll::Pending => match patience.poll(cx) {
+                Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
+                Poll::Pending => Poll::Pending,
+            },
+        }
+    }
+}
