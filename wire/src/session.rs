@@ -116,8 +116,10 @@ pub(crate) struct Effects {
     pub(crate) wakes: Vec<Waker>,
     /// Terminals to tell.
     pub(crate) terminals: Vec<(OnTerminal, Terminal)>,
-    /// Closed, or nothing open any more: whoever waits for that looks again.
+    /// Closed or draining: whoever waits for that looks again.
     pub(crate) notify: bool,
+    /// Nothing open any more, or closed: the same.
+    pub(crate) idle: bool,
 }
 
 /// Open -> Draining (by us, by the peer, or both) -> Closed; Open -> Closed.
@@ -249,6 +251,7 @@ impl Session {
         self.effects.wakes.append(&mut self.probes);
         self.effects.wakes.extend(self.reader.take());
         self.effects.notify = true;
+        self.effects.idle = true;
         self.wake_writer();
     }
 
@@ -359,7 +362,7 @@ impl Session {
 
     fn note_idle(&mut self) {
         if self.is_idle() {
-            self.effects.notify = true;
+            self.effects.idle = true;
         }
     }
 

@@ -38,8 +38,11 @@ pub(crate) struct Shared {
     protocol: AtomicU32,
     /// Milliseconds.
     spread: AtomicU64,
-    /// Told when the session closes, drains, or has nothing open any more.
+    /// Told when the session closes or drains.
     notify: Notify,
+    /// Told when it has nothing open any more, or closes. Apart, since every connection's keepers wait for its end, and
+    /// a lone request after the other would wake them each time.
+    idle: Notify,
     /// The socket is closed.
     pub(crate) gone: CancellationToken,
 }
@@ -52,6 +55,7 @@ impl Connection {
             protocol: AtomicU32::new(0),
             spread: AtomicU64::new(0),
             notify: Notify::new(),
+            idle: Notify::new(),
             gone: CancellationToken::new(),
         }))
     }
@@ -70,6 +74,7 @@ impl Connection {
         let wakes = std::mem::take(&mut effects.wakes);
         let terminals = std::mem::take(&mut effects.terminals);
         let notify = std::mem::take(&mut effects.notify);
+        let idle = std::mem::take(&mut effects.idle);
         drop(session);
         for (tell, terminal) in terminals {
             tell(terminal);
@@ -83,13 +88,16 @@ impl Connection {
         if notify {
             self.0.notify.notify_waiters();
         }
+        if idle {
+            self.0.idle.notify_waiters();
+        }
         result
     }
 
-    /// Waits until `look` finds something; it is asked again whenever the session's state changes.
-    async fn wait<R>(&self, look: impl Fn(&Session) -> Option<R>) -> R {
+    /// Waits until `look` finds something; it is asked again whenever it is told.
+    async fn wait<R>(&self, told: &Notify, look: impl Fn(&Session) -> Option<R>) -> R {
         loop {
-            let mut notified = std::pin::pin!(self.0.notify.notified());
+            let mut notified = std::pin::pin!(told.notified());
             notified.as_mut().enable();
             if let Some(result) = self.with(|session| look(session)) {
                 return result;
@@ -204,12 +212,12 @@ impl Connection {
 
     /// Resolves once no stream and no request is open in either direction, or the connection is closed.
     pub async fn drained(&self) {
-        self.wait(|session| (session.is_idle() || session.closed().is_some()).then_some(())).await;
+        self.wait(&self.0.idle, |session| (session.is_idle() || session.closed().is_some()).then_some(())).await;
     }
 
     /// Resolves once the peer drains, or the connection is closed (then with nothing).
     pub async fn peer_drains(&self) -> Option<Goaway> {
-        self.wait(|session| match (session.closed(), session.peer_drains()) {
+        self.wait(&self.0.notify, |session| match (session.closed(), session.peer_drains()) {
             (Some(_), _) => Some(None),
             (None, Some(goaway)) => Some(Some(goaway.clone())),
             (None, None) => None,
@@ -225,7 +233,7 @@ impl Connection {
 
     /// Waits for the end of the session. The farewell may still be on its way; see [`Self::gone`].
     pub async fn closed(&self) -> CloseReason {
-        self.wait(|session| session.closed().cloned()).await
+        self.wait(&self.0.notify, |session| session.closed().cloned()).await
     }
 
     /// Waits until the socket is closed too.
