@@ -26,9 +26,9 @@ use ticks::Ticks;
 mod answer;
 mod link;
 mod part;
-mod ticks;
 #[cfg(test)]
 mod tests;
+mod ticks;
 
 pub(crate) use answer::{Answer, Bad, Head};
 pub(crate) use link::{Link, Written};

@@ -212,7 +212,8 @@ impl Connection {
 
     /// Resolves once no stream and no request is open in either direction, or the connection is closed.
     pub async fn drained(&self) {
-        self.wait(&self.0.idle, |session| (session.is_idle() || session.closed().is_some()).then_some(())).await;
+        self.wait(&self.0.idle, |session| (session.is_idle() || session.closed().is_some()).then_some(()))
+            .await;
     }
 
     /// Resolves once the peer drains, or the connection is closed (then with nothing).
