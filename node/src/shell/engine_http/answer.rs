@@ -9,11 +9,13 @@ pub(crate) const HEAD_MAX: usize = 16 * 1024;
 const HEADERS_MAX: usize = 100;
 /// A chunk's extension, and all trailers together: nobody uses them.
 const IGNORED_MAX: usize = 4 * 1024;
+/// Of the body.
+const LENGTH: &str = "content-length";
 /// Headers that an answer keeps on its way to the client (the edge has the same list); what is not here stays
 /// (`set-cookie`, `server`, ...).
 const PASSED: [&str; 10] = [
     "content-type",
-    "content-length",
+    LENGTH,
     "content-encoding",
     "content-language",
     "content-disposition",
@@ -148,7 +150,7 @@ impl Answer {
                 continue;
             }
             let (phase, keep) = framing(status, parsed.version.unwrap_or_default(), parsed.headers)?;
-            let head = Head { status, headers: passed(parsed.headers) };
+            let head = Head { status, headers: passed(parsed.headers, phase) };
             (self.phase, self.keep) = (phase, keep);
             let rest = self.head.split_off(length);
             self.head = Vec::new();
@@ -323,12 +325,19 @@ fn decimal(digits: &[u8]) -> Option<u64> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
-fn passed(headers: &[httparse::Header<'_>]) -> Vec<(&'static str, Vec<u8>)> {
+/// The length is told as it was taken: where chunks count, or it was given twice, the engine's own words would cut the
+/// answer at the client, or break it.
+fn passed(headers: &[httparse::Header<'_>], phase: Phase) -> Vec<(&'static str, Vec<u8>)> {
     let mut out = Vec::with_capacity(PASSED.len());
     for header in headers {
-        if let Some(name) = PASSED.iter().find(|name| header.name.eq_ignore_ascii_case(name)) {
+        if let Some(name) = PASSED.iter().find(|name| header.name.eq_ignore_ascii_case(name))
+            && *name != LENGTH
+        {
             out.push((*name, header.value.to_vec()));
         }
+    }
+    if let Phase::Sized(length) = phase {
+        out.push((LENGTH, length.to_string().into_bytes()));
     }
     out
 }

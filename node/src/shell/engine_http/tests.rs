@@ -96,6 +96,26 @@ fn what_cannot_be_trusted_is_not_kept() {
     assert!(!kept("HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"));
 }
 
+/// A length that does not count does not go on: a client would cut the answer there and take it for whole.
+#[test]
+fn only_the_length_that_counts_is_told() {
+    let told = |head: &str| {
+        let headers = read(head.as_bytes(), &[]).unwrap().0.unwrap().headers;
+        let mut lengths = headers.into_iter().filter(|(name, _)| *name == "content-length");
+        let first = lengths.next().map(|(_, value)| String::from_utf8(value).unwrap());
+        assert!(lengths.next().is_none());
+        first
+    };
+    assert_eq!(told("HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc").as_deref(), Some("3"));
+    assert_eq!(
+        told("HTTP/1.1 200 OK\r\nContent-Length: 03, 3\r\nContent-Length: 3\r\n\r\n").as_deref(),
+        Some("3")
+    );
+    assert_eq!(told("HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n"), None);
+    assert_eq!(told("HTTP/1.1 204 No\r\nContent-Length: 3\r\n\r\n"), None);
+    assert_eq!(told("HTTP/1.0 200 OK\r\n\r\n"), None);
+}
+
 #[test]
 fn nonsense_is_refused() {
     for head in [
