@@ -69,11 +69,29 @@ fn figure(stages: &Stages, stage: &str, target: &str, column: &str) -> Option<f6
     stages.get(stage)?.get(target)?.get(column)?.as_f64()
 }
 
-/// One row: the peer, its figure, the ratio or difference, the limit, and whether it is met.
-fn row(what: &str, unit: &str, ours: f64, peer: (&str, f64), limit: f64) {
+/// Who passes less of what a stage's pace asks for than this part has done other work than who keeps it: fewer and larger
+/// pieces cost less, and who is overloaded costs anything.
+const KEPT: f64 = 0.95;
+
+/// What part of a stage's pace a target kept; nothing where there is no pace.
+fn kept(stages: &Stages, stage: &str, target: &str) -> Option<f64> {
+    let word = |name: &str| {
+        let word = stage.split(' ').find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+        word.and_then(|word| word.parse::<f64>().ok())
+    };
+    Some(figure(stages, stage, target, "events/s")? / (word("conc")? * 1e6 / word("pace_us")?))
+}
+
+/// One row: the peer, its figure, the ratio or difference, the limit, and whether it is met. Of unequal work nothing is
+/// said but the figures.
+fn row(what: &str, unit: &str, ours: f64, peer: (&str, f64), limit: f64, behind: Option<(&str, f64)>) {
     let (name, theirs) = peer;
     let ratio = ours / theirs;
-    let verdict = if ratio <= limit { "met" } else { "MISSED" };
+    let verdict = match behind {
+        Some((who, part)) => format!("not equal work: {who} kept {:.0} % of the pace", part * 100.0),
+        None if ratio <= limit => "met".to_owned(),
+        None => "MISSED".to_owned(),
+    };
     println!(
         "{what:<38} {ours:>8.1} {name:>12} {theirs:>8.1} {ratio:>7.2} {limit:>7.2} {unit:>4}  {verdict}"
     );
@@ -93,20 +111,27 @@ pub(crate) fn print(file: &Path) {
     );
     for (stage, what, column, limit) in &LIMITS {
         let Some(ours) = figure(&stages, stage, "umbel", column) else { continue };
+        let behind = |peer: &'static str| {
+            let part = |who| kept(&stages, stage, who).map(|part| (who, part));
+            ["umbel", peer].into_iter().filter_map(part).find(|(_, part)| *part < KEPT)
+        };
         match limit {
             Limit::Cpu { two_hops, router } => {
                 let of = |name| figure(&stages, stage, name, column).map(|theirs| (name, theirs));
-                let best = TWO_HOPS.into_iter().filter_map(of).min_by(|a, b| a.1.total_cmp(&b.1));
+                // Of those that kept the pace, if any did.
+                let best = TWO_HOPS.into_iter().filter_map(of).min_by(|a, b| {
+                    behind(a.0).is_some().cmp(&behind(b.0).is_some()).then(a.1.total_cmp(&b.1))
+                });
                 if let Some(best) = best {
-                    row(what, "us", ours, best, *two_hops);
+                    row(what, "us", ours, best, *two_hops, behind(best.0));
                 }
                 if let Some(theirs) = of(ROUTER) {
-                    row(what, "us", ours, theirs, *router);
+                    row(what, "us", ours, theirs, *router, behind(ROUTER));
                 }
             }
             Limit::AddedBy(peer) => {
                 if let Some(theirs) = figure(&stages, stage, peer, column) {
-                    row(what, "us", ours, (peer, theirs), 1.0);
+                    row(what, "us", ours, (peer, theirs), 1.0, None);
                 }
             }
         }
