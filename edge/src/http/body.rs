@@ -1,7 +1,8 @@
 //! Reading request bodies: whole, within bounds of size, time and memory.
 //!
 //! Owns the bytes that the edge holds until the engine's head. Leaves their meaning to [`super::request`].
-//! Invariant: what is held is counted while it is held, and no slot is taken before a body is whole.
+//! Invariants: what is held is counted while it is held, and no slot is taken before a body is whole; a request that
+//! waits holds its body once, in memory that the body fills.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -10,12 +11,13 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::header::{self, HeaderMap};
 use http_body::{Body, Frame};
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::Front;
+use super::connection::BUFFER;
 use super::error::Failure;
 use crate::core::keys::Key;
 
@@ -27,6 +29,8 @@ const DISCARD_MAX: usize = 128 << 20;
 const DISCARD_TIME: Duration = Duration::from_secs(10);
 /// Memory is reserved up to this at once, whatever length a client announces.
 const RESERVE_MAX: usize = 1 << 20;
+/// Bodies up to this are kept in the buffers that they were read into. Beside a larger one, those do not matter.
+const PARTS_MAX: usize = 256 * 1024;
 
 /// Request bytes that count as held by the edge, and by their key.
 #[derive(Debug)]
@@ -90,13 +94,107 @@ impl Announced {
     }
 }
 
+/// A body that is here.
+#[derive(Debug, Default)]
+pub(super) struct Text {
+    /// All of it in one piece; empty while it was set aside.
+    whole: Bytes,
+    /// The buffers that it was read into, where it fills them.
+    parts: Vec<Bytes>,
+}
+
+impl Text {
+    /// All of it in one piece.
+    pub(super) fn whole(&mut self) -> &Bytes {
+        if self.whole.is_empty() {
+            self.whole = Bytes::from(self.parts.concat());
+        }
+        &self.whole
+    }
+
+    /// The same, of which nothing is set aside any more.
+    pub(super) fn used(&mut self) -> &Bytes {
+        self.whole();
+        self.parts = Vec::new();
+        &self.whole
+    }
+
+    /// It has to wait: what it was read into is kept, and no second copy. The buffer of the connection is one of those,
+    /// so that a waiting request has none beside its body.
+    pub(super) fn set_aside(&mut self) {
+        if !self.parts.is_empty() {
+            self.whole = Bytes::new();
+        }
+    }
+}
+
+/// A body that comes: in the buffers that it is read into as long as it fills them, else copied together.
+struct Gathering {
+    /// What the client announced, within the limit.
+    announced: Option<usize>,
+    received: usize,
+    parts: Vec<Bytes>,
+    copied: Vec<u8>,
+}
+
+impl Gathering {
+    fn new(announced: Option<usize>) -> Self {
+        Self { announced, received: 0, parts: Vec::new(), copied: Vec::new() }
+    }
+
+    fn push(&mut self, data: Bytes) {
+        if data.is_empty() {
+            return;
+        }
+        self.received = self.received.saturating_add(data.len());
+        if self.copied.is_empty() {
+            self.parts.push(data);
+            // A small read keeps a whole buffer of its connection.
+            let fills = self.parts.len() * BUFFER <= self.received.saturating_add(2 * BUFFER);
+            if self.received > PARTS_MAX || !fills {
+                for part in std::mem::take(&mut self.parts) {
+                    self.copy(&part);
+                }
+            }
+        } else {
+            self.copy(&data);
+        }
+    }
+
+    fn copy(&mut self, data: &[u8]) {
+        let needed = self.copied.len().saturating_add(data.len());
+        if needed > self.copied.capacity() {
+            // A client may announce anything; what has come is believed twice.
+            let believed = RESERVE_MAX.max(2 * needed);
+            let all = self.announced.unwrap_or(2 * self.received).min(believed).max(needed);
+            self.copied.reserve_exact(all - self.copied.len());
+        }
+        self.copied.extend_from_slice(data);
+    }
+
+    fn whole(mut self) -> Text {
+        if !self.copied.is_empty() {
+            if self.copied.capacity() > self.copied.len() + self.copied.len() / 8 {
+                self.copied.shrink_to_fit();
+            }
+            return Text { whole: self.copied.into(), parts: Vec::new() };
+        }
+        // The usual body is one part, and is passed on as it is.
+        if self.parts.len() <= 1 {
+            return Text { whole: self.parts.pop().unwrap_or_default(), parts: Vec::new() };
+        }
+        self.parts.shrink_to_fit();
+        Text { whole: Bytes::new(), parts: self.parts }
+    }
+}
+
 /// Reads the whole body.
 pub(super) async fn collect<B>(
     front: &Front,
     body: B,
     announced: Announced,
     held: &mut Held,
-) -> Result<Bytes, Failure>
+) -> Result<Text, Failure>
 where
     B: Body<Data = Bytes>,
 {
@@ -107,38 +205,25 @@ where
         return Err(Failure::too_large(limit));
     }
     let mut clock = Clock::new(front.options().body_timeout);
-    let mut first = Bytes::new();
-    let mut more = BytesMut::new();
-    let mut received = 0usize;
+    let mut gathering = Gathering::new(announced.length.and_then(|length| usize::try_from(length).ok()));
     loop {
-        let Some(frame) = next_frame(body.as_mut(), &mut clock, received).await else {
+        let Some(frame) = next_frame(body.as_mut(), &mut clock, gathering.received).await else {
             return Err(Failure::too_slow());
         };
         let data = match frame {
             Some(Err(_)) => return Err(Failure::broken_body()),
             Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
-            None if more.is_empty() => return Ok(first),
-            None => return Ok(more.freeze()),
+            None => return Ok(gathering.whole()),
         };
-        received = received.saturating_add(data.len());
+        let received = gathering.received.saturating_add(data.len());
         let refusal =
             if received > limit { Some(Failure::too_large(limit)) } else { held.add(data.len()).err() };
         if let Some(refusal) = refusal {
-            drop((first, more));
+            drop((gathering, data));
             discard_rest(body, announced).await;
             return Err(refusal);
         }
-        // The usual body is one part and is passed on as it is; only further ones are copied together.
-        if first.is_empty() && more.is_empty() {
-            first = data;
-        } else {
-            if more.is_empty() {
-                let all = announced.length.and_then(|length| usize::try_from(length).ok());
-                more.reserve(all.unwrap_or(2 * received).clamp(received, RESERVE_MAX.max(received)));
-                more.extend_from_slice(&std::mem::take(&mut first));
-            }
-            more.extend_from_slice(&data);
-        }
+        gathering.push(data);
     }
 }
 
@@ -211,4 +296,74 @@ where
         Poll::Pending
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gathered(announced: Option<usize>, reads: &[usize]) -> (Text, Vec<u8>) {
+        let mut gathering = Gathering::new(announced);
+        let mut sent = Vec::new();
+        for (at, length) in reads.iter().enumerate() {
+            let data = vec![u8::try_from(at % 251).unwrap_or_default(); *length];
+            sent.extend_from_slice(&data);
+            gathering.push(data.into());
+        }
+        (gathering.whole(), sent)
+    }
+
+    #[test]
+    fn a_body_that_fills_its_buffers_waits_in_them_and_is_whole_again_for_the_engine() {
+        let mut reads = vec![BUFFER / 2 - 300];
+        reads.extend([BUFFER; 5]);
+        reads.push(BUFFER / 2);
+        let (mut text, sent) = gathered(Some(reads.iter().sum()), &reads);
+        assert_eq!(text.whole(), &sent);
+        text.set_aside();
+        assert!(text.whole.is_empty(), "no second copy is held");
+        assert_eq!(text.parts.len(), reads.len());
+        assert_eq!(text.used(), &sent);
+        assert!(text.parts.is_empty(), "nor are the buffers held beside what is used");
+        text.set_aside();
+        assert_eq!(text.used(), &sent, "a second try");
+    }
+
+    #[test]
+    fn small_reads_keep_no_buffers() {
+        for (announced, reads) in
+            [(Some(14_000), [1_400; 10]), (None, [1_400; 10]), (Some(400_000), [40_000; 10])]
+        {
+            let (mut text, sent) = gathered(announced, &reads);
+            assert!(text.parts.is_empty());
+            text.set_aside();
+            assert_eq!(text.used(), &sent);
+        }
+    }
+
+    #[test]
+    fn a_large_body_takes_its_length_whatever_was_announced() {
+        let megabytes = [1 << 20; 20];
+        for announced in [Some(20 << 20), Some(40 << 20), None] {
+            let mut gathering = Gathering::new(announced);
+            for length in megabytes {
+                gathering.push(vec![0; length].into());
+                let most = RESERVE_MAX.max(2 * gathering.received);
+                assert!(gathering.copied.capacity() <= most, "{announced:?}: reserved for an announcement");
+            }
+            assert_eq!(gathering.whole().used().len(), 20 << 20);
+        }
+    }
+
+    #[test]
+    fn bodies_of_none_and_one_read_are_passed_on_as_they_are() {
+        let (mut text, _) = gathered(Some(0), &[]);
+        assert!(text.used().is_empty());
+        let data = Bytes::from_static(b"{}");
+        let mut gathering = Gathering::new(None);
+        gathering.push(data.clone());
+        let mut text = gathering.whole();
+        text.set_aside();
+        assert_eq!(text.used().as_ptr(), data.as_ptr());
+    }
 }

@@ -27,7 +27,7 @@ use super::socket::{Socket, Watched};
 use super::{Front, FrontOptions};
 
 /// hyper's buffer in either direction: a stalled stream holds little.
-const BUFFER: usize = 16 * 1024;
+pub(super) const BUFFER: usize = 16 * 1024;
 /// Of a request's line and headers: they must fit the buffer.
 pub(super) const HEAD_BYTES_MAX: usize = BUFFER;
 /// hyper's own limit.
@@ -186,6 +186,8 @@ where
     let mut http = http1::Builder::new();
     // Small events are cheaper copied into one buffer than written as three pieces.
     http.max_buf_size(BUFFER).writev(false).pipeline_flush(false);
+    // hyper would keep a buffer to read into while a request waits, only to see the client's end: the socket sees it.
+    http.half_close(true);
     let mut connection = pin!(http.serve_connection(TokioIo::new(watched), service));
     let mut clocks = Clocks::new(options, &shared);
     let mut timer = pin!(sleep_until(clocks.next));

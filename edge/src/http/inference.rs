@@ -19,7 +19,7 @@ use umbel_wire::clock::Wall;
 use umbel_wire::{Open, OutgoingStream};
 
 use super::answer::{Answer, from_engine};
-use super::body::Held;
+use super::body::{Held, Text};
 use super::error::Failure;
 use super::exchange::{self, Exchange, Miss, judge};
 use super::openai::refuse;
@@ -51,8 +51,8 @@ pub(super) struct Inference<'a> {
 }
 
 impl Inference<'_> {
-    pub(super) async fn run(self, body: Bytes, held: Held) -> Response<Answer> {
-        let asked = match self.read(&body).await {
+    pub(super) async fn run(self, mut body: Text, held: Held) -> Response<Answer> {
+        let asked = match self.read(body.whole()).await {
             Ok(asked) => asked,
             Err(bad) => return self.refuse(&Failure::bad_request(bad)),
         };
@@ -67,7 +67,7 @@ impl Inference<'_> {
             route: self.endpoint.route,
             id: self.request_id.clone(),
             stream: asked.stream,
-            body_bytes: body.len() as u64,
+            body_bytes: body.whole().len() as u64,
             prompt_bytes: asked.prompt_bytes,
             caller: self.caller.clone(),
             started: self.started,
@@ -76,7 +76,7 @@ impl Inference<'_> {
         if let Err(limit) = exchange.enter() {
             return refused(&mut exchange, |_| Failure::key_limit(&limit));
         }
-        self.exchange(&asked, &body, held, exchange).await
+        self.exchange(&asked, body, held, exchange).await
     }
 
     /// A refusal of a caller whose model is not known.
@@ -122,13 +122,13 @@ impl Inference<'_> {
     async fn exchange(
         &self,
         asked: &Asked,
-        body: &Bytes,
+        mut body: Text,
         held: Held,
         mut exchange: Exchange,
     ) -> Response<Answer> {
         let mut ask = Ask {
             prompt_bytes: asked.prompt_bytes,
-            prefix: self.front.dispatch.prefix(asked.prompt(body)),
+            prefix: self.front.dispatch.prefix(asked.prompt(body.whole())),
             events: asked.stream,
             request: exchange.number(),
             ..Ask::new(exchange.known.model, self.caller.number(), self.caller.class())
@@ -142,7 +142,10 @@ impl Inference<'_> {
             exchange.queued();
             let admitted = match self.front.dispatch.admit(&ask) {
                 Admitted::Slot(slot) => Ok(slot),
-                Admitted::Waiting(waiting) => waiting.await,
+                Admitted::Waiting(waiting) => {
+                    body.set_aside();
+                    waiting.await
+                }
                 Admitted::Refused(refusal) => Err(refusal),
             };
             let mut slot = match admitted {
@@ -159,7 +162,7 @@ impl Inference<'_> {
                 return refused(&mut exchange, |_| Failure::key(KeyRefusal::Invalid));
             }
             exchange.uses(&slot);
-            let miss = match self.attempt(&mut slot, asked, body, take_usage).await {
+            let miss = match self.attempt(&mut slot, asked, body.used(), take_usage).await {
                 Ok((head, stream)) => {
                     slot.streaming();
                     exchange.streaming();

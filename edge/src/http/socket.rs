@@ -5,6 +5,7 @@
 //! [`super::connection`]. Invariant: bytes of requests and answers pass untouched.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -83,16 +84,16 @@ impl<S: Socket> Watched<S> {
         Self { socket, shared, front, written, refusal, awaits_input, ahead }
     }
 
-    /// Whether the client left while hyper does not look: it stops reading while a request runs once it has
-    /// bytes of a next one.
+    /// Whether the client left while hyper does not look: it does not read while a request runs.
     fn poll_left(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let busy = self.shared.busy.load(Ordering::Relaxed) > 0;
         if self.awaits_input || !busy || self.shared.uploading.load(Ordering::Relaxed) {
             return Poll::Pending;
         }
-        let mut space = [0; 8 * 1024];
+        // Not cleared: this is asked at each turn of a stream.
+        let mut space = [MaybeUninit::uninit(); 8 * 1024];
         while self.ahead.len() <= AHEAD_MAX {
-            let mut buffer = ReadBuf::new(&mut space);
+            let mut buffer = ReadBuf::uninit(&mut space);
             let read = ready!(Pin::new(&mut self.socket).poll_read(cx, &mut buffer));
             if read.is_err() || buffer.filled().is_empty() {
                 return Poll::Ready(());
