@@ -2,13 +2,16 @@
 //!
 //! Owns the records and their bounds. Leaves the account of a request to `http::exchange` and slots to
 //! [`super::admission`]. Invariants: no content and no client's address is in a record; both tables are bounded; a
-//! record ends exactly once.
+//! record ends exactly once; the oldest one's memory is the next one's, so that a request in a busy edge allocates none.
+
+mod id;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::usage::Usage;
+pub(crate) use id::Id;
 
 /// Ended requests that are kept.
 pub(crate) const KEPT: usize = 2_048;
@@ -16,12 +19,14 @@ pub(crate) const KEPT: usize = 2_048;
 pub(crate) const RUNNING_MAX: usize = 20_000;
 /// Tries recorded of one request; the rules of second tries allow fewer.
 const TRIES_MAX: usize = 4;
+/// Records that were let go of and are used again.
+const SPARE_MAX: usize = 64;
 
 /// A request as it is known when its model is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Started {
     /// The correlation id: the client's own or one of ours.
-    pub(crate) request_id: Box<str>,
+    pub(crate) request_id: Id,
     /// Whose it is; `None` for a caller on this host without a key.
     pub(crate) key_id: Option<Arc<str>>,
     /// The canonical model; `None` where nobody serves what was asked for.
@@ -127,7 +132,20 @@ pub(crate) struct RequestRecord {
 }
 
 impl RequestRecord {
-    fn new(number: u64, started: Started) -> Self {
+    /// A record of this request, in the memory of one that nobody asks for any more.
+    fn begin(spare: Option<Box<Self>>, number: u64, started: Started) -> Box<Self> {
+        match spare {
+            Some(mut record) => {
+                let mut tries = std::mem::take(&mut record.tries);
+                tries.clear();
+                *record = Self::new(number, started, tries);
+                record
+            }
+            None => Box::new(Self::new(number, started, Vec::new())),
+        }
+    }
+
+    fn new(number: u64, started: Started, tries: Vec<Try>) -> Self {
         let since = started.at;
         Self {
             number,
@@ -137,7 +155,7 @@ impl RequestRecord {
             spent: [Duration::ZERO; 3],
             estimated_tokens: None,
             long: false,
-            tries: Vec::new(),
+            tries,
             ended: None,
         }
     }
@@ -209,7 +227,7 @@ impl Filter {
         let status = record.ended.map(|(_, end)| end.status);
         same(&self.model, record.started.model.as_deref())
             && same(&self.key_id, record.started.key_id.as_deref())
-            && same(&self.request_id, Some(&record.started.request_id))
+            && same(&self.request_id, Some(record.started.request_id.as_str()))
             && self.running.is_none_or(|running| running == record.ended.is_none())
             && self.status.is_none_or(|(low, high)| status.is_some_and(|is| (low..=high).contains(&is)))
             && self.slower_than.is_none_or(|least| record.took(now) >= least)
@@ -223,6 +241,8 @@ pub(crate) struct Ring {
     running: Vec<Option<Box<RequestRecord>>>,
     free: Vec<u32>,
     ended: VecDeque<Box<RequestRecord>>,
+    #[expect(clippy::vec_box, reason = "the boxes are what is kept")]
+    spare: Vec<Box<RequestRecord>>,
     next: u64,
     unrecorded: u64,
 }
@@ -232,20 +252,23 @@ impl Ring {
     pub(crate) fn start(&mut self, started: Started) -> Place {
         self.next += 1;
         let number = self.next;
-        let record = || Some(Box::new(RequestRecord::new(number, started)));
-        if let Some(slot) = self.free.pop() {
-            if let Some(free) = self.running.get_mut(slot as usize) {
-                *free = record();
-            }
-            return Place { slot, number };
-        }
-        let slot = u32::try_from(self.running.len()).unwrap_or(u32::MAX);
-        if self.running.len() < RUNNING_MAX {
-            self.running.push(record());
-        } else {
+        let free = self.free.pop();
+        if free.is_none() && self.running.len() >= RUNNING_MAX {
             self.unrecorded += 1;
+            return Place { slot: u32::MAX, number };
         }
-        Place { slot, number }
+        let record = Some(RequestRecord::begin(self.spare.pop(), number, started));
+        match free.and_then(|slot| Some((slot, self.running.get_mut(slot as usize)?))) {
+            Some((slot, free)) => {
+                *free = record;
+                Place { slot, number }
+            }
+            None => {
+                let slot = u32::try_from(self.running.len()).unwrap_or(u32::MAX);
+                self.running.push(record);
+                Place { slot, number }
+            }
+        }
     }
 
     fn at(&mut self, place: Place) -> Option<&mut RequestRecord> {
@@ -297,8 +320,11 @@ impl Ring {
         self.free.push(place.slot);
         record.spend(now);
         record.ended = Some((now, end));
-        if self.ended.len() >= KEPT {
-            self.ended.pop_front();
+        if self.ended.len() >= KEPT
+            && let Some(oldest) = self.ended.pop_front()
+            && self.spare.len() < SPARE_MAX
+        {
+            self.spare.push(oldest);
         }
         self.ended.push_back(record);
     }

@@ -111,7 +111,7 @@ pub(super) async fn from_engine(
     head: &Bytes,
     mut stream: OutgoingStream,
     mut slot: Slot,
-    mut exchange: Exchange,
+    mut exchange: Box<Exchange>,
     take_usage: bool,
 ) -> Response<Answer> {
     let Some((status, fields)) = decode_head(head) else {
@@ -201,7 +201,7 @@ fn whole(
     fields: &[node::Header],
     body: Bytes,
     terminal: Option<Terminal>,
-    mut exchange: Exchange,
+    mut exchange: Box<Exchange>,
 ) -> Response<Answer> {
     if let Some(miss) = exchange.judge(terminal.as_ref()) {
         let failure = match miss {

@@ -134,18 +134,31 @@ pub(super) struct Request {
     pub(super) started: Instant,
 }
 
+impl Request {
+    /// What its record begins with; `model` is the canonical one, where there is one.
+    pub(super) fn started(&self, model: Option<Arc<str>>) -> Started {
+        Started {
+            // Ids are ASCII.
+            request_id: self.id.to_str().unwrap_or_default().into(),
+            key_id: self.caller.key().map(|key| Arc::clone(&key.state.key_id)),
+            model,
+            route: self.route.template(),
+            stream: self.stream,
+            body_bytes: self.body_bytes,
+            prompt_bytes: self.prompt_bytes,
+            at: self.started,
+            at_unix_ms: Wall::now().unix_ms(),
+        }
+    }
+}
+
 /// A request's account: it is settled exactly once, by an answer, a failure, or the client's leaving (a drop).
 pub(super) struct Exchange {
     front: Arc<Front>,
     pub(super) known: Known,
     pub(super) request: Request,
-    phase: Phase,
-    /// The request's record.
+    /// The request's record: it knows where the request is and which slot it was given.
     running: Running,
-    /// The provider that answers.
-    provider: Option<Arc<str>>,
-    /// Tokens that the prompt was taken for.
-    estimated_tokens: u64,
     /// Time in queues, of all tries.
     waited: Duration,
     /// Engines that were asked.
@@ -163,27 +176,14 @@ pub(super) struct Exchange {
 }
 
 impl Exchange {
-    pub(super) fn new(front: Arc<Front>, known: Known, request: Request) -> Self {
-        let running = front.dispatch.requests().started(Started {
-            // Ids are ASCII.
-            request_id: request.id.to_str().unwrap_or_default().into(),
-            key_id: request.caller.key().map(|key| Arc::clone(&key.state.key_id)),
-            model: Some(Arc::clone(&known.name)),
-            route: request.route.template(),
-            stream: request.stream,
-            body_bytes: request.body_bytes,
-            prompt_bytes: request.prompt_bytes,
-            at: request.started,
-            at_unix_ms: Wall::now().unix_ms(),
-        });
-        Self {
+    /// Boxed: it is handed on, and a request that waits shall be small.
+    pub(super) fn new(front: Arc<Front>, known: Known, request: Request) -> Box<Self> {
+        let running = front.dispatch.requests().started(request.started(Some(Arc::clone(&known.name))));
+        Box::new(Self {
             front,
             known,
             request,
-            phase: Phase::Queued,
             running,
-            provider: None,
-            estimated_tokens: 0,
             waited: Duration::ZERO,
             attempts: 0,
             answer_bytes: 0,
@@ -192,7 +192,7 @@ impl Exchange {
             usage: Usage::default(),
             permit: None,
             settled: false,
-        }
+        })
     }
 
     /// Charges the key for the request.
@@ -222,22 +222,16 @@ impl Exchange {
 
     /// It asks for a slot, perhaps again.
     pub(super) fn queued(&mut self) {
-        if self.phase != Phase::Queued {
-            self.phase = Phase::Queued;
-            self.running.queued();
-        }
+        self.running.queued();
     }
 
     /// The engine's head is here.
     pub(super) fn streaming(&mut self) {
-        self.phase = Phase::Streaming;
         self.running.streaming();
     }
 
     /// A slot of this provider is used now.
     pub(super) fn uses(&mut self, slot: &Slot) {
-        self.provider = Some(Arc::clone(slot.provider_id()));
-        self.phase = Phase::Prefill;
         self.running.granted(Given {
             provider_id: Arc::clone(slot.provider_id()),
             lease: slot.lease().0,
@@ -245,7 +239,6 @@ impl Exchange {
             long: slot.is_long(),
             affinity: slot.has_affinity(),
         });
-        self.estimated_tokens = slot.estimated_tokens();
         self.attempts += 1;
         self.waited = self.waited.saturating_add(slot.waited());
         self.known.metrics.waited(slot.waited().as_secs_f64());
@@ -253,7 +246,7 @@ impl Exchange {
 
     /// Counts a failure between this edge and the engine.
     pub(super) fn missed(&self, miss: Miss) {
-        let provider = self.provider.as_deref().unwrap_or_default();
+        let provider = self.running.given().map_or("", |given| &given.provider_id);
         let node = provider.split_once('/').map_or("", |(node, _)| node);
         self.known.metrics.upstream_error(node, miss.kind());
         self.running.missed(miss.kind());
@@ -296,10 +289,15 @@ impl Exchange {
         };
     }
 
+    /// Tokens that the prompt was taken for when it was given its last slot.
+    fn estimated_tokens(&self) -> u64 {
+        self.running.given().map_or(0, |given| given.estimated_tokens)
+    }
+
     /// Tokens that this edge saw in the events of a stream; what an engine reports goes before it.
     pub(super) fn counted(&mut self, completion_tokens: u64) {
         if self.usage.source != UsageSource::Reported {
-            let prompt_tokens = self.estimated_tokens;
+            let prompt_tokens = self.estimated_tokens();
             let source = UsageSource::Counted;
             self.usage = Usage { prompt_tokens, completion_tokens, cached_tokens: 0, source };
         }
@@ -336,7 +334,8 @@ impl Exchange {
     }
 
     /// The client left.
-    pub(super) fn left(&mut self, phase: Phase) {
+    pub(super) fn left(&mut self) {
+        let phase = self.running.phase();
         let outcome = if self.complete.is_some() { Outcome::Answered(200) } else { Outcome::Left(phase) };
         self.settle(outcome);
     }
@@ -351,7 +350,7 @@ impl Exchange {
         let seconds =
             self.complete.unwrap_or_else(Instant::now).duration_since(request.started).as_secs_f64();
         let (key, class) = (request.caller.number(), request.caller.class());
-        let (prompt_bytes, estimated) = (request.prompt_bytes, self.estimated_tokens);
+        let (prompt_bytes, estimated) = (request.prompt_bytes, self.estimated_tokens());
         if self.attempts > 0 {
             self.front.dispatch.used(self.known.model, key, class, prompt_bytes, estimated, &usage);
         }
@@ -395,7 +394,6 @@ impl Exchange {
 
 impl Drop for Exchange {
     fn drop(&mut self) {
-        let phase = self.phase;
-        self.left(phase);
+        self.left();
     }
 }

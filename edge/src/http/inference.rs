@@ -15,7 +15,6 @@ use http::request::Parts;
 use http::{Response, header};
 use prost::Message;
 use umbel_contracts::proto::node::{self, InferenceOpen};
-use umbel_wire::clock::Wall;
 use umbel_wire::{Open, OutgoingStream};
 
 use super::answer::{Answer, from_engine};
@@ -29,7 +28,7 @@ use super::{Front, StreamUsage, headers};
 use crate::core::keys::{Caller, KeyRefusal};
 use crate::core::usage::Usage;
 use crate::shell::dispatch::{Admitted, Ask, Slot};
-use crate::shell::requests::{End, Started};
+use crate::shell::requests::End;
 
 /// Set by the official clients on their retries.
 const CLIENT_RETRIES: HeaderName = HeaderName::from_static("x-stainless-retry-count");
@@ -63,15 +62,8 @@ impl Inference<'_> {
         if self.parts.headers.get(CLIENT_RETRIES).is_some_and(|count| count != "0") {
             known.metrics.client_retried();
         }
-        let request = exchange::Request {
-            route: self.endpoint.route,
-            id: self.request_id.clone(),
-            stream: asked.stream,
-            body_bytes: body.whole().len() as u64,
-            prompt_bytes: asked.prompt_bytes,
-            caller: self.caller.clone(),
-            started: self.started,
-        };
+        let bytes = body.whole().len() as u64;
+        let request = self.request(asked.stream, bytes, asked.prompt_bytes);
         let mut exchange = Exchange::new(Arc::clone(self.front), known, request);
         if let Err(limit) = exchange.enter() {
             return refused(&mut exchange, |_| Failure::key_limit(&limit));
@@ -79,21 +71,17 @@ impl Inference<'_> {
         self.exchange(&asked, body, held, exchange).await
     }
 
+    fn request(&self, stream: bool, body_bytes: u64, prompt_bytes: u64) -> exchange::Request {
+        let (route, id) = (self.endpoint.route, self.request_id.clone());
+        let (caller, started) = (self.caller.clone(), self.started);
+        exchange::Request { route, id, stream, body_bytes, prompt_bytes, caller, started }
+    }
+
     /// A refusal of a caller whose model is not known.
     pub(super) fn refuse(&self, failure: &Failure) -> Response<Answer> {
         let status = failure.status.as_u16();
         self.front.keys.refused(&self.caller, &Arc::from(""));
-        let started = Started {
-            request_id: self.request_id.to_str().unwrap_or_default().into(),
-            key_id: self.caller.key().map(|key| Arc::clone(&key.state.key_id)),
-            model: None,
-            route: self.endpoint.route.template(),
-            stream: false,
-            body_bytes: 0,
-            prompt_bytes: 0,
-            at: self.started,
-            at_unix_ms: Wall::now().unix_ms(),
-        };
+        let started = self.request(false, 0, 0).started(None);
         let (reason, usage) = (Some(failure.reason), Usage::default());
         self.front.dispatch.requests().refused(started, End { status, reason, usage, answer_bytes: 0 });
         refuse(self.front, self.endpoint.route, failure)
@@ -124,7 +112,7 @@ impl Inference<'_> {
         asked: &Asked,
         mut body: Text,
         held: Held,
-        mut exchange: Exchange,
+        mut exchange: Box<Exchange>,
     ) -> Response<Answer> {
         let mut ask = Ask {
             prompt_bytes: asked.prompt_bytes,

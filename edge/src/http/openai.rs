@@ -4,6 +4,7 @@
 //! [`super::body`], and what an engine is asked for to [`super::inference`]. Invariants: no slot is taken before
 //! caller and body are there; every request is answered, and every answer has its id.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -16,61 +17,67 @@ use super::body::{Announced, Held, collect, discard};
 use super::connection::{Peer, Upload};
 use super::error::Failure;
 use super::inference::Inference;
-use super::routes::{Endpoint, endpoint};
+use super::routes::endpoint;
 use super::{Front, headers, health, models};
 use crate::core::keys::{Caller, KeyRefusal};
 use crate::metrics::{Route, UNKNOWN_MODEL};
 
-/// Answers one request.
-pub(super) async fn answer(front: Arc<Front>, peer: Peer, request: Request<Upload>) -> Answered {
+/// Answers one request. What the future holds is held as long as the request waits, so it takes the request apart before.
+pub(super) fn answer(
+    front: Arc<Front>,
+    peer: Peer,
+    request: Request<Upload>,
+) -> impl Future<Output = Answered> {
     let request_id = front.request_ids.of(request.headers());
-    let mut response = route(&front, peer, request, &request_id).await;
-    response.headers_mut().insert(headers::REQUEST_ID, request_id);
-    Ok(response)
+    let (parts, body) = request.into_parts();
+    async move {
+        let mut response = route(&front, peer, &parts, body, &request_id).await;
+        response.headers_mut().insert(headers::REQUEST_ID, request_id);
+        Ok(response)
+    }
 }
 
 async fn route(
     front: &Arc<Front>,
     peer: Peer,
-    request: Request<Upload>,
+    parts: &Parts,
+    body: Upload,
     request_id: &HeaderValue,
 ) -> Response<Answer> {
-    let Some(endpoint) = endpoint(request.uri().path()) else { return beside(front, peer, request).await };
-    let Endpoint { route, .. } = endpoint;
-    let (parts, body) = request.into_parts();
     let announced = Announced::of(&parts.headers);
-    let refusal = if parts.method != Method::POST {
-        Some(Failure::method_not_allowed("POST"))
-    } else if front.is_draining() {
-        Some(Failure::draining())
-    } else {
-        None
+    let Some(endpoint) = endpoint(parts.uri.path()) else {
+        discard(body, announced).await;
+        return beside(front, peer, parts);
     };
-    let caller = match (refusal, caller(front, &parts, peer)) {
-        (Some(failure), _) => Err(failure),
-        (None, Err(refusal)) => Err(Failure::key(refusal)),
-        (None, Ok(caller)) => Ok(caller),
-    };
-    let caller = match caller {
+    let caller = match may_ask(front, peer, parts) {
         Ok(caller) => caller,
         Err(failure) => {
             discard(body, announced).await;
-            return refuse(front, route, &failure);
+            return refuse(front, endpoint.route, &failure);
         }
     };
     let mut held = Held::new(front, caller.key());
-    let started = Instant::now();
-    let inference = Inference { front, endpoint, parts: &parts, request_id, caller, started };
+    let inference = Inference { front, endpoint, parts, request_id, caller, started: Instant::now() };
     match collect(front, body, announced, &mut held).await {
         Ok(body) => inference.run(body, held).await,
         Err(failure) => inference.refuse(&failure),
     }
 }
 
+/// Who asks, before anything of the body is read.
+fn may_ask(front: &Front, peer: Peer, parts: &Parts) -> Result<Caller, Failure> {
+    let caller = caller(front, parts, peer);
+    if parts.method != Method::POST {
+        return Err(Failure::method_not_allowed("POST"));
+    }
+    if front.is_draining() {
+        return Err(Failure::draining());
+    }
+    caller.map_err(Failure::key)
+}
+
 /// Everything but inference: models, health, and what does not exist.
-async fn beside(front: &Arc<Front>, peer: Peer, request: Request<Upload>) -> Response<Answer> {
-    let (parts, body) = request.into_parts();
-    discard(body, Announced::of(&parts.headers)).await;
+fn beside(front: &Arc<Front>, peer: Peer, parts: &Parts) -> Response<Answer> {
     let path = parts.uri.path();
     if let Some(response) = health::answer(front, &parts.method, path, parts.uri.query()) {
         return response;
@@ -81,7 +88,7 @@ async fn beside(front: &Arc<Front>, peer: Peer, request: Request<Upload>) -> Res
     if parts.method != Method::GET {
         return refuse(front, Route::Models, &Failure::method_not_allowed("GET"));
     }
-    match caller(front, &parts, peer) {
+    match caller(front, parts, peer) {
         Err(refusal) => refuse(front, Route::Models, &Failure::key(refusal)),
         Ok(caller) => match models::answer(front, &caller, id) {
             Ok(response) => {

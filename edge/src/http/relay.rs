@@ -20,7 +20,6 @@ use super::exchange::{Exchange, Miss};
 use super::meter::Meter;
 use super::sse::{Ending, Grammar, Tracker};
 use crate::shell::dispatch::{Outcome, Slot};
-use crate::shell::requests::Phase;
 
 /// One newline: a comment with a blank line behind it breaks official clients.
 const KEEPALIVE: Bytes = Bytes::from_static(b": keepalive\n");
@@ -39,7 +38,7 @@ pub(super) struct Broken;
 pub(super) struct Relay {
     stream: OutgoingStream,
     slot: Slot,
-    exchange: Exchange,
+    exchange: Box<Exchange>,
     /// Of an event stream.
     events: Option<Tracker>,
     meter: Meter,
@@ -63,7 +62,7 @@ impl Relay {
     pub(super) fn events(
         stream: OutgoingStream,
         slot: Slot,
-        exchange: Exchange,
+        exchange: Box<Exchange>,
         grammar: Grammar,
         take_usage: bool,
     ) -> Self {
@@ -73,14 +72,14 @@ impl Relay {
     }
 
     /// Any other answer, of which a part was read already.
-    pub(super) fn bytes(stream: OutgoingStream, slot: Slot, exchange: Exchange, before: Bytes) -> Self {
+    pub(super) fn bytes(stream: OutgoingStream, slot: Slot, exchange: Box<Exchange>, before: Bytes) -> Self {
         Self::new(stream, slot, exchange, None, before)
     }
 
     fn new(
         stream: OutgoingStream,
         slot: Slot,
-        exchange: Exchange,
+        exchange: Box<Exchange>,
         events: Option<Tracker>,
         before: Bytes,
     ) -> Self {
@@ -276,7 +275,7 @@ impl Drop for Relay {
     fn drop(&mut self) {
         if !self.over {
             self.count();
-            self.exchange.left(Phase::Streaming);
+            self.exchange.left();
         }
     }
 }

@@ -27,7 +27,7 @@ impl Requests {
     /// A request whose model is known begins.
     pub(crate) fn started(self: &Arc<Self>, started: Started) -> Running {
         let place = self.ring().start(started);
-        Running { requests: Arc::clone(self), place, over: false }
+        Running { requests: Arc::clone(self), place, phase: Phase::Queued, given: None, over: false }
     }
 
     /// A request that was refused before its model was known.
@@ -54,11 +54,14 @@ impl Requests {
     }
 }
 
-/// A request that runs. Held by its account; dropping it ends the record as a client that left.
+/// A request that runs: where it is and what slot it was given last, told to its record. Held by its account; dropping it
+/// ends the record as a client that left.
 #[derive(Debug)]
 pub(crate) struct Running {
     requests: Arc<Requests>,
     place: Place,
+    phase: Phase,
+    given: Option<Given>,
     over: bool,
 }
 
@@ -68,18 +71,34 @@ impl Running {
         self.place.number()
     }
 
-    /// It waits for a slot again.
-    pub(crate) fn queued(&self) {
-        self.requests.ring().queue(now(), self.place);
+    /// Where it is.
+    pub(crate) fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// The slot that it was given last.
+    pub(crate) fn given(&self) -> Option<&Given> {
+        self.given.as_ref()
+    }
+
+    /// It waits for a slot, perhaps again.
+    pub(crate) fn queued(&mut self) {
+        if self.phase != Phase::Queued {
+            self.phase = Phase::Queued;
+            self.requests.ring().queue(now(), self.place);
+        }
     }
 
     /// It has a slot.
-    pub(crate) fn granted(&self, given: Given) {
+    pub(crate) fn granted(&mut self, given: Given) {
+        self.phase = Phase::Prefill;
+        self.given = Some(given.clone());
         self.requests.ring().give(now(), self.place, given);
     }
 
     /// The engine's head is here.
-    pub(crate) fn streaming(&self) {
+    pub(crate) fn streaming(&mut self) {
+        self.phase = Phase::Streaming;
         self.requests.ring().stream(now(), self.place);
     }
 

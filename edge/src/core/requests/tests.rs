@@ -26,7 +26,7 @@ fn end(status: u16) -> End {
 }
 
 fn ids(ring: &Ring, now: Instant, filter: &Filter) -> Vec<String> {
-    ring.list(now, filter, 10).into_iter().map(|record| record.started.request_id.into()).collect()
+    ring.list(now, filter, 10).into_iter().map(|record| record.started.request_id.to_string()).collect()
 }
 
 #[test]
@@ -73,6 +73,26 @@ fn both_tables_are_bounded_and_a_place_is_used_again() {
     assert_eq!((ring.running(), ring.running.len()), (1, RUNNING_MAX));
     ring.end(now, place, end(200));
     assert_eq!(ids(&ring, now, &Filter::default()).first().unwrap(), "again");
+}
+
+#[test]
+fn an_old_records_memory_is_used_again_and_nothing_of_it_is_left() {
+    let mut ring = Ring::default();
+    let now = Instant::now();
+    let run = |ring: &mut Ring, id: &str, tries: u64| {
+        let place = ring.start(started(id, now));
+        (0..tries).for_each(|lease| ring.give(now, place, given(lease)));
+        ring.end(now, place, end(200));
+    };
+    (0..KEPT).for_each(|_| run(&mut ring, "old", 4));
+    run(&mut ring, "one more", 1);
+    assert_eq!((ring.ended.len(), ring.spare.len()), (KEPT, 1));
+    let place = ring.start(started("new", now));
+    assert!(ring.spare.is_empty());
+    let record = ring.list(now, &Filter::default(), 1).pop().unwrap();
+    assert_eq!((record.number, record.tries.len(), record.ended), (place.number(), 0, None));
+    assert_eq!((record.estimated_tokens, record.phase), (None, Phase::Queued));
+    assert_eq!(record.started, started("new", now));
 }
 
 #[test]
