@@ -246,7 +246,8 @@ async fn command_events<F: Fleet>(
     caller.need(Role::Viewer)?;
     let command = command_id(&command)?;
     let permit = stream::admit(&api.streams)?;
-    Ok(stream::command(api.fleet.command_events(&caller, &edge, &command).await?, permit))
+    let feed = api.fleet.command_events(&caller, &edge, &command).await?;
+    Ok(stream::command(feed, api.fleet.shut_out(&caller), permit))
 }
 
 #[derive(Deserialize)]
@@ -272,7 +273,7 @@ async fn events<F: Fleet>(
         recent: query.recent.unwrap_or(0),
         live: query.follow.unwrap_or(true),
     };
-    Ok(stream::events(api.fleet.events(follow).await?, query.edge, permit))
+    Ok(stream::events(api.fleet.events(follow).await?, query.edge, api.fleet.shut_out(&caller), permit))
 }
 
 async fn enrollments<F: Fleet>(State(api): State<Api<F>>, caller: Caller) -> Result<Response, Failure> {

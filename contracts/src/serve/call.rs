@@ -31,8 +31,21 @@ pub struct Caller {
     pub actor: String,
     /// What it may do.
     pub role: Role,
+    /// The id of the token it showed; empty for the socket.
+    pub token_id: String,
     /// The request's id in logs, audit and answers.
     pub correlation_id: String,
+}
+
+/// Whom a bearer token belongs to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bearer {
+    /// The operator's name, for the audit.
+    pub actor: String,
+    /// What it may do.
+    pub role: Role,
+    /// The token's id, which is no secret.
+    pub token_id: String,
 }
 
 impl Caller {
@@ -76,7 +89,12 @@ impl<F: Fleet> FromRequestParts<Api<F>> for Caller {
         let correlation_id =
             parts.extensions.get::<CorrelationId>().map(|id| id.0.to_string()).unwrap_or_default();
         if api.door == Door::Local {
-            return Ok(Self { actor: "local".into(), role: Role::Admin, correlation_id });
+            return Ok(Self {
+                actor: "local".into(),
+                role: Role::Admin,
+                token_id: String::new(),
+                correlation_id,
+            });
         }
         let mut values = parts.headers.get_all(AUTHORIZATION).iter();
         let token = match (values.next(), values.next()) {
@@ -91,8 +109,8 @@ impl<F: Fleet> FromRequestParts<Api<F>> for Caller {
             )
             .into());
         };
-        let (actor, role) = api.fleet.authenticate(token).await?;
-        Ok(Self { actor, role, correlation_id })
+        let Bearer { actor, role, token_id } = api.fleet.authenticate(token).await?;
+        Ok(Self { actor, role, token_id, correlation_id })
     }
 }
 

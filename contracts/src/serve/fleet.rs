@@ -4,15 +4,16 @@
 //! Roles are not checked here: the router has done so when a method is called, with the class that
 //! [`Fleet::operation_class`] names. What a method changes it also audits, since only it knows the outcome.
 
-use std::future::{Future, ready};
+use std::future::{Future, pending, ready};
 use std::time::Duration;
 
+use umbel_wire::BoxFuture;
 use umbel_wire::error::{Code, Error};
 
-use super::{Caller, Feed, Told};
+use super::{Bearer, Caller, Feed, Told};
 use crate::objects::{
     AuditObject, CommandEventObject, CommandObject, CommandRequestBody, EdgeEnrollmentObject,
-    EdgeEnrollmentRequest, EdgeObject, FleetNodes, FleetStatus, OperatorObject, OperatorRequest, Page, Role,
+    EdgeEnrollmentRequest, EdgeObject, FleetNodes, FleetStatus, OperatorObject, OperatorRequest, Page,
     SiteNode, SiteStatus,
 };
 use crate::operations::{
@@ -90,15 +91,21 @@ where
 /// The fleet behind an operator API. All futures are cancelled when the client goes away, so that work that must
 /// go on is spawned.
 pub trait Fleet: Send + Sync + 'static {
-    /// Whom a bearer token belongs to: the operator's name for the audit, and the role. UNAUTHENTICATED for every
-    /// token that opens nothing, without saying why.
-    fn authenticate(&self, token: &str) -> impl Future<Output = Result<(String, Role), Error>> + Send {
+    /// Whom a bearer token belongs to. UNAUTHENTICATED for every token that opens nothing, without saying why.
+    fn authenticate(&self, token: &str) -> impl Future<Output = Result<Bearer, Error>> + Send {
         let _ = token;
         ready(Err(Error::new(
             Code::Unauthenticated,
             "TOKEN_UNKNOWN",
             "This server takes no operator tokens.",
         )))
+    }
+
+    /// Returns once the token that this caller showed opens nothing any more; never for one without. What was opened
+    /// with a token and stays open ends then.
+    fn shut_out(&self, caller: &Caller) -> BoxFuture<'static, ()> {
+        let _ = caller;
+        Box::pin(pending())
     }
 
     /// The status of every site by the deadline, without nodes and queues.

@@ -17,7 +17,7 @@ mod ring;
 mod stream;
 
 pub use api::router;
-pub use call::{Caller, Door};
+pub use call::{Bearer, Caller, Door};
 pub use fleet::{AuditQuestion, CommandCall, Fleet, Follow, StatusQuestion};
 pub use listen::{serve_local, serve_plain, serve_tls};
 pub use problem::Failure;

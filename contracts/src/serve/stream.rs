@@ -1,5 +1,7 @@
 //! Feeds as server-sent events: numbered, kept alive while nothing happens, and counted, so that forgotten
 //! readers cannot use up the server.
+//!
+//! Invariant: a feed ends with the token it was opened with; `shut_out` is that token's end.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -11,6 +13,7 @@ use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use umbel_wire::BoxFuture;
 use umbel_wire::error::{Code, Error};
 
 use super::{Feed, STREAMS_MAX, Told};
@@ -32,8 +35,13 @@ pub(super) fn admit(room: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Error
 }
 
 /// The fleet's events, only those of `edge_id` if it is given. Gaps are always told.
-pub(super) fn events(feed: Feed<Told>, edge_id: Option<String>, permit: OwnedSemaphorePermit) -> Response {
-    let lines = feed.filter_map(move |told| {
+pub(super) fn events(
+    feed: Feed<Told>,
+    edge_id: Option<String>,
+    shut_out: BoxFuture<'static, ()>,
+    permit: OwnedSemaphorePermit,
+) -> Response {
+    let lines = feed.take_until(shut_out).filter_map(move |told| {
         let _ = &permit;
         let line = match told {
             Told::Event { event, .. } if edge_id.as_ref().is_some_and(|wanted| *wanted != event.edge_id) => {
@@ -48,8 +56,12 @@ pub(super) fn events(feed: Feed<Told>, edge_id: Option<String>, permit: OwnedSem
 }
 
 /// The steps of one command; the event's name is its phase.
-pub(super) fn command(feed: Feed<CommandEventObject>, permit: OwnedSemaphorePermit) -> Response {
-    let lines = feed.filter_map(move |step| {
+pub(super) fn command(
+    feed: Feed<CommandEventObject>,
+    shut_out: BoxFuture<'static, ()>,
+    permit: OwnedSemaphorePermit,
+) -> Response {
+    let lines = feed.take_until(shut_out).filter_map(move |step| {
         let _ = &permit;
         let line = json(step.phase.as_str(), &step).map(|line| line.id(step.sequence.to_string()));
         std::future::ready(line.map(Ok::<_, Infallible>))

@@ -27,11 +27,12 @@ fn unavailable<T: Send>() -> impl Future<Output = Result<T, Error>> + Send {
 }
 
 impl Fleet for Small {
-    async fn authenticate(&self, token: &str) -> Result<(String, Role), Error> {
+    async fn authenticate(&self, token: &str) -> Result<Bearer, Error> {
+        let bearer = |actor: &str, role| Bearer { actor: actor.into(), role, token_id: actor.into() };
         match token {
-            "viewer" => Ok(("v".into(), Role::Viewer)),
-            "operator" => Ok(("o".into(), Role::Operator)),
-            "admin" => Ok(("a".into(), Role::Admin)),
+            "viewer" => Ok(bearer("v", Role::Viewer)),
+            "operator" => Ok(bearer("o", Role::Operator)),
+            "admin" => Ok(bearer("a", Role::Admin)),
             _ => Err(Error::new(Code::Unauthenticated, "TOKEN_UNKNOWN", "no")),
         }
     }

@@ -80,6 +80,8 @@ struct Record {
     /// When it was asked; `None` if an earlier process did.
     asked: Option<Instant>,
     in_flight: bool,
+    /// Followers who are asking the edge where it stands.
+    asking: usize,
     phase: Option<CommandPhase>,
     error: Option<CommandErrorObject>,
     result: Option<serde_json::Value>,
@@ -194,16 +196,20 @@ impl Commands {
         Ok(Begin::Send(Box::new(row)))
     }
 
-    /// A command that somebody follows and nobody asked for here: its end is not this audit's.
-    pub(crate) fn adopt(&mut self, key: &Key, operation: &str) -> Result<(), Error> {
-        if self.records.contains_key(key) {
-            return Ok(());
+    /// A command that somebody begins to follow: what its edge tells of it is kept from now on. `true`: nobody asked
+    /// for it here, so that its edge is to be asked where it stands, and [`Commands::asked`] afterwards. One that is only
+    /// followed has an end that is not this audit's.
+    pub(crate) fn follow(&mut self, key: &Key) -> Result<bool, Error> {
+        if let Some(record) = self.records.get_mut(key) {
+            let to_ask = !record.told() && record.phase.is_none();
+            record.asking += usize::from(to_ask);
+            return Ok(to_ask);
         }
         self.make_room()?;
         let row = PendingRow {
             edge_id: key.0.to_string(),
             command_id: key.1.clone(),
-            operation: operation.to_owned(),
+            operation: String::new(),
             digest: String::new(),
             actor: String::new(),
             correlation_id: String::new(),
@@ -211,7 +217,20 @@ impl Commands {
             detail: Detail::default(),
         };
         self.insert(key.clone(), row, None, false);
-        Ok(())
+        if let Some(record) = self.records.get_mut(key) {
+            record.asking = 1;
+        }
+        Ok(true)
+    }
+
+    /// The edge was asked where a followed command stands, or whoever wanted to know went away. One of which nothing was
+    /// learnt is no longer kept.
+    pub(crate) fn asked(&mut self, key: &Key) {
+        let Some(record) = self.records.get_mut(key) else { return };
+        record.asking = record.asking.saturating_sub(1);
+        if record.asking == 0 && !record.told() && record.phase.is_none() {
+            self.forget(key);
+        }
     }
 
     /// A command of an earlier process whose end is not known.
@@ -232,6 +251,7 @@ impl Commands {
                 row,
                 asked,
                 in_flight,
+                asking: 0,
                 phase: None,
                 error: None,
                 result: None,
@@ -283,6 +303,9 @@ impl Commands {
         let record = self.records.get_mut(key)?;
         record.in_flight = false;
         record.replayed = answer.replayed;
+        if let (true, Some(operation)) = (record.row.operation.is_empty(), &answer.operation) {
+            record.row.operation.clone_from(operation);
+        }
         record.progress(now, answer.phase, answer.error.as_ref(), answer.result.as_ref())
     }
 

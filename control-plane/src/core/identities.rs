@@ -157,12 +157,19 @@ fn void(row: &mut EnrollmentRow) {
     }
 }
 
-/// An operator's token is made.
-pub(crate) fn operator_made(row: &OperatorRow, record: AuditRecord) -> Commit {
-    Commit::new()
+/// An operator's token is made. `forgotten`: the revoked ones that make room for it.
+pub(crate) fn operator_made(
+    row: &OperatorRow,
+    forgotten: &[(String, Position)],
+    record: AuditRecord,
+) -> Commit {
+    let made = Commit::new()
         .require_absent(OPERATORS, row.operator_id.as_str())
         .put_json(OPERATORS, row.operator_id.as_str(), row)
-        .audit(record)
+        .audit(record);
+    forgotten.iter().fold(made, |commit, (operator_id, position)| {
+        commit.require_at(OPERATORS, operator_id.as_str(), *position).remove(OPERATORS, operator_id.as_str())
+    })
 }
 
 /// An operator's token opens nothing any more.

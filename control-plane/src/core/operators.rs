@@ -1,7 +1,7 @@
 //! Operators: who may ask what. Only the SHA-256 of a token's secret is held.
 //!
 //! Invariant: without a row there is no way in over the network; a revoked row opens nothing; unknown ids cost the
-//! same as known ones.
+//! same as known ones; a row that is active is never forgotten.
 
 use std::collections::HashMap;
 
@@ -16,6 +16,10 @@ use umbel_wire::token::is_token_id;
 pub(crate) const OPERATORS: &str = "operators";
 /// Operators kept, revoked ones included.
 pub(crate) const OPERATORS_MAX: usize = 1_000;
+/// A revoked operator is listed for a year; what he did stays in the audit.
+pub(crate) const KEPT_MS: i64 = 365 * 24 * 60 * 60 * 1000;
+/// Rows that one commit forgets at most.
+const FORGET_MAX: usize = 500;
 
 /// An operator, as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,8 +58,43 @@ impl Operators {
         self.rows.insert(row.operator_id.clone(), (row, position));
     }
 
+    #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.rows.len()
+    }
+
+    /// Room for one more: the rows to forget with it, those revoked a year ago and, if all places are taken, the one
+    /// that was revoked first. RESOURCE_EXHAUSTED if all of them are active.
+    pub(crate) fn room(&self, now_unix_ms: i64) -> Result<Vec<(String, Position)>, Error> {
+        let mut revoked: Vec<_> = self
+            .rows
+            .values()
+            .filter_map(|(row, position)| Some((row.revoked_at_unix_ms?, &row.operator_id, *position)))
+            .collect();
+        revoked.sort_unstable();
+        let over = revoked.partition_point(|(at, ..)| at.saturating_add(KEPT_MS) < now_unix_ms);
+        let needed = (self.rows.len() + 1).saturating_sub(OPERATORS_MAX);
+        if needed > revoked.len() {
+            return Err(Error::new(
+                Code::ResourceExhausted,
+                "TOO_MANY_OPERATORS",
+                format!("{OPERATORS_MAX} operators are active, which is the most. Revoke one first."),
+            ));
+        }
+        let forgotten = revoked.iter().take(over.min(FORGET_MAX).max(needed));
+        Ok(forgotten.map(|(_, operator_id, position)| ((*operator_id).clone(), *position)).collect())
+    }
+
+    /// Rows that are stored no more.
+    pub(crate) fn forget(&mut self, forgotten: &[(String, Position)]) {
+        for (operator_id, _) in forgotten {
+            self.rows.remove(operator_id);
+        }
+    }
+
+    /// Whether this operator's token opens the door.
+    pub(crate) fn is_active(&self, operator_id: &str) -> bool {
+        self.rows.get(operator_id).is_some_and(|(row, _)| row.revoked_at_unix_ms.is_none())
     }
 
     pub(crate) fn get(&self, operator_id: &str) -> Option<&(OperatorRow, Position)> {

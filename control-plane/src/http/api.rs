@@ -6,22 +6,24 @@ use std::time::Duration;
 use umbel_contracts::objects::{
     AuditObject, CommandEventObject, CommandObject, EdgeConnection, EdgeEnrollmentObject,
     EdgeEnrollmentRequest, EdgeObject, FleetNodes, FleetStatus, Freshness, NodeObject, OperatorObject,
-    OperatorRequest, Page, QueueObject, Role, SiteNode, SiteStatus, SummaryObject, timestamp,
+    OperatorRequest, Page, QueueObject, SiteNode, SiteStatus, SummaryObject, timestamp,
 };
 use umbel_contracts::operations::{
     AuditExportArgs, AuditExportResult, AuditVerifyResult, Class, EdgeBackupResult,
 };
-use umbel_contracts::serve::{AuditQuestion, Caller, CommandCall, Feed, Fleet, Follow, StatusQuestion, Told};
-use umbel_wire::clock;
+use umbel_contracts::serve::{
+    AuditQuestion, Bearer, Caller, CommandCall, Feed, Fleet, Follow, StatusQuestion, Told,
+};
 use umbel_wire::error::{Code, Error};
 use umbel_wire::ids::EdgeId;
 use umbel_wire::token::{BearerKind, parse_bearer};
+use umbel_wire::{BoxFuture, clock};
 
 use super::{audit, edges, identities};
 use crate::core::fleet::not_connected;
 use crate::core::operators::unknown_token;
 use crate::core::views::age_ms;
-use crate::shell::plane::{Link, Plane};
+use crate::shell::plane::{Link, Plane, to_the_end};
 use crate::shell::status::{Asked, ask_all};
 use crate::shell::{relay, settle};
 
@@ -155,9 +157,22 @@ fn not_connected_note(known: bool) -> String {
 }
 
 impl Fleet for Api {
-    async fn authenticate(&self, token: &str) -> Result<(String, Role), Error> {
+    async fn authenticate(&self, token: &str) -> Result<Bearer, Error> {
         let bearer = parse_bearer(token, BearerKind::OperatorToken).map_err(|_| unknown_token())?;
-        self.0.operators().authenticate(&bearer.id, &bearer.secret)
+        let (actor, role) = self.0.operators().authenticate(&bearer.id, &bearer.secret)?;
+        Ok(Bearer { actor, role, token_id: bearer.id })
+    }
+
+    fn shut_out(&self, caller: &Caller) -> BoxFuture<'static, ()> {
+        if caller.token_id.is_empty() {
+            return Box::pin(std::future::pending());
+        }
+        let (plane, operator_id) = (Arc::clone(&self.0), caller.token_id.clone());
+        let mut changed = plane.operators_changed.subscribe();
+        Box::pin(async move {
+            // The sender lives as long as the plane.
+            while plane.operators().is_active(&operator_id) && changed.changed().await.is_ok() {}
+        })
     }
 
     async fn status(&self, deadline: Option<Duration>) -> Result<FleetStatus, Error> {
@@ -269,7 +284,8 @@ impl Fleet for Api {
     }
 
     async fn backup(&self, caller: &Caller) -> Result<EdgeBackupResult, Error> {
-        audit::backup(&self.0, caller).await
+        let (plane, caller) = (Arc::clone(&self.0), caller.clone());
+        to_the_end(async move { audit::backup(&plane, &caller).await }).await
     }
 
     async fn edge_enrollment_create(
@@ -277,7 +293,8 @@ impl Fleet for Api {
         caller: &Caller,
         request: EdgeEnrollmentRequest,
     ) -> Result<EdgeEnrollmentObject, Error> {
-        identities::enrollment_create(&self.0, caller, request).await
+        let (plane, caller) = (Arc::clone(&self.0), caller.clone());
+        to_the_end(async move { identities::enrollment_create(&plane, &caller, request).await }).await
     }
 
     async fn edge_enrollments(&self) -> Result<Vec<EdgeEnrollmentObject>, Error> {
@@ -294,7 +311,10 @@ impl Fleet for Api {
         token_id: &str,
         reason: &str,
     ) -> Result<EdgeEnrollmentObject, Error> {
-        identities::enrollment_revoke(&self.0, caller, token_id, reason).await
+        let (plane, caller) = (Arc::clone(&self.0), caller.clone());
+        let (token_id, reason) = (token_id.to_owned(), reason.to_owned());
+        to_the_end(async move { identities::enrollment_revoke(&plane, &caller, &token_id, &reason).await })
+            .await
     }
 
     async fn credential_revoke(
@@ -304,7 +324,9 @@ impl Fleet for Api {
         reason: &str,
     ) -> Result<EdgeObject, Error> {
         let edge_id = self.find(edge_id)?;
-        identities::credential_revoke(&self.0, caller, &edge_id, reason).await
+        let (plane, caller, reason) = (Arc::clone(&self.0), caller.clone(), reason.to_owned());
+        to_the_end(async move { identities::credential_revoke(&plane, &caller, &edge_id, &reason).await })
+            .await
     }
 
     async fn operators(&self) -> Result<Vec<OperatorObject>, Error> {
@@ -316,7 +338,8 @@ impl Fleet for Api {
         caller: &Caller,
         request: OperatorRequest,
     ) -> Result<OperatorObject, Error> {
-        identities::operator_create(&self.0, caller, request).await
+        let (plane, caller) = (Arc::clone(&self.0), caller.clone());
+        to_the_end(async move { identities::operator_create(&plane, &caller, request).await }).await
     }
 
     async fn operator_revoke(
@@ -325,6 +348,9 @@ impl Fleet for Api {
         operator_id: &str,
         reason: &str,
     ) -> Result<OperatorObject, Error> {
-        identities::operator_revoke(&self.0, caller, operator_id, reason).await
+        let (plane, caller) = (Arc::clone(&self.0), caller.clone());
+        let (operator_id, reason) = (operator_id.to_owned(), reason.to_owned());
+        to_the_end(async move { identities::operator_revoke(&plane, &caller, &operator_id, &reason).await })
+            .await
     }
 }

@@ -1,8 +1,9 @@
 //! What an admin changes: edges' enrollments and credentials, and operators. Each change is one commit with its
 //! audit entry, and is applied only once it is stored.
 //!
-//! Invariant: a revocation takes force even when the store cannot be written; the answer says that it is not durable,
-//! and it is written once there is room.
+//! Each is called in a task of its own ([`to_the_end`](crate::shell::plane::to_the_end)): what was stored is applied
+//! whether or not its caller still waits. Invariant: a revocation takes force even when the store cannot be written; the
+//! answer says that it is not durable, and it is written once there is room.
 
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ use crate::core::audit::{Deed, Detail};
 use crate::core::edges::{EDGES, EdgeRow, Revoked};
 use crate::core::enrollments::{self, ENROLLMENTS, ENROLLMENTS_MAX, EnrollmentRow, KEPT_MS};
 use crate::core::identities;
-use crate::core::operators::{self, OPERATORS, OPERATORS_MAX, OperatorRow};
+use crate::core::operators::{self, OPERATORS, OperatorRow};
 use crate::shell::plane::{Plane, unreadable};
 
 /// Rows that one commit forgets at most.
@@ -213,27 +214,28 @@ pub(super) async fn operator_create(
     caller: &Caller,
     request: OperatorRequest,
 ) -> Result<OperatorObject, Error> {
-    let row = operators::new_row(&request, &caller.actor, plane.clock.now().unix_ms())?;
-    if plane.operators().len() >= OPERATORS_MAX {
-        return Err(Error::new(
-            Code::ResourceExhausted,
-            "TOO_MANY_OPERATORS",
-            format!("{OPERATORS_MAX} operators are kept, revoked ones included, which is the most."),
-        ));
+    let now = plane.clock.now().unix_ms();
+    let row = operators::new_row(&request, &caller.actor, now)?;
+    let taken = || {
+        let message = "There is an operator with this id. Draw another one.";
+        Error::new(Code::Conflict, "OPERATOR_ID_TAKEN", message)
+    };
+    let is_taken = || plane.operators().get(&row.operator_id).is_some();
+    if is_taken() {
+        return Err(taken());
     }
+    let forgotten = plane.operators().room(now)?;
     let made = deed(caller, "operator.create", &format!("{} ({})", row.name, row.role.as_str()), "", "");
-    let commit = identities::operator_made(&row, made.record());
+    let commit = identities::operator_made(&row, &forgotten, made.record());
     plane.metrics.audit_total.inc();
     let position = plane.commit(commit).await.map_err(|error| match error.code {
-        Code::Conflict => Error::new(
-            Code::Conflict,
-            "OPERATOR_ID_TAKEN",
-            "There is an operator with this id. Draw another one.",
-        ),
+        Code::Conflict if is_taken() => taken(),
         _ => error,
     })?;
     let object = row.object();
-    plane.operators().apply(row, position);
+    let mut operators = plane.operators();
+    operators.forget(&forgotten);
+    operators.apply(row, position);
     Ok(object)
 }
 
@@ -258,10 +260,10 @@ pub(super) async fn operator_revoke(
     plane.metrics.audit_total.inc();
     let object = row.object();
     match plane.commit(commit).await {
-        Ok(position) => plane.operators().apply(row, position),
+        Ok(position) => plane.shut_out(row, position),
         Err(error) if error.code == Code::InsufficientStorage => {
             let owed = identities::owed_operator(&row, entry);
-            plane.operators().apply(row, position);
+            plane.shut_out(row, position);
             return Err(plane.owe("The token", owed));
         }
         Err(error) => return Err(error),

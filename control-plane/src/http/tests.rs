@@ -1,5 +1,7 @@
 //! A store that cannot be written: what is refused, what takes force all the same, and that nothing is lost.
-#![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
+mod gone;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,7 +23,7 @@ use crate::shell::authority::{Keys, ca_dir};
 use crate::shell::plane::{Plane, Settings};
 
 fn caller() -> Caller {
-    Caller { actor: "ada".into(), role: Role::Admin, correlation_id: "req_1".into() }
+    Caller { actor: "ada".into(), role: Role::Admin, token_id: String::new(), correlation_id: "req_1".into() }
 }
 
 fn edge_row() -> EdgeRow {
@@ -56,6 +58,15 @@ async fn plane() -> (tempfile::TempDir, Store, WriteSwitch, Api) {
     (dir, store, switch, api)
 }
 
+fn operator(operator_id: &str) -> OperatorRequest {
+    OperatorRequest {
+        operator_id: operator_id.into(),
+        secret_sha256: Secret::generate().hash().to_hex(),
+        name: "bob".into(),
+        role: Role::Viewer,
+    }
+}
+
 /// There is space again, and the store has found out.
 async fn freed(store: &Store, switch: &WriteSwitch) {
     switch.full(false);
@@ -69,14 +80,8 @@ async fn freed(store: &Store, switch: &WriteSwitch) {
 #[tokio::test]
 async fn a_revocation_takes_force_on_a_full_disk_and_says_that_it_is_not_durable() {
     let (dir, store, switch, api) = plane().await;
-    let operator = "fedcba9876543210";
-    let request = OperatorRequest {
-        operator_id: operator.into(),
-        secret_sha256: Secret::generate().hash().to_hex(),
-        name: "bob".into(),
-        role: Role::Viewer,
-    };
-    api.operator_create(&caller(), request).await.unwrap();
+    let id = "fedcba9876543210";
+    api.operator_create(&caller(), operator(id)).await.unwrap();
     switch.full(true);
     let told = api.credential_revoke(&caller(), "ber1", "lost").await.unwrap_err();
     assert_eq!((told.code, &*told.reason), (Code::InsufficientStorage, "NOT_DURABLE"));
@@ -90,7 +95,7 @@ async fn a_revocation_takes_force_on_a_full_disk_and_says_that_it_is_not_durable
     assert!(revoked(&api));
     let told = api.credential_revoke(&caller(), "ber1", "lost").await.unwrap_err();
     assert_eq!(told.reason, "NOT_DURABLE", "asked again it is told again");
-    let told = api.operator_revoke(&caller(), operator, "lost").await.unwrap_err();
+    let told = api.operator_revoke(&caller(), id, "lost").await.unwrap_err();
     assert_eq!(told.reason, "NOT_DURABLE");
     freed(&store, &switch).await;
     let again = load(&store, dir.path()).await;
@@ -98,7 +103,7 @@ async fn a_revocation_takes_force_on_a_full_disk_and_says_that_it_is_not_durable
     assert!(again.operators().await.unwrap()[0].revoked_at.is_some());
     for api in [&api, &again] {
         api.credential_revoke(&caller(), "ber1", "lost").await.unwrap();
-        api.operator_revoke(&caller(), operator, "lost").await.unwrap();
+        api.operator_revoke(&caller(), id, "lost").await.unwrap();
     }
     let entries = store.audit_tail(9).await.unwrap();
     let of = |action| entries.iter().filter(|entry| entry.record.action == action).count();
@@ -109,21 +114,15 @@ async fn a_revocation_takes_force_on_a_full_disk_and_says_that_it_is_not_durable
 async fn what_must_be_stored_is_refused_on_a_full_disk_and_leaves_nothing() {
     let (_dir, store, switch, api) = plane().await;
     switch.full(true);
-    let secret = Secret::generate().hash().to_hex();
     let enrollment = EdgeEnrollmentRequest {
         token_id: "0123456789abcdef".into(),
-        secret_sha256: secret.clone(),
+        secret_sha256: Secret::generate().hash().to_hex(),
         edge_id: "ham1".into(),
         expires_in_seconds: None,
     };
     let told = api.edge_enrollment_create(&caller(), enrollment.clone()).await.unwrap_err();
     assert_eq!((told.code, &*told.reason), (Code::InsufficientStorage, "AUDIT_UNAVAILABLE"));
-    let operator = OperatorRequest {
-        operator_id: "fedcba9876543210".into(),
-        secret_sha256: secret,
-        name: "bob".into(),
-        role: Role::Viewer,
-    };
+    let operator = operator("fedcba9876543210");
     let told = api.operator_create(&caller(), operator.clone()).await.unwrap_err();
     assert_eq!(told.code, Code::InsufficientStorage);
     assert!(api.operators().await.unwrap().is_empty());

@@ -12,14 +12,14 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use umbel_contracts::objects::EventObject;
 use umbel_contracts::serve::EventRing;
-use umbel_store::{Change, Commit, CommitError, Health, Observed, Owed, ReadError, Store};
+use umbel_store::{Change, Commit, CommitError, Health, Observed, Owed, Position, ReadError, Store};
 use umbel_wire::error::{Code, Error};
 use umbel_wire::guesses::Guesses;
 use umbel_wire::ids::{EdgeId, Generation};
 use umbel_wire::liveness::Times;
 use umbel_wire::repeats::Repeats;
 use umbel_wire::slots::Slots;
-use umbel_wire::{Connection, clock};
+use umbel_wire::{Broken, Connection, clock, contained};
 
 use super::authority::Keys;
 use super::clock::WallClock;
@@ -88,6 +88,8 @@ pub(crate) struct Plane {
     pub(crate) drain: CancellationToken,
     /// Counts up whenever anything is learnt of a command.
     pub(crate) commands_changed: watch::Sender<u64>,
+    /// Counts up whenever an operator was revoked: what he has open looks whether it may go on.
+    pub(crate) operators_changed: watch::Sender<u64>,
     /// Refusals and observations on their way into the audit.
     pub(crate) observed: Observed,
     store: Store,
@@ -143,6 +145,7 @@ impl Plane {
             questions: Questions::default(),
             drain: CancellationToken::new(),
             commands_changed: watch::Sender::new(0),
+            operators_changed: watch::Sender::new(0),
             observed: Observed::new(&store),
             store,
             fleet: Mutex::new(fleet),
@@ -177,6 +180,12 @@ impl Plane {
     /// Something was learnt of a command: wakes those who wait for it.
     pub(crate) fn commands_moved(&self) {
         self.commands_changed.send_modify(|count| *count = count.wrapping_add(1));
+    }
+
+    /// An operator's token opens nothing from now on, and what was opened with it ends.
+    pub(crate) fn shut_out(&self, row: OperatorRow, position: Position) {
+        self.operators().apply(row, position);
+        self.operators_changed.send_modify(|count| *count = count.wrapping_add(1));
     }
 
     /// The connection of an edge that a caller named. NOT_FOUND, or UNAVAILABLE at once.
@@ -238,7 +247,7 @@ impl Plane {
     }
 
     /// Commits, and says in words why it could not.
-    pub(crate) async fn commit(&self, commit: Commit) -> Result<umbel_store::Position, Error> {
+    pub(crate) async fn commit(&self, commit: Commit) -> Result<Position, Error> {
         self.store.commit(commit).await.map_err(|error| match error {
             CommitError::Conflict(_) => Error::new(
                 Code::Conflict,
@@ -307,6 +316,15 @@ impl Plane {
         self.metrics.audit_total.inc();
         self.observed.tell(clock::now(), vec![deed.record()]);
     }
+}
+
+/// Makes a change in a task of its own: a caller that goes away while it is written leaves it neither half done nor
+/// stored and not in force. One that breaks off is INTERNAL.
+pub(crate) async fn to_the_end<T: Send + 'static>(
+    change: impl Future<Output = Result<T, Error>> + Send + 'static,
+) -> Result<T, Error> {
+    let ended = tokio::spawn(contained(change)).await;
+    ended.unwrap_or(Err(Broken)).unwrap_or_else(|broken| Err(broken.into()))
 }
 
 fn read_only() -> Error {

@@ -49,15 +49,8 @@ pub(crate) async fn command(
     let begin = plane.commands().begin(clock::now(), &key, row(plane, caller, &link, &asked))?;
     let answer = match begin {
         Begin::Join => join(plane, &key).await?,
-        Begin::Again => sent(plane, link, key.clone(), request).await?,
-        Begin::Send(row) => {
-            if let Err(error) = record_request(plane, &row).await {
-                plane.commands().forget(&key);
-                plane.commands_moved();
-                return Err(error);
-            }
-            sent(plane, link, key.clone(), request).await?
-        }
+        Begin::Again => sent(plane, link, key.clone(), request, None).await?,
+        Begin::Send(row) => sent(plane, link, key.clone(), request, Some(row)).await?,
     };
     let answer = CommandObject { operation: Some(operation), ..answer };
     if answer.phase.is_end() || asked.wait.is_zero() {
@@ -128,21 +121,35 @@ fn request(caller: &Caller, asked: &CommandCall) -> Result<EdgeCommandRequest, E
     })
 }
 
-async fn record_request(plane: &Plane, row: &PendingRow) -> Result<(), Error> {
+/// Stores and audits the request before it is sent; one that cannot be audited is not sent.
+async fn record_request(plane: &Plane, key: &Key, row: &PendingRow) -> Result<(), Error> {
     plane.metrics.audit_total.inc();
-    plane.commit(row.requested()).await.map(drop)
+    let written = contained(plane.commit(row.requested())).await.unwrap_or_else(|broken| Err(broken.into()));
+    if written.is_err() {
+        plane.commands().forget(key);
+        plane.commands_moved();
+    }
+    written.map(drop)
 }
 
-/// Sends in a task of its own, which the caller's going away does not end.
+/// Stores `row`, if it is not stored yet, and sends, in a task of its own: the caller's going away ends neither.
 async fn sent(
     plane: &Arc<Plane>,
     link: Link,
     key: Key,
     request: EdgeCommandRequest,
+    row: Option<Box<PendingRow>>,
 ) -> Result<CommandObject, Error> {
     let (tell, told) = oneshot::channel();
     let plane = Arc::clone(plane);
     tokio::spawn(async move {
+        if let Some(row) = row
+            && let Err(error) = record_request(&plane, &key, &row).await
+        {
+            // A caller that went away has no use for the refusal.
+            let _ = tell.send(Err(error));
+            return;
+        }
         let answer = contained(send(&plane, &link, request)).await;
         // Whoever asked for the same waits for this: nobody knows what came of it.
         let answer = answer.unwrap_or_else(|broken| Err(Broken::Unknown(broken.into())));

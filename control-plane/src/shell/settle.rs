@@ -13,7 +13,7 @@ use umbel_contracts::serve::Feed;
 use umbel_wire::clock;
 use umbel_wire::error::{Code, Error};
 
-use super::plane::{Link, Plane};
+use super::plane::{Link, Plane, to_the_end};
 use super::relay::{record_end, send};
 use crate::core::audit::timestamp;
 use crate::core::commands::{Broken, Key};
@@ -73,7 +73,13 @@ async fn ask(plane: &Arc<Plane>, link: &Link, key: &Key) -> Result<CommandObject
     let ended = plane.commands().answered(clock::now(), key, &command);
     plane.commands_moved();
     if let Some(ended) = ended {
-        record_end(plane, ended).await;
+        let plane = Arc::clone(plane);
+        // Whoever asked may go away before that is written.
+        to_the_end(async move {
+            record_end(&plane, ended).await;
+            Ok(())
+        })
+        .await?;
     }
     Ok(command)
 }
@@ -104,13 +110,15 @@ pub(crate) async fn follow(
     command_id: &str,
 ) -> Result<Feed<CommandEventObject>, Error> {
     let key = key(plane, edge_id, command_id)?;
-    // Before the edge is asked, so that the steps it tells because of that are kept.
-    let known = plane.commands().operation(&key).is_some();
-    if !known {
-        let command = show(plane, edge_id, command_id).await?;
-        let mut commands = plane.commands();
-        commands.adopt(&key, command.operation.as_deref().unwrap_or_default())?;
-        commands.answered(clock::now(), &key, &command);
+    // Before the edge is asked, so that the steps it tells because of that are kept: the last one may come with its
+    // answer or before it.
+    if plane.commands().follow(&key)? {
+        let _asking = Asking { plane, key: &key };
+        let told = ask(plane, &plane.link(edge_id)?, &key).await;
+        // A step that came meanwhile is as good as the answer.
+        if plane.commands().show(&key).is_none() {
+            told?;
+        }
     }
     let changed = plane.commands_changed.subscribe();
     let follower = Follower { plane: Arc::clone(plane), key, changed, cursor: 0, begun: false, over: false };
@@ -118,6 +126,19 @@ pub(crate) async fn follow(
         let step = follower.next().await?;
         Some((step, follower))
     })))
+}
+
+/// A follower asks the edge where a command stands, until this is dropped.
+struct Asking<'a> {
+    plane: &'a Plane,
+    key: &'a Key,
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.plane.commands().asked(self.key);
+        self.plane.commands_moved();
+    }
 }
 
 struct Follower {

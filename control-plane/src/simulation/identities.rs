@@ -220,8 +220,10 @@ impl Plane {
             secret_sha256: secret.hash().to_hex(),
         };
         let Ok(row) = operators::new_row(&request, "admin", wall.unix_ms()) else { return refused("ARGS") };
-        match self.commit(&identities::operator_made(&row, record), disk, wall) {
+        let Ok(forgotten) = self.operators.room(wall.unix_ms()) else { return refused("TOO_MANY_OPERATORS") };
+        match self.commit(&identities::operator_made(&row, &forgotten, record), disk, wall) {
             Ok(position) => {
+                self.operators.forget(&forgotten);
                 self.operators.apply(row, position);
                 Changed::Done
             }

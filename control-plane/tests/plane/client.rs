@@ -117,6 +117,22 @@ pub(crate) async fn tls(
     .await
 }
 
+/// Opens an event stream over TLS.
+pub(crate) async fn stream_tls(
+    address: std::net::SocketAddr,
+    config: Arc<rustls::ClientConfig>,
+    ask: Ask<'_>,
+) -> Events {
+    let response = within(async {
+        let tcp = TcpStream::connect(address).await.unwrap();
+        let name = ServerName::try_from("localhost").unwrap();
+        exchange(TlsConnector::from(config).connect(name, tcp).await.unwrap(), ask).await
+    })
+    .await;
+    assert_eq!(response.status(), StatusCode::OK);
+    Events { body: response.into_body(), text: String::new() }
+}
+
 /// Opens an event stream over the local socket.
 pub(crate) async fn stream(socket: &Path, ask: Ask<'_>) -> Events {
     let response = within(async { exchange(UnixStream::connect(socket).await.unwrap(), ask).await }).await;

@@ -170,6 +170,21 @@ async fn a_command_can_be_followed_after_a_restart_of_the_control_plane() {
 }
 
 #[tokio::test]
+async fn a_command_that_ends_while_its_follower_asks_for_it_ends_the_feed() {
+    let plane = plane().await;
+    let (site, _connection) = connected(&plane, "ber1").await;
+    let id = Uuid::new_v4().to_string();
+    site.begun(&id);
+    site.acts.ends_when_shown.store(true, Ordering::SeqCst);
+    let mut steps = stream(&plane.socket(), Ask::get(&format!("{PATH}/{id}/events"))).await;
+    let mut last = String::new();
+    while let Some((phase, ..)) = steps.next().await {
+        last = phase;
+    }
+    assert_eq!(last, "succeeded");
+}
+
+#[tokio::test]
 async fn refusals_are_the_edges_own_and_reading_is_not_audited() {
     let plane = plane().await;
     let (_site, connection) = connected(&plane, "ber1").await;

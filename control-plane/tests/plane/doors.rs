@@ -114,6 +114,31 @@ async fn a_revoked_operator_is_out_at_once_and_with_nobody_left_all_is_refused()
 }
 
 #[tokio::test]
+async fn what_a_revoked_operator_has_open_ends_and_nobody_elses() {
+    let plane = plane().await;
+    let (site, connection) = connected(&plane, "ber1").await;
+    site.acts.hold.store(true, std::sync::atomic::Ordering::SeqCst);
+    let id = uuid::Uuid::new_v4().to_string();
+    let commands = "/api/v1/edges/ber1/commands";
+    let drain = json!({"operation": "node.drain", "target_selector": "node:gpu-1"});
+    plane.ask(Ask::post(commands, drain).header("idempotency-key", &*id)).await.ok();
+    let (leaked, kept) = (plane.operator("viewer").await, plane.operator("operator").await);
+    let of_command = format!("{commands}/{id}/events");
+    let mut events = plane.stream_tls(Ask::get("/api/v1/events").token(&leaked)).await;
+    let mut steps = plane.stream_tls(Ask::get(&of_command).token(&leaked)).await;
+    let mut others = plane.stream_tls(Ask::get("/api/v1/events").token(&kept)).await;
+    assert_eq!(steps.next().await.unwrap().0, "accepted");
+    let list = plane.get("/api/v1/operators").await;
+    let operator = list["items"].as_array().unwrap().iter().find(|one| one["name"] == "viewer").unwrap();
+    let path = format!("/api/v1/operators/{}", operator["operator_id"].as_str().unwrap());
+    plane.ask(Ask { body: json!({"reason": "leaked"}), ..Ask::delete(&path) }).await.ok();
+    assert!(events.next().await.is_none());
+    assert!(steps.next().await.is_none());
+    crate::site::tell(&connection, "ber1", 1, "node_online");
+    assert_eq!(others.next().await.unwrap().0, "event");
+}
+
+#[tokio::test]
 async fn a_local_socket_is_its_owners() {
     use std::os::unix::fs::PermissionsExt;
     let plane = plane().await;

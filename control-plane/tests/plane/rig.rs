@@ -13,7 +13,7 @@ use umbel_wire::secret::Secret;
 use umbel_wire::tls::parse_chain;
 use umbel_wire::token::{BearerKind, mint_bearer, new_id};
 
-use crate::client::{Answer, Ask, local, tls};
+use crate::client::{Answer, Ask, Events, local, stream_tls, tls};
 
 /// Longest wait for anything: only a failing test ever takes it.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -99,6 +99,12 @@ impl Plane {
     pub(crate) async fn ask_tls(&self, ask: Ask<'_>) -> Answer {
         let config = umbel_wire::tls::api_client(std::slice::from_ref(&self.ca)).unwrap();
         tls(self.running().api_address().unwrap(), config, ask).await
+    }
+
+    /// Opens an event stream over TLS with a token.
+    pub(crate) async fn stream_tls(&self, ask: Ask<'_>) -> Events {
+        let config = umbel_wire::tls::api_client(std::slice::from_ref(&self.ca)).unwrap();
+        stream_tls(self.running().api_address().unwrap(), config, ask).await
     }
 
     /// Mints an edge's enrollment token.

@@ -41,6 +41,8 @@ pub(crate) struct Acts {
     pub(crate) cut: AtomicBool,
     /// Leaves commands running until `finish`.
     pub(crate) hold: AtomicBool,
+    /// Tells a command's end as a step right before it answers that it runs.
+    pub(crate) ends_when_shown: AtomicBool,
     pub(crate) statuses: AtomicUsize,
     pub(crate) runs: AtomicUsize,
     pub(crate) requests: Mutex<Vec<EdgeCommandRequest>>,
@@ -146,6 +148,16 @@ impl Site {
         within(dial_once(target, hello, |_, _| Ok(handler))).await.map(|(connection, _)| connection)
     }
 
+    /// A command that somebody else had it begin, and that runs.
+    pub(crate) fn begun(&self, command_id: &str) {
+        let answer = EdgeCommandResponse {
+            command_id: command_id.into(),
+            phase: Phase::Running as i32,
+            ..EdgeCommandResponse::default()
+        };
+        self.acts.stored.lock().unwrap().insert(command_id.into(), answer);
+    }
+
     /// Finishes a command that was held, and tells.
     pub(crate) fn finish(&self, connection: &Connection, command_id: &str, sequence: u64) {
         let mut stored = self.acts.stored.lock().unwrap();
@@ -246,7 +258,7 @@ impl Answers {
         let request = EdgeCommandRequest::decode(stream.message()).unwrap();
         self.acts.requests.lock().unwrap().push(request.clone());
         let answer = match request.operation.as_str() {
-            "command.show" => self.show(&request),
+            "command.show" => self.show(connection, &request),
             "node.list" => EdgeCommandResponse {
                 command_id: request.command_id,
                 phase: Phase::Succeeded as i32,
@@ -284,7 +296,7 @@ impl Answers {
         answer
     }
 
-    fn show(&self, request: &EdgeCommandRequest) -> EdgeCommandResponse {
+    fn show(&self, connection: &Connection, request: &EdgeCommandRequest) -> EdgeCommandResponse {
         let args: Value = serde_json::from_slice(&request.args_json).unwrap();
         let stored = self.acts.stored.lock().unwrap();
         let mut answer =
@@ -300,6 +312,16 @@ impl Answers {
                 });
                 answer.phase = Phase::Succeeded as i32;
                 answer.result_json = state.to_string().into_bytes();
+                if self.acts.ends_when_shown.load(Ordering::SeqCst) {
+                    let event = EdgeCommandEvent {
+                        command_id: known.command_id.clone(),
+                        sequence: 2,
+                        phase: Phase::Succeeded as i32,
+                        at_unix_ms: 1,
+                        ..EdgeCommandEvent::default()
+                    };
+                    connection.event(event::EDGE_COMMAND, &known.command_id, event.encode_to_vec());
+                }
             }
             None => {
                 answer.phase = Phase::Failed as i32;

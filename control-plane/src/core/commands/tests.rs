@@ -141,16 +141,34 @@ fn a_command_that_is_only_followed_is_not_audited() {
     let now = Instant::now();
     let mut commands = Commands::default();
     let (key, _) = row("c1", &body(json!({})));
-    commands.adopt(&key, "node.drain").unwrap();
+    assert_eq!(commands.follow(&key), Ok(true), "its edge is to be asked");
     assert_eq!(commands.step(now, &key, step(1, CommandPhase::Succeeded)), None);
     assert_eq!(commands.show(&key).unwrap().phase, CommandPhase::Succeeded);
-    commands.adopt(&(key.0.clone(), "c2".into()), "node.drain").unwrap();
+    commands.asked(&key);
+    assert_eq!(commands.follow(&key), Ok(false), "what is known is not asked again");
+    commands.follow(&(key.0.clone(), "c2".into())).unwrap();
     let (other, row2) = row("c2", &body(json!({})));
     assert_eq!(
         commands.begin(now, &other, row2.clone()),
         Ok(Begin::Send(Box::new(row2))),
         "asked for later, it is this audit's"
     );
+}
+
+#[test]
+fn one_that_is_followed_in_vain_is_kept_as_long_as_anybody_asks_for_it() {
+    let mut commands = Commands::default();
+    let (key, asked) = row("c1", &body(json!({})));
+    assert_eq!((commands.follow(&key), commands.follow(&key)), (Ok(true), Ok(true)));
+    commands.asked(&key);
+    assert!(commands.operation(&key).is_some(), "the other one asks still");
+    commands.asked(&key);
+    assert!(commands.operation(&key).is_none());
+    // One that was asked for here meanwhile is not the follower's to forget.
+    assert_eq!(commands.follow(&key), Ok(true));
+    commands.begin(Instant::now(), &key, asked).unwrap();
+    commands.asked(&key);
+    assert!(commands.in_flight(&key));
 }
 
 #[test]

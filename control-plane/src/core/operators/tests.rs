@@ -45,3 +45,38 @@ fn what_an_admin_sends_is_checked() {
     }
     assert!(new_row(&good, "local", 1).is_ok());
 }
+
+fn row(number: usize, revoked_at_unix_ms: Option<i64>) -> OperatorRow {
+    let operator_id = format!("operator-{number:04}");
+    let request = OperatorRequest { operator_id, ..request(&Secret::generate()) };
+    OperatorRow { revoked_at_unix_ms, ..new_row(&request, "local", 1).unwrap() }
+}
+
+fn position(number: usize) -> Position {
+    Position(u64::try_from(number).unwrap())
+}
+
+#[test]
+fn revoked_ones_make_room_and_active_ones_never() {
+    let mut operators = Operators::default();
+    for number in 0..OPERATORS_MAX {
+        let revoked = (number % 2 == 0).then_some(i64::try_from(number).unwrap());
+        operators.apply(row(number, revoked), position(number));
+    }
+    let name = |number: usize| (format!("operator-{number:04}"), position(number));
+    assert_eq!(
+        operators.room(OPERATORS_MAX as i64).unwrap(),
+        [name(0)],
+        "all places are taken: the oldest goes"
+    );
+    let later = operators.room(KEPT_MS + 5).unwrap();
+    assert_eq!(later, [name(0), name(2), name(4)], "those that were revoked a year ago go");
+    operators.forget(&later);
+    assert!(operators.room(KEPT_MS + 5).unwrap().is_empty());
+    assert_eq!((operators.len(), operators.active()), (OPERATORS_MAX - 3, OPERATORS_MAX / 2));
+    let mut operators = Operators::default();
+    for number in 0..OPERATORS_MAX {
+        operators.apply(row(number, None), position(number));
+    }
+    assert_eq!(operators.room(i64::MAX).unwrap_err().reason, "TOO_MANY_OPERATORS");
+}
