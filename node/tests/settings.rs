@@ -142,6 +142,24 @@ async fn engines_come_change_and_go_with_settings() {
 
 /// Row 77: what parses and does not work is taken back by itself: the last good ones are in force, also after a
 /// restart, and what failed is told.
+/// An engine that has no stream ends at once, whatever time streams would get: its name is free for what comes next.
+#[tokio::test]
+async fn an_engine_that_nobody_uses_does_not_wait_to_be_drained() {
+    let node = Node::start("plain", false).await;
+    let engines = |enabled: bool| {
+        let echo = json!({ "kind": "sim", "model": "e", "enabled": enabled });
+        json!({ "shutdown": { "drain": "1h" }, "engines": { "echo": echo } })
+    };
+    node.edge.set(1, engines(true)).await.unwrap();
+    node.edge.engine("echo", EngineState::Ready).await;
+    node.edge.settings("the end of the trial", |said| said.applied_version == 1 && !said.confirming).await;
+    node.edge.set(2, engines(false)).await.unwrap();
+    until("it is declared no more", async || node.declared("echo").is_none().then_some(())).await;
+    node.edge.set(3, engines(true)).await.unwrap();
+    node.edge.engine("echo", EngineState::Ready).await;
+    node.edge.settings("the end of the trial", |said| said.applied_version == 3 && !said.confirming).await;
+}
+
 #[tokio::test]
 async fn row_77_settings_that_do_not_work_are_taken_back() {
     let mut node = Node::start("plain", false).await;

@@ -97,8 +97,8 @@ pub(crate) struct Engine {
     in_flight: AtomicU32,
     /// The whole node takes no new streams.
     node_drains: Arc<AtomicBool>,
-    /// The last stream on it has ended.
-    idle: Notify,
+    /// The last stream on it has ended; a word that nobody waited for is kept.
+    ended: Notify,
     commands: mpsc::Sender<Command>,
 }
 
@@ -112,7 +112,7 @@ pub(crate) struct Visit {
 impl Drop for Visit {
     fn drop(&mut self) {
         if self.engine.in_flight.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.engine.idle.notify_one();
+            self.engine.ended.notify_one();
         }
     }
 }
@@ -146,6 +146,13 @@ impl Engine {
 
     pub(crate) fn in_flight(&self) -> u32 {
         self.in_flight.load(Ordering::Acquire)
+    }
+
+    /// Waits until no stream is on it: at once, where none is.
+    pub(super) async fn idle(&self) {
+        while self.in_flight() > 0 {
+            self.ended.notified().await;
+        }
     }
 
     /// Its driver is gone by a defect: nothing is sent to it any more. Its process, if it has one, is in the record,

@@ -199,7 +199,7 @@ impl Engines {
             }),
             in_flight: AtomicU32::new(0),
             node_drains: Arc::clone(&self.node_drains),
-            idle: Notify::new(),
+            ended: Notify::new(),
             commands,
         });
         let driven =

@@ -110,12 +110,7 @@ pub(super) async fn drive(
                 }
             }
             () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => Input::Tick,
-            () = driver.engine.idle.notified(), if draining => {
-                if driver.engine.in_flight() > 0 {
-                    continue;
-                }
-                Input::Drained
-            }
+            () = driver.engine.idle(), if draining => Input::Drained,
         };
         let outputs = driver.supervisor.handle(std::time::Instant::now(), input);
         driver.carry_out(outputs).await;
