@@ -285,6 +285,7 @@ impl Edge {
             Call::Draining { node, draining } => admission.node_draining(now, node, draining),
             Call::Eligible { node, eligible } => admission.node_eligible(now, node, eligible),
             Call::Lost { node, generation } => drop(admission.node_lost(now, node, generation)),
+            Call::Gone { node } => admission.node_gone(node),
         }
         self.settle(now);
     }

@@ -34,7 +34,7 @@ use umbel_wire::ids::NodeId;
 use affinity::Seen;
 pub(crate) use budget::RetryBudget;
 use choice::Size;
-pub(crate) use declare::ProviderConflict;
+pub(crate) use declare::NotTaken;
 pub(crate) use figures::{ChoiceFigures, LeaseCounts};
 use lease::Lease;
 pub(crate) use lease::{LeaseId, LeasePhase, Phases};
@@ -93,7 +93,10 @@ impl Default for Limits {
 pub(crate) struct Admission {
     limits: Limits,
     models: Vec<Model>,
+    /// What callers say.
     names: HashMap<Arc<str>, ModelIndex>,
+    /// By the name that its providers declare; for ever.
+    canonical: HashMap<Arc<str>, ModelIndex>,
     providers: Vec<Provider>,
     by_id: HashMap<Arc<str>, ProviderIndex>,
     nodes: HashMap<NodeId, Node>,
@@ -118,6 +121,7 @@ impl Admission {
             limits,
             models: Vec::new(),
             names: HashMap::new(),
+            canonical: HashMap::new(),
             providers: Vec::new(),
             by_id: HashMap::new(),
             nodes: HashMap::new(),

@@ -5,6 +5,7 @@
 //! new through [`Call`]. Invariant: only the owner's generation changes anything; whatever changes what a reader
 //! sees raises the revision.
 
+pub(crate) mod catalog;
 mod clock;
 mod credentials;
 mod gpus;
@@ -36,9 +37,10 @@ use umbel_wire::{Generation, KeyHash, NodeId};
 
 use crate::core::authority::AuthorityRow;
 
+use self::catalog::Catalog;
 use self::hardware::Hardware;
 pub(crate) use self::kept::Moment;
-use self::node::{Declared, Lifecycle, Node, ReportRow};
+use self::node::{Lifecycle, Node, ReportRow};
 use self::problems::Problem;
 pub(crate) use self::told::Call;
 use self::told::Told;
@@ -73,10 +75,7 @@ pub(crate) struct Registry<H> {
     pub(crate) slots: Slots<NodeId, H>,
     liveness: Liveness<NodeId>,
     told: HashMap<NodeId, Told>,
-    // Providers of each model, the first stored first.
-    models: HashMap<String, BTreeSet<(i64, NodeId, String)>>,
-    // What the first provider of each model says, by which the others were judged.
-    standards: HashMap<String, Declared>,
+    catalog: Catalog,
     hardware: Hardware,
     calls: Vec<Call>,
     notices: Vec<Notice>,
@@ -111,8 +110,7 @@ impl<H: Clone> Registry<H> {
             slots: Slots::new(above),
             liveness: Liveness::new(times, period, now),
             told: HashMap::new(),
-            models: HashMap::new(),
-            standards: HashMap::new(),
+            catalog: Catalog::default(),
             hardware: Hardware::default(),
             calls: Vec::new(),
             notices: Vec::new(),
@@ -389,11 +387,6 @@ impl<H: Clone> Registry<H> {
         self.changed = true;
         self.reconcile(id);
     }
-}
-
-fn index(models: &mut HashMap<String, BTreeSet<(i64, NodeId, String)>>, id: NodeId, engine: &Declared) {
-    let entry = (engine.since_unix_ms, id, engine.name.clone());
-    models.entry(engine.model.clone()).or_default().insert(entry);
 }
 
 /// Reads a stored key hash.

@@ -24,8 +24,8 @@ pub(crate) use crate::core::admission::Category;
 use crate::core::admission::{Admission, Decision, Grant, Output, ProviderIndex, RetryBudget};
 pub(crate) use crate::core::admission::{
     Ask, Avoid, ChoiceFigures, Class, Figures, KeyNumber, LeaseCounts, LeaseId, LeaseReading, Limits,
-    ModelIndex, Outcome, Prefix, ProviderConflict, ProviderSpec, ProviderState, QueueReading, Reading,
-    Refusal, RefusalReason, Released, Ticket,
+    ModelIndex, NotTaken, Outcome, Prefix, ProviderSpec, ProviderState, QueueReading, Reading, Refusal,
+    RefusalReason, Released, Ticket,
 };
 use crate::core::usage::Usage;
 use crate::metrics::{Metrics, ModelMetrics};
@@ -140,22 +140,20 @@ impl Dispatch {
 
     /// Applies deadlines as time passes. Runs for ever; drop it with the runtime.
     pub(crate) async fn run(self: Arc<Self>) {
-        let mut unconfirmed = 0;
         loop {
-            let next = {
+            let (next, unconfirmed) = {
                 let mut state = self.lock();
-                state.admission.expire(now());
+                let unconfirmed = state.admission.expire(now());
+                let named =
+                    |lease: &LeaseId| Some((lease.0, Arc::clone(state.admission.provider_of(*lease)?)));
+                let unconfirmed: Vec<_> = unconfirmed.iter().filter_map(named).collect();
                 state.settle();
                 state.armed = state.admission.next_deadline();
-                state.armed
+                (state.armed, unconfirmed)
             };
             self.tell_watchers();
-            let before = std::mem::replace(&mut unconfirmed, self.totals().unconfirmed);
-            if unconfirmed > before {
-                for (lease, provider_id) in self.unconfirmed() {
-                    let lease = lease.0;
-                    tracing::warn!(lease, %provider_id, "its node has not confirmed the end of a reset request");
-                }
+            for (lease, provider_id) in unconfirmed {
+                tracing::warn!(lease, %provider_id, "its node has not confirmed the end of a reset request");
             }
             match next {
                 Some(at) => {
@@ -176,18 +174,22 @@ impl Dispatch {
 
     /// Runs a change of the core, wakes who was decided on, and re-arms the clock.
     fn change<T>(&self, change: impl FnOnce(&mut State, Instant) -> T) -> T {
-        let mut state = self.lock();
-        let result = change(&mut state, now());
-        state.settle();
-        let rearm = match (state.admission.next_deadline(), state.armed) {
-            (Some(next), Some(armed)) => next < armed,
-            (next, None) => next.is_some(),
-            (None, Some(_)) => false,
-        };
-        if rearm {
-            state.armed = state.admission.next_deadline();
+        // Outlives the lock whatever panics: a slot in it takes the lock when it is dropped.
+        let result;
+        let rearm;
+        {
+            let mut state = self.lock();
+            result = change(&mut state, now());
+            state.settle();
+            rearm = match (state.admission.next_deadline(), state.armed) {
+                (Some(next), Some(armed)) => next < armed,
+                (next, None) => next.is_some(),
+                (None, Some(_)) => false,
+            };
+            if rearm {
+                state.armed = state.admission.next_deadline();
+            }
         }
-        drop(state);
         if rearm {
             self.earlier.notify_one();
         }
@@ -201,8 +203,8 @@ impl Dispatch {
     /// not draining.
     ///
     /// # Errors
-    /// If its names or threshold contradict what stands; it is not served then.
-    pub(crate) fn declare(&self, spec: ProviderSpec) -> Result<(), ProviderConflict> {
+    /// If there are too many; it is not served then.
+    pub(crate) fn declare(&self, spec: ProviderSpec) -> Result<(), NotTaken> {
         self.change(|state, now| state.admission.declare(now, spec).map(|_| ()))
     }
 
@@ -218,8 +220,8 @@ impl Dispatch {
     /// the connection is registered, and with `true` when the node is complete.
     ///
     /// # Errors
-    /// If its names or threshold contradict what stands, or the generation is old; it is not served then.
-    pub(crate) fn provider_up(&self, up: ProviderUp) -> Result<(), ProviderConflict> {
+    /// If there are too many, or the generation is old; it is not served then.
+    pub(crate) fn provider_up(&self, up: ProviderUp) -> Result<(), NotTaken> {
         self.change(|state, now| {
             let provider_id = Arc::clone(&up.spec.provider_id);
             let node_id = up.spec.node_id;
@@ -260,6 +262,11 @@ impl Dispatch {
     /// Whether a node may be given application traffic. False until told otherwise.
     pub(crate) fn node_eligible(&self, node_id: NodeId, eligible: bool) {
         self.change(|state, now| state.admission.node_eligible(now, node_id, eligible));
+    }
+
+    /// A node left the site for good.
+    pub(crate) fn node_gone(&self, node_id: NodeId) {
+        self.change(|state, _| state.admission.node_gone(node_id));
     }
 
     /// A node's connection of this generation is gone: its leases end. An older generation than the one in
@@ -351,6 +358,7 @@ impl Dispatch {
     }
 
     /// Leases whose end their node has not confirmed in time, with the provider of each.
+    #[cfg(test)]
     pub(crate) fn unconfirmed(&self) -> Vec<(LeaseId, Arc<str>)> {
         self.lock().admission.unconfirmed()
     }
@@ -443,9 +451,9 @@ impl Dispatch {
 
     /// A lease's connection was lost: so are its node's others.
     fn lost_with(&self, lease: LeaseId, node_id: NodeId, generation: Generation) {
-        // The first of them ended all.
-        let first = self.lock().admission.phase(lease).is_some();
-        if first {
+        // The first of them told of all.
+        let told = self.lock().admission.lost_before(lease);
+        if !told {
             self.node_lost(node_id, generation);
         }
     }

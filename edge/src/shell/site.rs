@@ -342,6 +342,7 @@ impl Site {
             Call::Draining { node, draining } => dispatch.node_draining(node, draining),
             Call::Eligible { node, eligible } => dispatch.node_eligible(node, eligible),
             Call::Lost { node, generation } => dispatch.node_lost(node, generation),
+            Call::Gone { node } => dispatch.node_gone(node),
         }
     }
 

@@ -284,6 +284,9 @@ fn step(code: &str, node: &NodeObject) -> Option<String> {
         "GPU_MISSING" | "GPU_LOST" => format!(
             "dmesg and nvidia-smi on its host say more; to repair it: umbel ctl node drain {name} -m 'GPU'"
         ),
+        "MODEL_MISMATCH" | "NAME_TAKEN" => format!(
+            "umbel ctl settings show --node {name}, or the [[engine]] tables in its file: describe the model alike on all nodes"
+        ),
         "NODE_OFFLINE" if super::is_revoked(node) => super::comes_back(node),
         "NODE_OFFLINE" => "umbel node doctor on its host".to_owned(),
         "ENGINE_FAILED" => "umbel node status on its host has the engine's last lines".to_owned(),

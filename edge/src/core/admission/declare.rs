@@ -1,8 +1,8 @@
 //! Which providers exist, and what their names mean.
 //!
 //! Owns declaring and removing providers, and the names of models and aliases. Leaves states to
-//! [`super::node`]. Invariant: a name means one model; where specifications of a model's providers contradict
-//! each other the first one stands.
+//! [`super::node`], and what stands where nodes contradict each other to the registry, which tells only that. Invariant: a
+//! name means one model, the one that was told last.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,23 +15,7 @@ use super::words::{ModelIndex, ProviderIndex};
 
 /// Why a provider was not taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum ProviderConflict {
-    /// One of its aliases, or its model, is a name that already means another model.
-    #[error("the name {0} already belongs to another model; rename it in one of the two node files")]
-    NameTaken(String),
-    /// The model's first provider has another threshold.
-    #[error(
-        "long_context_threshold_tokens is {declared}, but the other providers of the model say {stands}; use one value"
-    )]
-    Threshold {
-        /// The one that stands.
-        stands: u32,
-        /// The one refused.
-        declared: u32,
-    },
-    /// The model's first provider has other aliases.
-    #[error("its aliases differ from those of the model's other providers; use the same list")]
-    Aliases,
+pub(crate) enum NotTaken {
     /// Too many names or providers at this edge.
     #[error("this edge knows too many {0} already")]
     TooMany(&'static str),
@@ -42,28 +26,16 @@ pub(crate) enum ProviderConflict {
 
 impl Admission {
     /// Adds or replaces a provider's specification. Its state stays; a new one is unavailable. The provider
-    /// of a node that is away counts as wanted if the node is eligible and not draining.
+    /// of a node that is away counts as wanted if the node is eligible and not draining. The newest specification has its
+    /// model's aliases and threshold.
     ///
     /// # Errors
-    /// If names or thresholds contradict what stands: then the provider is not served.
-    pub(crate) fn declare(
-        &mut self,
-        now: Instant,
-        spec: ProviderSpec,
-    ) -> Result<ProviderIndex, ProviderConflict> {
-        let index = self.by_id.get(&spec.provider_id).copied();
-        let conflict = self.conflict(&spec, index);
-        if let Some(index) = index {
-            let moved = self
-                .providers
-                .get(index.0 as usize)
-                .is_some_and(|provider| provider.spec.model != spec.model || provider.gone);
-            if conflict.is_some() || moved {
-                self.undeclare(now, &spec.provider_id);
-            }
-        }
-        if let Some(conflict) = conflict {
-            return Err(conflict);
+    /// If there are too many: then the provider is not served.
+    pub(crate) fn declare(&mut self, now: Instant, spec: ProviderSpec) -> Result<ProviderIndex, NotTaken> {
+        let moved = |provider: &Provider| provider.spec.model != spec.model || provider.gone;
+        let known = self.by_id.get(&spec.provider_id);
+        if known.and_then(|index| self.providers.get(index.0 as usize)).is_some_and(moved) {
+            self.undeclare(now, &spec.provider_id);
         }
         let model = self.model_of(&spec)?;
         let index = match self.by_id.get(&spec.provider_id).copied() {
@@ -74,6 +46,8 @@ impl Admission {
             None => self.add_provider(model, spec)?,
         };
         self.refresh(now, index);
+        // Whoever is passed over may be the last one that takes such prompts now.
+        self.take_back_the_last(now, model);
         Ok(index)
     }
 
@@ -88,62 +62,30 @@ impl Admission {
         provider.spec = spec;
     }
 
-    fn conflict(&self, spec: &ProviderSpec, own: Option<ProviderIndex>) -> Option<ProviderConflict> {
-        let model = self.names.get(spec.model.as_str()).copied();
-        let serves_others = |index: ModelIndex| {
-            self.models
-                .get(index.0 as usize)
-                .is_some_and(|model| model.providers.iter().any(|provider| Some(*provider) != own))
-        };
-        let names = std::iter::once(&spec.model).chain(&spec.aliases);
-        for name in names {
-            if let Some(&other) = self.names.get(name.as_str())
-                && serves_others(other)
-                && (Some(other) != model || self.canonical(other) != Some(spec.model.as_str()))
-            {
-                return Some(ProviderConflict::NameTaken(name.clone()));
-            }
-        }
-        let first = self
-            .models
-            .get(model?.0 as usize)?
-            .providers
-            .iter()
-            .filter(|provider| Some(**provider) != own)
-            .find_map(|provider| self.providers.get(provider.0 as usize))?;
-        let (stands, declared) =
-            (first.spec.long_context_threshold_tokens, spec.long_context_threshold_tokens);
-        if stands != declared {
-            return Some(ProviderConflict::Threshold { stands, declared });
-        }
-        (sorted(&first.spec.aliases) != sorted(&spec.aliases)).then_some(ProviderConflict::Aliases)
-    }
-
-    fn canonical(&self, model: ModelIndex) -> Option<&str> {
-        self.models.get(model.0 as usize).map(|model| &*model.name)
-    }
-
     /// The model of a specification that is free of conflicts, made or renamed as needed.
-    fn model_of(&mut self, spec: &ProviderSpec) -> Result<ModelIndex, ProviderConflict> {
-        let known = self.names.get(spec.model.as_str()).copied();
-        let index = match known.filter(|index| self.canonical(*index) == Some(spec.model.as_str())) {
-            Some(index) => index,
+    fn model_of(&mut self, spec: &ProviderSpec) -> Result<ModelIndex, NotTaken> {
+        let index = match self.canonical.get(spec.model.as_str()) {
+            Some(index) => *index,
             None => {
                 if self.names.len() >= self.limits.names || self.models.len() >= self.limits.names {
-                    return Err(ProviderConflict::TooMany("model names"));
+                    return Err(NotTaken::TooMany("model names"));
                 }
                 let index = ModelIndex(u32::try_from(self.models.len()).unwrap_or(u32::MAX));
                 let name: Arc<str> = Arc::from(spec.model.as_str());
-                self.names.insert(Arc::clone(&name), index);
+                self.canonical.insert(Arc::clone(&name), index);
                 self.models.push(Model::new(name));
                 index
             }
         };
+        if let Some(model) = self.models.get(index.0 as usize) {
+            // It may have been another model's alias while nobody served this one.
+            self.names.insert(Arc::clone(&model.name), index);
+        }
         // Aliases of all providers of a model are equal, so the newest specification has them all.
         self.forget_aliases(index);
         for alias in &spec.aliases {
-            if self.names.len() >= self.limits.names {
-                return Err(ProviderConflict::TooMany("model names"));
+            if self.names.len() >= self.limits.names && !self.names.contains_key(alias.as_str()) {
+                return Err(NotTaken::TooMany("model names"));
             }
             let alias: Arc<str> = Arc::from(alias.as_str());
             self.names.insert(Arc::clone(&alias), index);
@@ -160,17 +102,16 @@ impl Admission {
     fn forget_aliases(&mut self, index: ModelIndex) {
         let Some(model) = self.models.get_mut(index.0 as usize) else { return };
         for alias in std::mem::take(&mut model.aliases) {
-            self.names.remove(&alias);
+            // It may be another model's by now.
+            if self.names.get(&alias) == Some(&index) {
+                self.names.remove(&alias);
+            }
         }
     }
 
-    fn add_provider(
-        &mut self,
-        model: ModelIndex,
-        spec: ProviderSpec,
-    ) -> Result<ProviderIndex, ProviderConflict> {
+    fn add_provider(&mut self, model: ModelIndex, spec: ProviderSpec) -> Result<ProviderIndex, NotTaken> {
         if self.by_id.len() >= self.limits.providers {
-            return Err(ProviderConflict::TooMany("providers"));
+            return Err(NotTaken::TooMany("providers"));
         }
         let free = if self.by_id.len() < self.providers.len() {
             self.providers.iter().position(|provider| provider.gone && provider.in_flight == 0)
@@ -233,11 +174,4 @@ impl Admission {
         self.hand_over(now, model_index);
         self.refuse_unwanted(now, model_index);
     }
-}
-
-fn sorted(names: &[String]) -> Vec<&str> {
-    let mut names: Vec<&str> = names.iter().map(String::as_str).collect();
-    names.sort_unstable();
-    names.dedup();
-    names
 }

@@ -90,6 +90,12 @@ impl Admission {
         self.models.get(model.0 as usize).map(|model| &model.name)
     }
 
+    /// Nodes that something is kept of.
+    #[cfg(test)]
+    pub(crate) fn nodes_known(&self) -> usize {
+        self.nodes.len()
+    }
+
     /// The specification of a provider.
     #[cfg(any(test, feature = "simulation"))]
     pub(crate) fn spec(&self, provider: super::ProviderIndex) -> Option<&super::ProviderSpec> {

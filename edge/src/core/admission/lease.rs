@@ -104,15 +104,16 @@ impl Admission {
     }
 
     /// The confirmation time of a reset lease is over.
-    pub(super) fn not_confirmed(&mut self, lease: LeaseId) {
+    pub(super) fn not_confirmed(&mut self, lease: LeaseId) -> bool {
         if !matches!(self.phase(lease), Some(LeasePhase::Resetting(_))) {
-            return;
+            return false;
         }
         if let Some(held) = self.enter(lease, LeasePhase::Unconfirmed)
             && let Some(provider) = self.providers.get_mut(held.provider.0 as usize)
         {
             provider.unconfirmed += 1;
         }
+        true
     }
 
     /// Gives a lease another phase, and counts it there.
@@ -160,6 +161,9 @@ impl Admission {
         }
         if let Some(node) = self.nodes.get_mut(&held.node) {
             node.in_flight = node.in_flight.saturating_sub(1);
+            if node.is_over() {
+                self.nodes.remove(&held.node);
+            }
         }
         if held.phase == LeasePhase::Granted {
             self.head_settled(now, &held, false);
@@ -185,7 +189,19 @@ impl Admission {
         self.leases.get(&lease).map(|held| held.phase)
     }
 
+    /// Whether the loss of a lease's connection was told before: it has ended, or waits for its node's word.
+    pub(crate) fn lost_before(&self, lease: LeaseId) -> bool {
+        self.leases.get(&lease).is_none_or(|held| held.orphan)
+    }
+
+    /// The provider of a lease that is held.
+    pub(crate) fn provider_of(&self, lease: LeaseId) -> Option<&Arc<str>> {
+        let held = self.leases.get(&lease)?;
+        self.providers.get(held.provider.0 as usize).map(|provider| &provider.spec.provider_id)
+    }
+
     /// Leases whose end is not confirmed, with their providers.
+    #[cfg(test)]
     pub(crate) fn unconfirmed(&self) -> Vec<(LeaseId, Arc<str>)> {
         let unconfirmed = self.leases.iter().filter(|(_, held)| held.phase == LeasePhase::Unconfirmed);
         let mut list: Vec<_> = unconfirmed

@@ -8,7 +8,7 @@ use std::time::Instant;
 use umbel_wire::ids::{Generation, NodeId};
 
 use super::Admission;
-use super::declare::ProviderConflict;
+use super::declare::NotTaken;
 use super::lease::{Lease, LeaseId};
 use super::provider::{ProviderSpec, ProviderState};
 use super::words::ProviderIndex;
@@ -23,6 +23,14 @@ pub(super) struct Node {
     /// Application traffic allowed. Closed until someone says so.
     eligible: bool,
     pub(super) in_flight: u32,
+    /// It left the site for good: nothing is kept of it once its leases have ended.
+    gone: bool,
+}
+
+impl Node {
+    pub(super) fn is_over(&self) -> bool {
+        self.gone && self.in_flight == 0
+    }
 }
 
 impl Admission {
@@ -36,9 +44,9 @@ impl Admission {
         spec: ProviderSpec,
         generation: Generation,
         state: ProviderState,
-    ) -> Result<ProviderIndex, ProviderConflict> {
+    ) -> Result<ProviderIndex, NotTaken> {
         if !self.adopt(now, spec.node_id, generation) {
-            return Err(ProviderConflict::Stale);
+            return Err(NotTaken::Stale);
         }
         let index = self.declare(now, spec)?;
         if let Some(provider) = self.providers.get_mut(index.0 as usize) {
@@ -103,6 +111,15 @@ impl Admission {
     pub(crate) fn node_eligible(&mut self, now: Instant, node_id: NodeId, eligible: bool) {
         self.nodes.entry(node_id).or_default().eligible = eligible;
         self.refresh_node(now, node_id);
+    }
+
+    /// A node left the site for good, after its providers.
+    pub(crate) fn node_gone(&mut self, node_id: NodeId) {
+        let Some(node) = self.nodes.get_mut(&node_id) else { return };
+        node.gone = node.providers.is_empty();
+        if node.is_over() {
+            self.nodes.remove(&node_id);
+        }
     }
 
     /// A node's connection of this generation is gone: its leases end, its providers close. Returns how many
@@ -178,7 +195,8 @@ impl Admission {
     pub(super) fn refresh(&mut self, now: Instant, index: ProviderIndex) {
         let Some(provider) = self.providers.get_mut(index.0 as usize) else { return };
         let Some(model) = self.models.get_mut(provider.model.0 as usize) else { return };
-        let node = self.nodes.entry(provider.spec.node_id).or_default();
+        let none = Node::default();
+        let node = self.nodes.get(&provider.spec.node_id).unwrap_or(&none);
         let before = (provider.open, provider.wanted, provider.loading);
         provider.wanted =
             !provider.gone && node.eligible && !node.draining && provider.state != ProviderState::Draining;

@@ -103,7 +103,7 @@ impl Admission {
             of.oldest = of.oldest.max(waited);
         }
         let queues = self.queues(now).into_iter().filter_map(|figures| {
-            let index = *self.names.get(&figures.model)?;
+            let index = *self.canonical.get(&figures.model)?;
             let mut keys: Vec<_> = keys.iter().filter(|(of, _)| of.0 == index).map(|(_, key)| *key).collect();
             keys.sort_unstable_by_key(|one| (std::cmp::Reverse(one.waiting), one.key.0));
             let model = self.models.get(index.0 as usize)?;

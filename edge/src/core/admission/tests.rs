@@ -323,7 +323,8 @@ fn row_63_a_reset_without_its_end_is_marked_and_keeps_its_slot() {
     site.admission.streaming(site.now, grant.lease);
     site.admission.resetting(site.now, grant.lease);
     site.now += 5 * SECOND;
-    site.admission.expire(site.now);
+    assert_eq!(site.admission.expire(site.now), [grant.lease], "told once");
+    assert_eq!(site.admission.expire(site.now), []);
     assert_eq!(site.admission.phase(grant.lease), Some(LeasePhase::Unconfirmed));
     assert_eq!(site.admission.unconfirmed(), [(grant.lease, Arc::from(site.id(0)))]);
     let figures = site.admission.figures(&site.id(0)).unwrap();
@@ -345,7 +346,9 @@ fn a_returning_node_keeps_what_it_names_and_must_end_what_it_no_longer_owns() {
     assert_eq!(site.admission.phase(lapsed), None);
     assert_eq!(site.in_flight(0), 1);
     // The draining older connection is lost: the engine may still work, so that the slot is taken until the node says.
+    assert!(!site.admission.lost_before(kept));
     assert_eq!(site.admission.node_lost(site.now, node(0), Generation(1)), 0);
+    assert!(site.admission.lost_before(kept), "its other streams need not tell it again");
     assert!(matches!(site.admission.phase(kept), Some(LeasePhase::Resetting(_))));
     assert_eq!(site.admission.carried(site.now, node(0), Generation(2), &[kept]), []);
     assert_eq!(site.in_flight(0), 1, "it carries it still");
@@ -368,7 +371,7 @@ fn a_returning_node_keeps_what_it_names_and_must_end_what_it_no_longer_owns() {
 }
 
 #[test]
-fn nothing_goes_to_a_node_that_is_not_eligible_and_conflicts_are_refused() {
+fn nothing_goes_to_a_node_that_is_not_eligible_and_names_lead_to_who_has_them() {
     let now = Instant::now();
     let mut admission = Admission::new(Limits::default(), 1);
     let up = |admission: &mut Admission, spec| {
@@ -383,23 +386,19 @@ fn nothing_goes_to_a_node_that_is_not_eligible_and_conflicts_are_refused() {
     admission.node_eligible(now, node(0), true);
     assert!(matches!(admission.admit(now, &ask), Decision::Granted(_)));
 
-    assert_eq!(up(&mut admission, spec(1, "e", "m", 1)).unwrap_err(), ProviderConflict::Aliases);
-    assert_eq!(
-        up(&mut admission, spec(1, "e", "a", 1)).unwrap_err(),
-        ProviderConflict::NameTaken("a".to_owned())
-    );
-    let threshold = ProviderSpec {
-        long_context_threshold_tokens: 7,
-        node_id: node(1),
-        provider_id: Arc::from("x/e"),
-        ..aliased
-    };
-    let conflict = up(&mut admission, threshold).unwrap_err();
-    assert_eq!(conflict, ProviderConflict::Threshold { stands: 0, declared: 7 });
     assert_eq!(admission.model_names().len(), 2);
     admission.undeclare(now, &format!("{}/e", node(0)));
     assert!(admission.model_names().is_empty() && admission.resolve("a").is_none());
+    // A name that was an alias becomes a model's own, and back.
     up(&mut admission, spec(1, "e", "a", 1)).unwrap();
+    let own = admission.resolve("a").unwrap();
+    assert_ne!(own, model);
+    admission.undeclare(now, &format!("{}/e", node(1)));
+    up(&mut admission, aliased).unwrap();
+    assert_eq!(admission.resolve("a"), Some(model));
+    admission.undeclare(now, &format!("{}/e", node(0)));
+    up(&mut admission, spec(1, "e", "a", 1)).unwrap();
+    assert_eq!(admission.resolve("a"), Some(own));
 }
 
 #[test]

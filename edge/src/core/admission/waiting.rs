@@ -155,19 +155,21 @@ impl Admission {
     }
 
     /// Applies all deadlines up to `now`.
-    pub(crate) fn expire(&mut self, now: Instant) {
+    pub(crate) fn expire(&mut self, now: Instant) -> Vec<LeaseId> {
+        let mut unconfirmed = Vec::new();
         while let Some(&(at, timer)) = self.timers.first() {
             if at > now {
-                return;
+                break;
             }
             self.timers.remove(&(at, timer));
             match timer {
                 Timer::Wait(ticket) => self.waited_its_time(now, ticket),
-                Timer::Confirm(lease) => self.not_confirmed(lease),
+                Timer::Confirm(lease) => unconfirmed.extend(self.not_confirmed(lease).then_some(lease)),
                 Timer::Look(model) => self.look(now, model),
                 Timer::Retry(provider) => self.retry(now, provider),
             }
         }
+        unconfirmed
     }
 
     fn waited_its_time(&mut self, now: Instant, ticket: Ticket) {

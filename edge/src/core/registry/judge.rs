@@ -1,18 +1,21 @@
 //! Problems that follow from comparing nodes with each other: one model described in two ways, one GPU at two
 //! hosts, and a clock that is wrong.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Instant;
 
 use umbel_contracts::proto::node::NodeInventory;
 use umbel_wire::NodeId;
 
+use super::catalog::{NAMES_MAX, Verdict};
 use super::kept::Kept;
 use super::node::Declared;
 use super::problems::{
-    CLOCK_AHEAD, CLOCK_BEHIND, DUPLICATE_IDENTITY, DUPLICATE_SHOWN, MODEL_MISMATCH, SAME_HARDWARE,
+    CLOCK_AHEAD, CLOCK_BEHIND, DUPLICATE_IDENTITY, DUPLICATE_SHOWN, MODEL_MISMATCH, NAME_TAKEN, Problem,
+    REFUSALS, SAME_HARDWARE, TOO_MANY_MODELS,
 };
-use super::{Registry, clock, index};
+use super::{Registry, clock};
 
 /// Reports that were made within this time may come in another order.
 const REORDERED_MS: i64 = 1_000;
@@ -25,84 +28,118 @@ pub(super) fn uuids(inventory: NodeInventory) -> BTreeSet<String> {
 }
 
 impl<H: Clone> Registry<H> {
-    /// Where providers of a model differ on its threshold or aliases, the first stored stands. Only what `changed` declares
-    /// is compared, unless the first one is another now: thousands of nodes serve one model.
-    pub(super) fn judge_model(&mut self, model: &str, changed: NodeId) {
-        let first = self.models.get(model).and_then(|providers| providers.first());
-        let standard = first.and_then(|(_, id, name)| self.declared(id, name)).cloned();
-        let (Some(providers), Some(standard)) = (self.models.get(model), standard) else {
-            self.standards.remove(model);
-            return;
-        };
-        let stands = self.standards.get(model).is_some_and(|known| known.agrees(&standard));
-        let first = providers.first().map(|(_, id, name)| (*id, name.clone()));
-        let providers: Vec<_> = if stands {
-            let engines =
-                self.nodes.get(&changed).map(|node| node.report.engines.as_slice()).unwrap_or_default();
-            let of_model = engines.iter().filter(|engine| engine.model == model);
-            of_model.map(|engine| (changed, engine.name.clone())).collect()
-        } else {
-            providers.iter().map(|(_, id, name)| (*id, name.clone())).collect()
-        };
-        if !stands {
-            self.standards.insert(model.to_owned(), standard.clone());
-        }
-        let owner = first.and_then(|(id, _)| self.node(&id)).map(|node| node.row.name.clone());
-        for (id, name) in providers {
-            let Some(engine) = self.declared(&id, &name) else { continue };
-            let subject = format!("{id}/{name}");
-            if engine.agrees(&standard) {
-                self.solved(id, MODEL_MISMATCH, &subject);
-            } else {
-                let message = format!(
-                    "{name} describes model {model} with another long-context threshold or other aliases than node \
-                     {} does; make both alike and restart this agent",
-                    owner.as_deref().unwrap_or("?")
-                );
-                let since = engine.since_unix_ms;
-                self.problem(id, MODEL_MISMATCH, subject, message, since, None);
-            }
-        }
-    }
-
-    fn declared(&self, id: &NodeId, name: &str) -> Option<&Declared> {
-        self.nodes.get(id)?.report.engines.iter().find(|engine| engine.name == name)
-    }
-
     /// Replaces what a node declares; engines that stay as they were keep their time.
     pub(super) fn declare(&mut self, id: NodeId, engines: Vec<Declared>) {
-        let Some(node) = self.nodes.get(&id) else { return };
+        let Some(node) = self.nodes.get_mut(&id) else { return };
         if node.report.engines == engines {
             return;
         }
-        let mut models = BTreeSet::new();
-        for engine in &node.report.engines {
-            if let Some(providers) = self.models.get_mut(&engine.model) {
-                providers.remove(&(engine.since_unix_ms, id, engine.name.clone()));
-                if providers.is_empty() {
-                    self.models.remove(&engine.model);
-                }
-            }
-            models.insert(engine.model.clone());
-        }
-        let gone: Vec<_> = node
-            .problems
-            .keys()
-            .filter(|(code, _)| *code == MODEL_MISMATCH)
-            .map(|(_, subject)| subject.clone())
-            .collect();
-        for engine in &engines {
-            index(&mut self.models, id, engine);
-            models.insert(engine.model.clone());
-        }
-        self.change(id, |node| node.report.engines = engines);
-        for subject in gone {
-            self.solved(id, MODEL_MISMATCH, &subject);
-        }
-        for model in models {
-            self.judge_model(&model, id);
-        }
+        let node = Arc::make_mut(node);
+        let mut models = self.catalog.concerned(node.report.engines.iter());
+        node.report.engines.iter().for_each(|engine| self.catalog.remove(id, engine));
+        node.report.engines = engines;
+        node.report.engines.iter().for_each(|engine| self.catalog.add(id, engine));
+        models.extend(self.catalog.concerned(node.report.engines.iter()));
+        self.judge_models(&models, id);
         self.unsaved.insert(id);
+    }
+
+    /// Takes up a node's engines that were stored.
+    pub(super) fn declared_before(&mut self, id: NodeId) {
+        let Some(node) = self.nodes.get(&id) else { return };
+        node.report.engines.iter().for_each(|engine| self.catalog.add(id, engine));
+        let models = self.catalog.concerned(node.report.engines.iter());
+        self.judge_models(&models, id);
+    }
+
+    /// Puts what the catalog decides of these models on the nodes, and so before admission.
+    fn judge_models(&mut self, models: &BTreeSet<String>, changed: NodeId) {
+        let nodes = &self.nodes;
+        let declared =
+            |id: &NodeId, name: &str| nodes.get(id)?.report.engines.iter().find(|engine| engine.name == name);
+        let mut of_nodes: BTreeMap<NodeId, Vec<(String, Verdict)>> = BTreeMap::from([(changed, Vec::new())]);
+        for (id, name, verdict) in self.catalog.judge(models, changed, declared) {
+            of_nodes.entry(id).or_default().push((name, verdict));
+        }
+        for (id, verdicts) in of_nodes {
+            self.refuse_engines(id, verdicts, id == changed);
+        }
+    }
+
+    /// One node's engines that stand or do not, as one change: admission is never told what does not stand.
+    fn refuse_engines(&mut self, id: NodeId, verdicts: Vec<(String, Verdict)>, all: bool) {
+        let Some(node) = self.nodes.get(&id) else { return };
+        let mut refused = Vec::new();
+        let mut judged = BTreeSet::new();
+        for (name, verdict) in verdicts {
+            let subject = node.provider_id(&name);
+            if let Some((code, message)) = self.refusal(&name, &node.report.engines, verdict) {
+                let since = node.report.engines.iter().find(|engine| engine.name == name);
+                let since = since.map_or(0, |engine| engine.since_unix_ms);
+                let since =
+                    node.problems.get(&(code, subject.clone())).map_or(since, |old| old.since_unix_ms);
+                let (code_text, subject_text) = (code.to_owned(), subject.clone());
+                let problem = Problem {
+                    code: code_text,
+                    message,
+                    since_unix_ms: since,
+                    subject: subject_text,
+                    until: None,
+                };
+                refused.push(((code, subject.clone()), problem));
+            }
+            judged.insert(subject);
+        }
+        // All engines of a node that changed were judged, so that what else stands there is of engines that are gone.
+        let stays = |(code, subject): &(&'static str, String)| {
+            !REFUSALS.contains(code) || !(all || judged.contains(subject))
+        };
+        let same = refused.iter().all(|(key, problem)| node.problems.get(key) == Some(problem))
+            && node.problems.keys().filter(|key| !stays(key)).count() == refused.len();
+        if same && !all {
+            return;
+        }
+        self.change(id, |node| {
+            node.problems.retain(|key, _| stays(key));
+            node.problems.extend(refused);
+        });
+    }
+
+    /// Why an engine's description does not stand, and what to do.
+    fn refusal(
+        &self,
+        engine: &str,
+        declared: &[Declared],
+        verdict: Verdict,
+    ) -> Option<(&'static str, String)> {
+        let named = |id: NodeId| self.node(&id).map_or_else(|| "?".to_owned(), |node| node.row.name.clone());
+        match verdict {
+            Verdict::Stands => None,
+            Verdict::Mismatch { with } => {
+                let model = declared.iter().find(|one| one.name == engine).map_or("?", |one| &one.model);
+                let message = format!(
+                    "{engine} describes model {model} with another long-context threshold or other aliases than node {} \
+                     does; make both alike",
+                    named(with)
+                );
+                Some((MODEL_MISMATCH, message))
+            }
+            Verdict::NameTaken { name, model, with } => {
+                let by = with.map_or_else(String::new, |id| format!(" of node {}", named(id)));
+                let message = format!(
+                    "{engine} is to be called {name}, which means model {model}{by} already; give one of the two \
+                     another name"
+                );
+                Some((NAME_TAKEN, message))
+            }
+            Verdict::TooMany => {
+                let message = format!(
+                    "{engine} is not served: this site has {NAMES_MAX} names of models and aliases already; take away \
+                     some that nobody needs"
+                );
+                Some((TOO_MANY_MODELS, message))
+            }
+        }
     }
 
     /// A GPU that stands in two nodes' inventories is a problem on both; nothing is merged.

@@ -13,7 +13,7 @@ use super::node::{Lifecycle, Node, NodeRow, ReportRow};
 use super::problems::{
     CERTIFICATE_ENDS, CERTIFICATE_EXPIRED, CLOCK_AHEAD, CLOCK_BEHIND, CREDENTIAL_EXPIRED, DUPLICATE_IDENTITY,
 };
-use super::{Call, Registry, index, judge};
+use super::{Call, Registry, judge};
 
 /// Problems that go with a host's state directory and clock.
 const OF_THE_HOST: [&str; 6] = [
@@ -42,18 +42,11 @@ impl<H: Clone> Registry<H> {
         node.liveness = self.liveness.state(&id).unwrap_or(State::Never);
         node.settings.desired = self.targets.of(&id);
         node.lacks_authority = self.lacks(&node.report.trusts);
-        for engine in &node.report.engines {
-            index(&mut self.models, id, engine);
-        }
-        let models: Vec<_> = node.report.engines.iter().map(|engine| engine.model.clone()).collect();
         let gpus = node.inventory().map(judge::uuids).unwrap_or_default();
         let reported = node.report.inventory.as_ref().map_or(0, |kept| kept.received_at_unix_ms);
         self.nodes.insert(id, Arc::new(node));
-        for model in models {
-            self.judge_model(&model, id);
-        }
         self.claim_gpus(id, gpus, reported);
-        self.touch(id);
+        self.declared_before(id);
     }
 
     /// A committed change of a stored row.

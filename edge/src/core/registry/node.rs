@@ -16,7 +16,7 @@ use umbel_wire::{Generation, NodeId};
 use super::gpus::{Absence, AbsentGpu};
 pub(crate) use super::identity::{Credential, Decision, KeyState, Lifecycle, NodeRow, Retirement, Wanted};
 use super::kept::Kept;
-use super::problems::{CREDENTIAL_EXPIRED, Problem};
+use super::problems::{CREDENTIAL_EXPIRED, Problem, REFUSALS};
 use super::stream::Stream;
 use crate::core::settings::NodeSettings;
 
@@ -51,12 +51,6 @@ impl Declared {
             long_context_capacity: engine.long_context_capacity,
             since_unix_ms,
         }
-    }
-
-    /// What all providers of a model have to agree on.
-    pub(crate) fn agrees(&self, other: &Self) -> bool {
-        self.long_context_threshold_tokens == other.long_context_threshold_tokens
-            && self.aliases == other.aliases
     }
 }
 
@@ -221,9 +215,18 @@ impl Node {
         self.session.is_none() && self.problems.contains_key(&(CREDENTIAL_EXPIRED, self.id.to_string()))
     }
 
+    /// Why one of its engines is given no work, whatever its state: what it declares does not stand at this site.
+    pub(crate) fn refusal(&self, engine: &str) -> Option<&Problem> {
+        if self.problems.is_empty() {
+            return None;
+        }
+        let subject = self.provider_id(engine);
+        REFUSALS.iter().find_map(|code| self.problems.get(&(*code, subject.clone())))
+    }
+
     /// The state of one of its engines and why, as the node last said to this process.
     pub(crate) fn engine_state(&self, name: &str) -> (ProviderState, String) {
-        if let Some(problem) = self.problems.get(&("MODEL_MISMATCH", self.provider_id(name))) {
+        if let Some(problem) = self.refusal(name) {
             return (ProviderState::Failed, problem.message.clone());
         }
         if self.session.as_ref().is_some_and(|session| session.leaving) {

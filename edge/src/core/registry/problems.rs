@@ -8,6 +8,12 @@ use std::time::{Duration, Instant};
 pub(crate) const DUPLICATE_IDENTITY: &str = "DUPLICATE_IDENTITY";
 /// A provider differs from an earlier one of its model.
 pub(crate) const MODEL_MISMATCH: &str = "MODEL_MISMATCH";
+/// A provider's model or alias is a name that means another model.
+pub(crate) const NAME_TAKEN: &str = "NAME_TAKEN";
+/// The site knows as many names of models as it can.
+pub(crate) const TOO_MANY_MODELS: &str = "TOO_MANY_MODELS";
+/// Problems of a provider, by its id, for which it is given no work whatever its engine's state.
+pub(crate) const REFUSALS: [&str; 3] = [MODEL_MISMATCH, NAME_TAKEN, TOO_MANY_MODELS];
 /// The same GPU stands in two nodes' inventories.
 pub(crate) const SAME_HARDWARE: &str = "SAME_HARDWARE";
 /// The node's clock went back.

@@ -16,6 +16,7 @@ use umbel_wire::{Attempt, Generation, InstanceId, NodeId};
 use super::node::{Credential, Lifecycle, NodeRow, ReportRow};
 use super::{Call, Registry, clock, problems};
 
+mod models;
 mod reports;
 use umbel_wire::clock::Wall;
 
@@ -133,7 +134,7 @@ impl Believed {
                     self.ready.remove(&node);
                 }
             }
-            Call::Declare { .. } | Call::Draining { .. } | Call::Eligible { .. } => {}
+            Call::Declare { .. } | Call::Draining { .. } | Call::Eligible { .. } | Call::Gone { .. } => {}
         }
     }
 }

@@ -28,6 +28,8 @@ pub(crate) enum Call {
     Eligible { node: NodeId, eligible: bool },
     /// A connection ended.
     Lost { node: NodeId, generation: Generation },
+    /// It left the site for good, and so did its providers.
+    Gone { node: NodeId },
 }
 
 // What admission was last told of a node, so that only differences are told. A site has thousands of these, nearly all of
@@ -43,6 +45,8 @@ pub(super) struct Told {
 #[derive(Debug)]
 struct ToldEngine {
     declared: Declared,
+    /// What it declares does not stand at this site: admission does not know it.
+    refused: bool,
     up: Option<Up>,
 }
 
@@ -68,23 +72,29 @@ impl Told {
         let declared = &node.report.engines;
         self.engines.retain(|told| {
             let kept = declared.iter().any(|engine| engine.name == told.declared.name);
-            if !kept {
+            if !kept && !told.refused {
                 calls.push(Call::Down { node: node.id, engine: told.declared.name.clone() });
             }
             kept
         });
         for engine in declared {
+            let refused = node.refusal(&engine.name).is_some();
             match self.engines.iter_mut().find(|told| told.declared.name == engine.name) {
-                Some(told) if told.declared == *engine => continue,
+                Some(told) if told.declared == *engine && told.refused == refused => continue,
                 Some(told) => {
-                    told.declared = engine.clone();
+                    if refused && !told.refused {
+                        calls.push(Call::Down { node: node.id, engine: engine.name.clone() });
+                    }
+                    (told.declared, told.refused) = (engine.clone(), refused);
                     if let Some(up) = &mut told.up {
                         up.outdated = true;
                     }
                 }
-                None => self.engines.push(ToldEngine { declared: engine.clone(), up: None }),
+                None => self.engines.push(ToldEngine { declared: engine.clone(), refused, up: None }),
             }
-            calls.push(Call::Declare { node: node.id, engine: engine.clone() });
+            if !refused {
+                calls.push(Call::Declare { node: node.id, engine: engine.clone() });
+            }
         }
         self.engines.shrink_to_fit();
     }
@@ -98,6 +108,11 @@ impl ToldEngine {
         let same = |up: &Up| up.generation == generation && !up.outdated;
         match &self.up {
             Some(up) if same(up) && up.state == state && up.cause == cause => return None,
+            // What admission does not know is news for people only; told anew it comes up whole.
+            _ if self.refused => {
+                let before = self.up.replace(Up { generation, state, cause, outdated: true });
+                return (before.map(|up| up.state) != Some(state)).then_some(state);
+            }
             Some(up) if same(up) => {
                 let (engine, cause) = (name.clone(), cause.clone());
                 calls.push(Call::State { node: node.id, generation, engine, state, cause });
@@ -116,8 +131,16 @@ impl<H: Clone> Registry<H> {
     // Compares what admission was told with what is, and tells the difference.
     pub(super) fn reconcile(&mut self, id: NodeId) {
         let Some(node) = self.nodes.get(&id) else { return };
-        let told = self.told.entry(id).or_default();
         let calls = &mut self.calls;
+        if node.is_tombstone() {
+            if let Some(told) = self.told.remove(&id) {
+                let known = told.engines.into_iter().filter(|told| !told.refused);
+                calls.extend(known.map(|told| Call::Down { node: id, engine: told.declared.name }));
+                calls.push(Call::Gone { node: id });
+            }
+            return;
+        }
+        let told = self.told.entry(id).or_default();
         if told.eligible != Some(node.row.eligible) {
             told.eligible = Some(node.row.eligible);
             calls.push(Call::Eligible { node: id, eligible: node.row.eligible });

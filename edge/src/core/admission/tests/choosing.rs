@@ -164,6 +164,16 @@ fn neither_a_clients_errors_nor_everybodys_failures_nor_slowness_put_one_out_and
     assert!(site.is_ejected(0));
     site.admission.node_ready(site.now, node(1), Generation(1), false);
     assert!(!site.is_ejected(0));
+    // The same where the other one takes no long prompts any more.
+    let mut site = Site::new(&[1, 1]);
+    for _ in 0..3 {
+        let grant = site.granted();
+        site.ends(grant, Outcome::Failed);
+    }
+    assert!(site.is_ejected(0));
+    let short = ProviderSpec { max_context_tokens: 100, ..spec(1, "e", "m", 1) };
+    site.admission.declare(site.now, short).unwrap();
+    assert!(!site.is_ejected(0));
 }
 
 #[test]
