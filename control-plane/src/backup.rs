@@ -1,77 +1,37 @@
 //! `umbel control-plane backup` and `restore`, for one that does not run.
 //!
-//! A running one is asked over its API. Invariants: a restored control plane is a new incarnation whose open tokens are
-//! void; what stood in the store's place is kept beside it.
+//! A running one is asked over its API. Owns what a control plane is called and which of its tokens are open. Leaves the
+//! steps to the store. Invariants: a restored control plane is a new incarnation whose open tokens are void; what stood
+//! in the store's place is kept beside it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use jiff::Timestamp;
-use umbel_contracts::objects::timestamp;
-use umbel_store::{Commit, OpenError, Restoring, Store, keep_newest};
-use umbel_wire::clock::Wall;
+pub use umbel_store::{BackedUp, PutBack as Restored};
+use umbel_store::{BackupFolder, Offline, OfflineError};
 
 use crate::core::enrollments::{ENROLLMENTS, EnrollmentRow};
 use crate::init::{STORE_FILE, STORE_OWNER};
-use crate::{Config, StartError};
+use crate::{Config, StartError, config};
 
-/// Tokens made void in one commit.
-const VOIDED_A_COMMIT: usize = 500;
-
-/// A backup that was made.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BackedUp {
-    /// The new file.
-    pub file: PathBuf,
-    /// Its length.
-    pub bytes: u64,
-    /// Its SHA-256, in hexadecimal.
-    pub sha256: String,
-}
-
-/// A control plane whose store was put in place from a backup.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Restored {
-    /// The new store's name: positions of others do not compare with its own.
-    pub incarnation: String,
-    /// When the backup was made.
-    pub made_at: Timestamp,
-    /// Open enrollment tokens that are void now.
-    pub voided: u64,
-    /// Where the store that stood there is now, if there was one.
-    pub kept: Option<PathBuf>,
-}
-
-pub(crate) fn beginning(name: &str) -> String {
-    format!("control-plane-{name}-")
-}
-
-/// A backup's file name; names grow with the time.
-pub(crate) fn name(name: &str, now_unix_ms: i64) -> String {
-    format!("{}{}.redb", beginning(name), timestamp(now_unix_ms).strftime("%Y%m%dT%H%M%S%3fZ"))
-}
-
-/// The directory, made for this user only if there is none. One that is there keeps its mode: it may be a mount.
-pub(crate) fn ready(directory: &Path) -> std::io::Result<()> {
-    use std::os::unix::fs::DirBuilderExt;
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)
-}
-
-fn in_use(error: OpenError) -> StartError {
-    match error {
-        OpenError::InUse { .. } => StartError::Refused(
-            "the control plane runs: back it up over its API (`umbel ctl`), or stop it first; to restore, stop it"
-                .to_owned(),
-        ),
-        error => StartError::State(error.to_string()),
+/// Where the backups of a control plane of this name go.
+pub(crate) fn folder(to: &config::Backup, name: &str) -> BackupFolder {
+    BackupFolder {
+        directory: to.dir.clone(),
+        beginning: format!("control-plane-{name}-"),
+        keep: usize::try_from(to.keep).unwrap_or(usize::MAX),
     }
 }
 
-fn blocking<T>(work: impl Future<Output = Result<T, StartError>>) -> Result<T, StartError> {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| StartError::Failed(format!("cannot start a runtime: {error}")))?
-        .block_on(work)
+fn told(error: OfflineError) -> StartError {
+    match error {
+        OfflineError::Runs => StartError::Refused(
+            "the control plane runs: back it up over its API (`umbel ctl`), or stop it first; to restore, stop it"
+                .to_owned(),
+        ),
+        OfflineError::State(why) => StartError::State(why),
+        OfflineError::NoBackup(why) => StartError::Refused(why),
+        OfflineError::Failed(why) => StartError::Failed(why),
+    }
 }
 
 /// Copies the store of a control plane that does not run: to a file, or into the directory that its own file names.
@@ -79,26 +39,9 @@ fn blocking<T>(work: impl Future<Output = Result<T, StartError>>) -> Result<T, S
 /// # Errors
 /// If it runs, or the copy cannot be written.
 pub fn backup(config: &Config, to: Option<&Path>) -> Result<BackedUp, StartError> {
-    let failed = |error: &dyn std::fmt::Display| StartError::Failed(error.to_string());
-    let file = match to {
-        Some(file) => file.to_owned(),
-        None => {
-            ready(&config.backup.dir).map_err(|error| failed(&error))?;
-            config.backup.dir.join(name(&config.name, Wall::now().unix_ms()))
-        }
-    };
-    blocking(async {
-        let store = Store::open_existing(&config.state_dir.join(STORE_FILE), STORE_OWNER).map_err(in_use)?;
-        let made = store.backup(file.clone(), config.name.clone()).await.map_err(|error| failed(&error));
-        store.close().await;
-        let made = made?;
-        if to.is_none() {
-            let keep = usize::try_from(config.backup.keep).unwrap_or(usize::MAX);
-            keep_newest(&config.backup.dir, &beginning(&config.name), keep)
-                .map_err(|error| failed(&error))?;
-        }
-        Ok(BackedUp { file, bytes: made.bytes, sha256: data_encoding::HEXLOWER.encode(&made.sha256) })
-    })
+    let store = config.state_dir.join(STORE_FILE);
+    let plane = Offline { store: &store, owner: STORE_OWNER, about: &config.name };
+    plane.backup(to, &folder(&config.backup, &config.name)).map_err(told)
 }
 
 /// Puts a backup in the store's place. The authority's directory is not touched: it has its own copy elsewhere.
@@ -106,40 +49,9 @@ pub fn backup(config: &Config, to: Option<&Path>) -> Result<BackedUp, StartError
 /// # Errors
 /// If the control plane runs, or the file is no backup of it. Nothing has changed then.
 pub fn restore(config: &Config, from: &Path) -> Result<Restored, StartError> {
-    let state = |error: &dyn std::fmt::Display| StartError::State(error.to_string());
-    umbel_wire::files::private_dir(&config.state_dir).map_err(|error| state(&error))?;
-    let path = config.state_dir.join(STORE_FILE);
-    let restoring = Restoring::begin(from, &path, STORE_OWNER, &config.name)
-        .map_err(|error| StartError::Refused(error.to_string()))?;
-    blocking(async {
-        let store = restoring.open(STORE_OWNER).map_err(in_use)?;
-        let voided = void(&store).await;
-        let incarnation = store.incarnation().to_owned();
-        store.close().await;
-        let voided = voided?;
-        let done = restoring.finish().map_err(|error| state(&error))?;
-        Ok(Restored { incarnation, made_at: timestamp(done.state_of_unix_ms), voided, kept: done.replaced })
-    })
-}
-
-// Whoever has a token that was open then may not be whom it was meant for any more.
-async fn void(store: &Store) -> Result<u64, StartError> {
-    let state = |error: &dyn std::fmt::Display| StartError::State(error.to_string());
-    let rows = store.load_json::<EnrollmentRow>(ENROLLMENTS).await.map_err(|error| state(&error))?;
-    let now = Wall::now().unix_ms();
-    let open: Vec<_> = rows
-        .into_iter()
-        .filter(|(_, row)| row.token.claim.is_none() && row.token.revoked_at_unix_ms.is_none())
-        .map(|(stored, mut row)| {
-            row.token.revoked_at_unix_ms = Some(now);
-            (stored.key, row)
-        })
-        .collect();
-    for part in open.chunks(VOIDED_A_COMMIT) {
-        let commit = part
-            .iter()
-            .fold(Commit::new(), |commit, (key, row)| commit.put_json(ENROLLMENTS, key.as_str(), row));
-        store.commit(commit).await.map_err(|error| state(&error))?;
-    }
-    Ok(u64::try_from(open.len()).unwrap_or(u64::MAX))
+    umbel_wire::files::private_dir(&config.state_dir)
+        .map_err(|error| StartError::State(error.to_string()))?;
+    let store = config.state_dir.join(STORE_FILE);
+    let plane = Offline { store: &store, owner: STORE_OWNER, about: &config.name };
+    plane.restore(from, ENROLLMENTS, EnrollmentRow::voided).map_err(told)
 }

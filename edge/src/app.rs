@@ -22,7 +22,7 @@ use crate::http::{Front, FrontOptions, serve, serve_metrics, serve_tls};
 use crate::metrics::Metrics;
 use crate::shell::admin::Admin;
 use crate::shell::authority::{Certificates, ca_dir};
-use crate::shell::backups::Backups;
+use crate::shell::backups;
 use crate::shell::commands::Commands;
 use crate::shell::control;
 use crate::shell::dispatch::{Dispatch, Limits};
@@ -284,10 +284,7 @@ impl Parts {
             name: config.name.clone(),
             advertise: config.advertise.clone(),
             store,
-            backups: Backups {
-                directory: config.backup.dir.clone(),
-                keep: usize::try_from(config.backup.keep).unwrap_or(usize::MAX),
-            },
+            backups: backups::folder(&config),
             dispatch: Arc::clone(&dispatch),
             times,
             heartbeat: config.liveness.heartbeat,

@@ -41,6 +41,17 @@ pub struct TokenRow {
     pub claim: Option<ClaimRow>,
 }
 
+impl TokenRow {
+    /// What a restore from a backup does to it: whoever has a token that was open then may not be whom it was meant for
+    /// any more. Whether it was open.
+    #[must_use]
+    pub fn void(&mut self, now_unix_ms: i64) -> bool {
+        let open = self.claim.is_none() && self.revoked_at_unix_ms.is_none();
+        self.revoked_at_unix_ms.get_or_insert(now_unix_ms);
+        open
+    }
+}
+
 /// How a token was used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClaimRow {

@@ -11,6 +11,7 @@ use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use crate::clock::Wall;
 use crate::ids::{EdgeId, KeyHash, NodeId};
+use crate::rotation::acceptor::due;
 
 /// A certificate above this is not read; ours are below 1 KiB.
 pub const LARGEST_CERTIFICATE: usize = 8 * 1024;
@@ -100,8 +101,7 @@ impl PeerCertificate {
     /// When two thirds of its life have passed: the time to rotate it.
     #[must_use]
     pub fn renew_at(&self) -> Wall {
-        let life = self.not_after.0.saturating_sub(self.not_before.0);
-        Wall(self.not_before.0.saturating_add(life / 3 * 2))
+        due(self.not_before, self.not_after)
     }
 }
 

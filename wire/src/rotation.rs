@@ -2,7 +2,7 @@
 //!
 //! Owns the order of the steps, and which of two certificates a dial shows. Leaves doing the steps to whoever has the
 //! files (a node towards its edge, an edge towards a control plane): each is one write, one request or one dial, and
-//! after any of them the process may be killed. Invariant: what comes next follows from what stands in the state
+//! after any of them the process may be killed; and to [`acceptor`] the other side's rules. Invariant: what comes next follows from what stands in the state
 //! directory and what the acceptor has said to this process, so that one that starts anew goes on where the last one
 //! was; the old key is dropped only after the acceptor has taken the new one.
 //!
@@ -11,6 +11,8 @@
 //!                ^     `--refused, and the old one accepted--.
 //!                `-------------------------------------------'   (the same key is asked for again)
 //! ```
+
+pub mod acceptor;
 
 /// One step of a rotation. After each the process may end; the next one goes on from the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,17 +1,18 @@
 //! Which edges may connect: their identities, and the checks of a hello in their fixed order.
 //!
-//! Owns the rows of enrolled edges and who holds which key. Leaves arbitration of duplicates to `wire::slots` and
-//! storing to the shell. Invariant: a key opens the door for one edge id, and a revoked one for none.
+//! Owns the rows of enrolled edges and who holds which key. Leaves arbitration of duplicates to `wire::slots`, the
+//! rules of a renewal that an edge has too to `wire::rotation::acceptor`, and storing to the shell. Invariant: a key
+//! opens the door for one edge id, and a revoked one for none.
 
 use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 use umbel_contracts::CONTROL_PROTOCOL as PROTOCOL;
 use umbel_store::Position;
-use umbel_wire::ca::CLIENT_GRACE;
 use umbel_wire::clock::Wall;
 use umbel_wire::error::{Code, Error};
 use umbel_wire::ids::{EdgeId, KeyHash};
+use umbel_wire::rotation::acceptor::{self, Holder, Unfit, due, lost};
 use umbel_wire::version::{Verdict, VersionRange};
 
 /// Table of [`EdgeRow`]s, keyed by edge id.
@@ -64,22 +65,23 @@ impl EdgeRow {
     pub(crate) fn is_due(&self, now_unix_ms: i64) -> bool {
         let begun =
             if self.issued_at_unix_ms > 0 { self.issued_at_unix_ms } else { self.enrolled_at_unix_ms };
-        let life = self.not_after_unix_ms.saturating_sub(begun);
-        self.revoked.is_none() && now_unix_ms >= begun.saturating_add(life / 3 * 2)
+        self.revoked.is_none() && Wall(now_unix_ms) >= due(Wall(begun), Wall(self.not_after_unix_ms))
     }
 
     /// Whether `key` may become this edge's next one. `holder`: the edge that has it already.
     pub(crate) fn may_have(&self, key: &KeyHash, holder: Option<&EdgeId>) -> Result<(), Error> {
-        let Some(holder) = holder else { return Ok(()) };
-        if holder.as_str() != self.edge_id {
-            let message = "The key of the signing request is another edge's.";
-            return Err(Error::new(Code::Conflict, "KEY_IN_USE", message));
-        }
-        if key_hash(&self.key_sha256) == Some(*key) {
-            let message = "The signing request has the key in use; a renewal needs a new one.";
-            return Err(Error::new(Code::InvalidArgument, "KEY_UNCHANGED", message));
-        }
-        Ok(())
+        let holder = match holder {
+            None => Holder::Nobody,
+            Some(holder) if holder.as_str() != self.edge_id => Holder::Another,
+            Some(_) if key_hash(&self.key_sha256) == Some(*key) => Holder::Itself,
+            Some(_) => Holder::Pending,
+        };
+        acceptor::may_have(holder).map_err(|unfit| {
+            unfit.error(match unfit {
+                Unfit::Another => "The key of the signing request is another edge's.",
+                Unfit::Unchanged => "The signing request has the key in use; a renewal needs a new one.",
+            })
+        })
     }
 
     /// A hello shows `key`. `None`: that is the one in use, nothing changes.
@@ -258,8 +260,8 @@ impl Edges {
                 "This edge's credential was revoked by an operator. Enroll the edge again with a new token.",
             ));
         }
-        let ends = (Wall(not_after.min(known.row.not_after(&key))) + CLIENT_GRACE).unix_ms();
-        if now_unix_ms.is_some_and(|now| now > ends) {
+        let ends = Wall(not_after.min(known.row.not_after(&key)));
+        if now_unix_ms.is_some_and(|now| lost(ends, Wall(now))) {
             return Err(refuse(
                 "CERTIFICATE_EXPIRED",
                 "This edge's certificate ended more than 30 days ago. Revoke it and enroll the edge again with a new token.",

@@ -30,6 +30,13 @@ pub(crate) struct EnrollmentRow {
     pub(crate) token: TokenRow,
 }
 
+impl EnrollmentRow {
+    /// As a restore from a backup leaves it; `None` if it was not open.
+    pub(crate) fn voided(mut self, now_unix_ms: i64) -> Option<Self> {
+        self.token.void(now_unix_ms).then_some(self)
+    }
+}
+
 /// What becomes of an edge's request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Judged {

@@ -7,7 +7,7 @@ use umbel_contracts::operations::{
     AuditExportArgs, AuditExportResult, AuditLine, AuditVerifyResult, EdgeBackupResult,
 };
 use umbel_contracts::serve::{AuditQuestion, Caller};
-use umbel_store::{AuditEntry, BackupError, keep_newest};
+use umbel_store::{AuditEntry, BackupError};
 use umbel_wire::error::{Code, Error};
 
 use crate::core::audit::{self, Deed};
@@ -77,23 +77,15 @@ pub(super) async fn backup(plane: &Plane, caller: &Caller) -> Result<EdgeBackupR
 }
 
 async fn made(plane: &Plane) -> Result<EdgeBackupResult, Error> {
-    let backups = &plane.settings.backup;
     let name = &plane.settings.name;
-    crate::backup::ready(&backups.dir).map_err(|error| refused(&error))?;
-    let file = crate::backup::name(name, plane.clock.now().unix_ms());
-    let made =
-        plane.store().backup(backups.dir.join(&file), name.clone()).await.map_err(|error| match error {
-            BackupError::Running => Error::new(
-                Code::Conflict,
-                "BACKUP_RUNNING",
-                "Another backup is being made. Wait for its end.",
-            ),
-            error => refused(&error),
-        })?;
-    let keep = usize::try_from(backups.keep).unwrap_or(usize::MAX);
-    if let Err(error) = keep_newest(&backups.dir, &crate::backup::beginning(name), keep) {
-        tracing::warn!(%error, "old backups could not be removed");
-    }
+    let folder = crate::backup::folder(&plane.settings.backup, name);
+    folder.ready().map_err(|error| refused(&error))?;
+    let (file, made) = folder.make(plane.store(), name).await.map_err(|error| match error {
+        BackupError::Running => {
+            Error::new(Code::Conflict, "BACKUP_RUNNING", "Another backup is being made. Wait for its end.")
+        }
+        error => refused(&error),
+    })?;
     Ok(EdgeBackupResult {
         file,
         bytes: made.bytes,

@@ -6,9 +6,9 @@
 
 use std::time::Duration;
 
-use umbel_wire::ca::CLIENT_GRACE;
 use umbel_wire::clock::Wall;
 use umbel_wire::peer::{PeerCertificate, PeerName};
+use umbel_wire::rotation::acceptor::lost;
 use umbel_wire::{Code, EdgeId, Error, NodeId};
 
 use super::registry::node::{KeyState, Lifecycle, NodeRow, Retirement};
@@ -63,7 +63,7 @@ pub(crate) fn judge(
     if !expired {
         return Ok(Good::Valid);
     }
-    if now > ends + CLIENT_GRACE {
+    if lost(ends, now) {
         return Err(refuse(
             Code::Unauthenticated,
             "CERTIFICATE_EXPIRED",

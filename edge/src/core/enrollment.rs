@@ -38,12 +38,9 @@ pub(crate) struct EnrollmentRow {
 }
 
 impl EnrollmentRow {
-    /// What a restore from a backup makes of it: whoever has a token that was open then may not be whom it was meant for
-    /// any more. `None`: it was not open.
+    /// As a restore from a backup leaves it; `None` if it was not open.
     pub(crate) fn voided(mut self, now_unix_ms: i64) -> Option<Self> {
-        let open = self.token.claim.is_none() && self.token.revoked_at_unix_ms.is_none();
-        self.token.revoked_at_unix_ms.get_or_insert(now_unix_ms);
-        open.then_some(self)
+        self.token.void(now_unix_ms).then_some(self)
     }
 
     /// `open`, `used`, `revoked` or `expired`.

@@ -1,13 +1,13 @@
 //! A node's credential is replaced in two phases: given, then shown.
 //!
-//! Owns what each phase does to the stored row, and when a new certificate is wanted. Leaves signing, storing and
-//! asking the node to the shell. Invariant: a node has one active credential and at most one that is pending; the
+//! Owns what each phase does to the stored row, and when a new certificate is wanted. Leaves the rules that a control
+//! plane has too to `umbel_wire::rotation::acceptor`, signing, storing and asking the node to the shell. Invariant: a node has one active credential and at most one that is pending; the
 //! first hello with the pending one retires the active one, in one write.
 
 use umbel_store::{AuditRecord, Commit};
-use umbel_wire::ca::CLIENT_GRACE;
 use umbel_wire::clock::Wall;
-use umbel_wire::{Code, Error, KeyHash, NodeId};
+use umbel_wire::rotation::acceptor::{self, Holder, Unfit, due, lost};
+use umbel_wire::{Error, KeyHash, NodeId};
 
 use super::authority::AuthorityRow;
 use super::registry::node::{Credential, Lifecycle, Node, NodeRow};
@@ -58,8 +58,7 @@ pub(crate) fn wanted(row: &NodeRow, authority: &AuthorityRow, now: Wall) -> Opti
         }
         at => at,
     };
-    let due = begun.saturating_add(credential.not_after_unix_ms.saturating_sub(begun) / 3 * 2);
-    (now.unix_ms() >= due).then_some(Cause::Age)
+    (now >= due(Wall(begun), Wall(credential.not_after_unix_ms))).then_some(Cause::Age)
 }
 
 /// How a node's credential stands.
@@ -82,7 +81,7 @@ pub(crate) fn standing(row: &NodeRow, now: Wall) -> Standing {
         || now < super::credentials::CLOCK_FLOOR
     {
         Standing::Good
-    } else if now > ends + CLIENT_GRACE {
+    } else if lost(ends, now) {
         Standing::Lost
     } else if now > ends {
         Standing::Expired
@@ -95,15 +94,18 @@ pub(crate) fn standing(row: &NodeRow, now: Wall) -> Standing {
 
 /// Whether `key` may become this node's next one. `holder`: the node that has it already.
 pub(crate) fn may_have(node: &Node, key: &KeyHash, holder: Option<NodeId>) -> Result<(), Error> {
-    if holder.is_some_and(|holder| holder != node.id) {
-        let message = "the key of the signing request is another node's";
-        return Err(Error::new(Code::Conflict, "KEY_IN_USE", message));
-    }
-    if holder.is_some() && !node.row.is_pending(key) {
-        let message = "the signing request has the key in use; a rotation needs a new one";
-        return Err(Error::new(Code::InvalidArgument, "KEY_UNCHANGED", message));
-    }
-    Ok(())
+    let holder = match holder {
+        None => Holder::Nobody,
+        Some(holder) if holder != node.id => Holder::Another,
+        Some(_) if node.row.is_pending(key) => Holder::Pending,
+        Some(_) => Holder::Itself,
+    };
+    acceptor::may_have(holder).map_err(|unfit| {
+        unfit.error(match unfit {
+            Unfit::Another => "the key of the signing request is another node's",
+            Unfit::Unchanged => "the signing request has the key in use; a rotation needs a new one",
+        })
+    })
 }
 
 /// By whom a rotation is, for the audit.

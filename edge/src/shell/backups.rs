@@ -1,65 +1,47 @@
-//! Backups of the site's store: their directory, their names, and how many are kept.
+//! Backups of the site's store while the edge runs.
 //!
-//! Leaves the copy itself to the store. Invariants: a backup that was told is whole and durable; one that is newer is
-//! never removed for an older one.
-
-use std::path::{Path, PathBuf};
+//! Leaves the copy itself, names and how many are kept to the store. Invariants: a backup that was told is whole and
+//! durable; one that is newer is never removed for an older one.
 
 use umbel_contracts::objects::timestamp;
 use umbel_contracts::operations::EdgeBackupResult;
-use umbel_store::{BackupError, Store, keep_newest};
+use umbel_store::{BackupError, BackupFolder, Store};
 use umbel_wire::{Code, EdgeId, Error};
 
-/// Where backups go.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Backups {
-    pub(crate) directory: PathBuf,
-    /// So many are kept.
-    pub(crate) keep: usize,
-}
+use crate::Config;
 
-impl Backups {
-    /// Makes one more, and lets go of the oldest.
-    ///
-    /// # Errors
-    /// Nothing was made then.
-    pub(crate) async fn make(&self, store: &Store, site: &EdgeId) -> Result<EdgeBackupResult, Error> {
-        ready(&self.directory)?;
-        let file = name(site, umbel_wire::clock::Wall::now().unix_ms());
-        let made =
-            store.backup(self.directory.join(&file), site.to_string()).await.map_err(|e| refused(&e))?;
-        if let Err(error) = keep_newest(&self.directory, &beginning(site), self.keep) {
-            tracing::warn!(%error, "old backups could not be removed");
-        }
-        Ok(EdgeBackupResult {
-            file,
-            bytes: made.bytes,
-            sha256: data_encoding::HEXLOWER.encode(&made.sha256),
-            position: made.position.0,
-            at: timestamp(made.at_unix_ms),
-        })
+/// Where the backups of this edge go.
+pub(crate) fn folder(config: &Config) -> BackupFolder {
+    BackupFolder {
+        directory: config.backup.dir.clone(),
+        beginning: format!("edge-{}-", config.site),
+        keep: usize::try_from(config.backup.keep).unwrap_or(usize::MAX),
     }
 }
 
-/// How the names of a site's backups begin.
-pub(crate) fn beginning(site: &EdgeId) -> String {
-    format!("edge-{site}-")
-}
-
-/// A backup's file name. Milliseconds: two in one second are two files. Names grow with the time.
-pub(crate) fn name(site: &EdgeId, now_unix_ms: i64) -> String {
-    format!("{}{}.redb", beginning(site), timestamp(now_unix_ms).strftime("%Y%m%dT%H%M%S%3fZ"))
-}
-
-/// The directory, made for this user only if there is none. One that is there keeps its mode: it may be a mount.
-pub(crate) fn ready(directory: &Path) -> Result<(), Error> {
-    use std::os::unix::fs::DirBuilderExt;
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(|error| {
+/// Makes one more, and lets go of the oldest.
+///
+/// # Errors
+/// Nothing was made then.
+pub(crate) async fn make(
+    folder: &BackupFolder,
+    store: &Store,
+    site: &EdgeId,
+) -> Result<EdgeBackupResult, Error> {
+    folder.ready().map_err(|error| {
         let message = format!(
             "the backup directory cannot be made ({}); set backup.dir in the edge's file to one that can",
             error.kind()
         );
         Error::new(Code::Unprocessable, "BACKUP_DIRECTORY", message)
+    })?;
+    let (file, made) = folder.make(store, site.as_str()).await.map_err(|error| refused(&error))?;
+    Ok(EdgeBackupResult {
+        file,
+        bytes: made.bytes,
+        sha256: data_encoding::HEXLOWER.encode(&made.sha256),
+        position: made.position.0,
+        at: timestamp(made.at_unix_ms),
     })
 }
 

@@ -12,7 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use umbel_store::{AuditRecord, Commit, CommitError, HighWater, Observed, Store};
+use umbel_store::{AuditRecord, BackupFolder, Commit, CommitError, HighWater, Observed, Store};
 use umbel_wire::clock::{self, Wall};
 use umbel_wire::guesses::Guesses;
 use umbel_wire::liveness::Times;
@@ -27,7 +27,6 @@ use crate::core::registry::node::{Node, NodeRow, ReportRow};
 use crate::core::registry::{Call, Notice, Registry};
 use crate::core::tombstones::{TOMBSTONES, Tombstone};
 use crate::shell::authority::{Authorities, Expiries};
-use crate::shell::backups::Backups;
 use crate::shell::dispatch::{Dispatch, ProviderUp};
 use crate::shell::events::{Events, Happened};
 use crate::shell::gather::Gather;
@@ -57,7 +56,7 @@ pub(crate) struct Site {
     pub(crate) advertise: Vec<String>,
     pub(crate) store: Store,
     pub(crate) observed: Observed,
-    pub(crate) backups: Backups,
+    pub(crate) backups: BackupFolder,
     pub(crate) dispatch: Arc<Dispatch>,
     pub(crate) events: Events,
     pub(crate) heartbeat: Duration,
@@ -96,7 +95,7 @@ pub(crate) struct Opening {
     pub(crate) name: String,
     pub(crate) advertise: Vec<String>,
     pub(crate) store: Store,
-    pub(crate) backups: Backups,
+    pub(crate) backups: BackupFolder,
     pub(crate) dispatch: Arc<Dispatch>,
     pub(crate) times: Times,
     pub(crate) heartbeat: Duration,

@@ -101,7 +101,7 @@ impl Store {
 ///
 /// # Errors
 /// If the directory cannot be read or a file not removed.
-pub fn keep_newest(directory: &Path, beginning: &str, most: usize) -> std::io::Result<usize> {
+pub(crate) fn keep_newest(directory: &Path, beginning: &str, most: usize) -> std::io::Result<usize> {
     let mut names = Vec::new();
     for entry in std::fs::read_dir(directory)? {
         let name = entry?.file_name();

@@ -9,10 +9,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::backend::{Backend, Space};
+use crate::backup::keep_newest;
 use crate::redb_file::RedbFile;
 use crate::{
     AuditRecord, BackupError, Commit, Health, HighWater, OpenError, Position, RestoreError, Restoring, Store,
-    WriteSwitch, keep_newest,
+    WriteSwitch,
 };
 
 const SOON: Duration = Duration::from_secs(30);

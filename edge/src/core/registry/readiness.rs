@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use umbel_contracts::proto::control::{CheckResult, ReadinessCheck};
 use umbel_contracts::proto::node::AgentHealth;
-use umbel_wire::ca::CLIENT_GRACE;
 use umbel_wire::clock::Wall;
 use umbel_wire::liveness::State;
+use umbel_wire::rotation::acceptor::lost;
 
 use super::Moment;
 use super::gpus::Absence;
@@ -85,7 +85,7 @@ fn connection(node: &Node, moment: Moment) -> ReadinessCheck {
         return connected(node, moment);
     }
     let ends = Wall(credential.not_after_unix_ms);
-    if credential.not_after_unix_ms > 0 && Wall(moment.wall) > ends + CLIENT_GRACE {
+    if credential.not_after_unix_ms > 0 && lost(ends, Wall(moment.wall)) {
         let ended = moment.wall.saturating_sub(ends.unix_ms());
         let next = format!(
             "It is too late to renew it: umbel ctl token create --replace {who}, then enroll the host."

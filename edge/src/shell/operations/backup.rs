@@ -12,6 +12,7 @@ use umbel_wire::{Code, Error};
 
 use super::{args, result, unknown};
 use crate::core::commands::{CommandRow, Request};
+use crate::shell::backups;
 use crate::shell::commands::{Commands, Context, store_error};
 
 /// What a change would do.
@@ -39,7 +40,7 @@ pub(super) async fn start(context: &Context<'_>) -> Result<(), Error> {
     context.stored(&row);
     commands.go_on(request.command_id.clone(), row, |commands, id, row| async move {
         let site = &commands.site;
-        let made = site.backups.make(&site.store, &site.edge_id).await;
+        let made = backups::make(&site.backups, &site.store, &site.edge_id).await;
         let ended = made.and_then(result::<EdgeBackup>);
         commands.ended(&id, row, ended).await;
     });
