@@ -9,6 +9,9 @@ use crate::audit::AuditRecord;
 use crate::error::{CommitError, ReadError};
 use crate::limits;
 
+/// Most rows' JSON has room in so many bytes: it is written without growing.
+const MOST_ROWS: usize = 1024;
+
 /// A place in the order of commits. Only the store gives them; they only grow within one incarnation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Position(pub u64);
@@ -142,8 +145,11 @@ impl Commit {
     /// whole commit fail with [`CommitError::TooLarge`].
     pub fn put_json<T: Serialize>(self, table: &'static str, key: impl Into<String>, value: &T) -> Self {
         // An empty value is never valid JSON, so `check` refuses what did not serialize.
-        let value = serde_json::to_vec(value).unwrap_or_default();
-        self.put(table, key, value)
+        let mut bytes = Vec::with_capacity(MOST_ROWS);
+        if serde_json::to_writer(&mut bytes, value).is_err() {
+            bytes.clear();
+        }
+        self.put(table, key, bytes)
     }
 
     /// Removes a row.

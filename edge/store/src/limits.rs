@@ -47,7 +47,7 @@ pub const AUDIT_FIELD: usize = 1_024;
 pub const AUDIT_PAGE: usize = 1_000;
 
 /// redb's page cache. The hot state lives in its users' memory; the default of 1 GiB would be the process.
-pub const PAGE_CACHE: usize = 4 * 1024 * 1024;
+pub const PAGE_CACHE: usize = 8 * 1024 * 1024;
 
 /// A store that could not be written is opened anew at most this often.
 pub const REOPEN_EVERY: Duration = Duration::from_secs(1);

@@ -274,7 +274,9 @@ impl Backend for RedbFile {
         self.shared.with(|database| {
             let tx = database.begin_write().map_err(failure)?;
             // Dropping the transaction without commit aborts it.
-            work(&mut WriteSession::open(&tx)?)?;
+            let mut session = WriteSession::open(&tx)?;
+            work(&mut session)?;
+            session.finish()?;
             tx.commit().map_err(failure)
         })
     }

@@ -44,7 +44,8 @@ pub trait Door: Send + Sync + 'static {
     fn knock(&self, newcomer: Newcomer) -> BoxFuture<'static, ()>;
 }
 
-type Stream = TlsStream<Socket<TcpStream>>;
+// A kilobyte and more that many hands pass on: it stays where it is.
+type Stream = Box<TlsStream<Socket<TcpStream>>>;
 
 /// A peer that said hello and waits for an answer. Dropping it rejects with INTERNAL.
 pub struct Newcomer {
@@ -93,7 +94,7 @@ impl Newcomer {
             let bytes = handshake::welcome(&welcome);
             let now = clock::now();
             connection.with(|session| session.start(now, bytes, welcome.max_streams));
-            driver::start(stream, self.traffic.clone(), early, &connection, handler);
+            driver::start(*stream, self.traffic.clone(), early, &connection, handler);
         }
         connection
     }
@@ -190,11 +191,13 @@ async fn meet(
     }
     let traffic = Traffic::new();
     let Some(place) = lobby.enter(address.ip(), traffic.clone()).await else { return };
+    // In memory of its own, which is given back before the newcomer is judged: a thousand may wait for their answers.
+    let mut greeting = Box::pin(greet(Socket::new(tcp, traffic.clone()), acceptor, &*door));
     let greeted = tokio::select! {
-        greeted = greet(Socket::new(tcp, traffic.clone()), acceptor, &*door) => greeted,
+        greeted = &mut greeting => greeted,
         () = place.dismissed.cancelled() => return,
     };
-    drop(place);
+    drop((greeting, place));
     let Some((stream, early, certificate, hello)) = greeted else { return };
     let newcomer = Newcomer {
         stream: Some((stream, early)),
@@ -212,7 +215,7 @@ type Greeted = (Stream, Vec<u8>, Option<PeerCertificate>, HelloIn);
 /// TLS and the first frame. Whoever gets nothing is told why, if it can be told.
 async fn greet(socket: Socket<TcpStream>, acceptor: TlsAcceptor, door: &dyn Door) -> Option<Greeted> {
     let mut stream = match step(acceptor.accept(socket)).await {
-        Ok(stream) => stream,
+        Ok(stream) => Box::new(stream),
         Err(error) => {
             tracing::debug!(error = %tls::explain_io(&error), "a TLS handshake failed");
             return None;

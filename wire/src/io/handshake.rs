@@ -2,10 +2,14 @@
 //!
 //! Invariant: memory grows with what has arrived, never with what a length announces.
 
+use std::future::poll_fn;
 use std::io::{self, Write as _};
+use std::mem::MaybeUninit;
+use std::pin::Pin;
+use std::task::{Poll, ready};
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::server::TlsStream;
@@ -14,6 +18,9 @@ use crate::frame::{self, FrameError, PREFIX};
 use crate::io::options;
 use crate::io::socket::Socket;
 use crate::limits;
+
+/// Most that is read at once before the session.
+const PIECE: usize = 4096;
 
 /// Why there is no first frame.
 #[derive(Debug)]
@@ -30,7 +37,6 @@ pub(crate) async fn read_frame<T: AsyncRead + Unpin>(
     max: usize,
 ) -> Result<(Vec<u8>, Vec<u8>), FirstError> {
     let mut bytes = Vec::new();
-    let mut piece = [0; 4096];
     loop {
         match frame::split(&bytes, max) {
             Err(error) => return Err(FirstError::Frame(error)),
@@ -41,12 +47,24 @@ pub(crate) async fn read_frame<T: AsyncRead + Unpin>(
             }
             Ok(None) => {}
         }
-        match stream.read(&mut piece).await {
+        match read_piece(stream, |piece| bytes.extend_from_slice(piece)).await {
             Ok(0) => return Err(FirstError::Io(io::ErrorKind::UnexpectedEof.into())),
-            Ok(count) => bytes.extend_from_slice(piece.get(..count).unwrap_or_default()),
+            Ok(_) => {}
             Err(error) => return Err(FirstError::Io(error)),
         }
     }
+}
+
+/// Takes what has come, by way of the stack: a peer that is waited for costs no buffer. 0: the end.
+async fn read_piece<T: AsyncRead + Unpin>(stream: &mut T, mut take: impl FnMut(&[u8])) -> io::Result<usize> {
+    poll_fn(|cx| {
+        let mut space = [MaybeUninit::uninit(); PIECE];
+        let mut piece = ReadBuf::uninit(&mut space);
+        ready!(Pin::new(&mut *stream).poll_read(cx, &mut piece))?;
+        take(piece.filled());
+        Poll::Ready(Ok(piece.filled().len()))
+    })
+    .await
 }
 
 /// Writes one frame.
@@ -71,7 +89,7 @@ pub(crate) async fn farewell<T: AsyncRead + AsyncWrite + Unpin>(mut stream: T, b
 
 /// The same over TLS, in one write and one packet: nothing follows such an answer but the end, and a site that comes up
 /// gives a thousand of them in a second.
-pub(crate) async fn farewell_tls(mut stream: TlsStream<Socket<TcpStream>>, bytes: &[u8]) {
+pub(crate) async fn farewell_tls(mut stream: Box<TlsStream<Socket<TcpStream>>>, bytes: &[u8]) {
     options::last_write(stream.get_ref().0.transport());
     // What TLS takes waits in it until it is closed; a long frame's rest is written as usual.
     let taken = stream.get_mut().1.writer().write(bytes).unwrap_or_default();
@@ -80,9 +98,8 @@ pub(crate) async fn farewell_tls(mut stream: TlsStream<Socket<TcpStream>>, bytes
 
 /// Reads and throws away, up to a bound.
 pub(crate) async fn drain<T: AsyncRead + Unpin>(read: &mut T) {
-    let mut buffer = [0; 2048];
     let mut left = limits::FAREWELL_BYTES;
-    while let Ok(count @ 1..) = read.read(&mut buffer).await {
+    while let Ok(count @ 1..) = read_piece(read, |_| ()).await {
         left = left.saturating_sub(count);
         if left == 0 {
             return;

@@ -3,6 +3,8 @@
 //! Owns the mapping of spaces to tables, and the backend that a test can make fail. Leaves opening and closing to
 //! the engine above.
 
+use std::collections::BTreeMap;
+
 use redb::backends::FileBackend;
 use redb::{ReadTransaction, ReadableTable, TableDefinition, WriteTransaction};
 
@@ -25,6 +27,8 @@ type ReadTable = redb::ReadOnlyTable<&'static [u8], &'static [u8]>;
 
 pub(super) struct WriteSession<'a> {
     meta: WriteTable<'a>,
+    // Heads and marks, which every commit of a batch moves: the last value is written, once, by `finish`.
+    moved: BTreeMap<Vec<u8>, Vec<u8>>,
     rows: WriteTable<'a>,
     changes: WriteTable<'a>,
     audit: WriteTable<'a>,
@@ -35,10 +39,19 @@ impl<'a> WriteSession<'a> {
     pub(super) fn open(tx: &'a WriteTransaction) -> Result<Self, Failure> {
         Ok(Self {
             meta: tx.open_table(META).map_err(failure)?,
+            moved: BTreeMap::new(),
             rows: tx.open_table(ROWS).map_err(failure)?,
             changes: tx.open_table(CHANGES).map_err(failure)?,
             audit: tx.open_table(AUDIT).map_err(failure)?,
         })
+    }
+
+    /// Writes what was kept back, and lets go of the tables: the transaction can commit.
+    pub(super) fn finish(mut self) -> Result<(), Failure> {
+        for (key, value) in &self.moved {
+            self.meta.insert(key.as_slice(), value.as_slice()).map_err(failure)?;
+        }
+        Ok(())
     }
 
     fn table(&self, space: Space) -> &WriteTable<'a> {
@@ -130,7 +143,10 @@ impl View for ReadSession {
 
 impl View for WriteSession<'_> {
     fn get(&self, space: Space, key: &[u8]) -> Result<Option<Vec<u8>>, Failure> {
-        get(self.table(space), key)
+        match self.moved.get(key).filter(|_| space == Space::Meta) {
+            Some(value) => Ok(Some(value.clone())),
+            None => get(self.table(space), key),
+        }
     }
 
     fn scan(
@@ -141,17 +157,31 @@ impl View for WriteSession<'_> {
         limit: usize,
         newest_first: bool,
     ) -> Result<Vec<Pair>, Failure> {
-        scan(self.table(space), from, to, limit, newest_first)
+        if space != Space::Meta || self.moved.is_empty() {
+            return scan(self.table(space), from, to, limit, newest_first);
+        }
+        let mut pairs: BTreeMap<_, _> = scan(&self.meta, from, to, usize::MAX, false)?.into_iter().collect();
+        let moved = self.moved.iter().filter(|(key, _)| from <= key.as_slice() && key.as_slice() < to);
+        pairs.extend(moved.map(|(key, value)| (key.clone(), value.clone())));
+        let pairs = pairs.into_iter();
+        Ok(if newest_first { pairs.rev().take(limit).collect() } else { pairs.take(limit).collect() })
     }
 }
 
 impl Transaction for WriteSession<'_> {
     fn put(&mut self, space: Space, key: &[u8], value: &[u8]) -> Result<(), Failure> {
+        if space == Space::Meta {
+            self.moved.insert(key.to_vec(), value.to_vec());
+            return Ok(());
+        }
         self.table_mut(space).insert(key, value).map_err(failure)?;
         Ok(())
     }
 
     fn remove(&mut self, space: Space, key: &[u8]) -> Result<(), Failure> {
+        if space == Space::Meta {
+            self.moved.remove(key);
+        }
         self.table_mut(space).remove(key).map_err(failure)?;
         Ok(())
     }
