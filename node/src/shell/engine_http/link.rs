@@ -151,19 +151,22 @@ impl Link {
 
     fn poll_read(&mut self, patience: &mut Patience, cx: &mut Context<'_>) -> Poll<io::Result<Part>> {
         let mut part = Part::new();
-        if let Socket::Timed { socket, more } = &mut self.socket {
+        while let Socket::Timed { socket, more } = &mut self.socket {
             if !*more {
                 ready!(self.flow.poll_tick(cx));
             }
             match rustix::net::recv(&*socket, part.space(), RecvFlags::DONTWAIT) {
                 Ok((count, _)) => {
                     *more = count == part.space().len();
+                    self.flow.brought(true);
                     return Poll::Ready(Ok(part.filled(count)));
                 }
-                Err(Errno::AGAIN | Errno::INTR) => {}
+                Err(Errno::AGAIN | Errno::INTR) => *more = false,
                 Err(error) => return Poll::Ready(Err(error.into())),
             }
-            self.flow.slow();
+            if self.flow.brought(false) {
+                continue;
+            }
             self.socket = match std::mem::replace(&mut self.socket, Socket::Lost) {
                 Socket::Timed { socket, .. } => Socket::Watched(TcpStream::from_std(socket)?),
                 other => other,

@@ -2,8 +2,8 @@
 //!
 //! Owns which streams of an engine flow so and when they are read. A connection that brings piece after piece costs a
 //! wake-up, a read with its acknowledgement and a write a piece; where several do so at once, one tick serves all of
-//! them, and each read brings what piled up. Invariant: a stream waits for a tick only behind [`RUN`] pieces each less
-//! than [`TICK`] after the one before, so what a model makes one by one passes at once.
+//! them, and each read brings what piled up. Invariant: a stream waits for a tick only behind [`RUN`] reads each within
+//! [`CLOSE`] of the one before, so what a model makes one by one passes at once; no piece waits for more than one tick.
 
 use std::{
     sync::{
@@ -18,9 +18,14 @@ use tokio::time::Instant;
 
 /// Between two ticks; the runtime's clock makes up to 2 ms of it.
 const TICK: Duration = Duration::from_millis(1);
-/// So many reads, each within [`TICK`] of the one before, are a fast stream: more than the head, the first event and
-/// the last ones of an answer that is otherwise slow.
+/// A read that begins within this of the one before follows it closely.
+const CLOSE: Duration = Duration::from_millis(2);
+/// So many reads that follow each other closely are a fast stream: more than the head, the first event and the last ones
+/// of an answer that is otherwise slow.
 const RUN: u8 = 8;
+/// Ticks in a row without a piece after which it is none any more: an engine that has to wait for a processor is back
+/// before that.
+const EMPTY: u8 = 4;
 /// Fewer streams do not make up for a tick's own wake-up.
 const TOGETHER: usize = 4;
 
@@ -110,17 +115,19 @@ pub(super) struct Flow {
     run: u8,
     /// It counts as fast.
     fast: bool,
+    /// Ticks in a row that brought nothing.
+    empty: u8,
     place: Option<Place>,
 }
 
 impl Flow {
     pub(super) fn new(ticks: &Arc<Ticks>) -> Self {
-        Self { ticks: Arc::clone(ticks), last: None, run: 0, fast: false, place: None }
+        Self { ticks: Arc::clone(ticks), last: None, run: 0, fast: false, empty: 0, place: None }
     }
 
     /// A read begins that waits for the connection.
     pub(super) fn begins(&mut self, now: Instant) {
-        let close = self.last.is_some_and(|last| now.saturating_duration_since(last) < TICK);
+        let close = self.last.is_some_and(|last| now.saturating_duration_since(last) < CLOSE);
         self.last = Some(now);
         if !close {
             self.slow();
@@ -136,8 +143,18 @@ impl Flow {
         self.fast && self.ticks.fast.load(Ordering::Relaxed) >= TOGETHER
     }
 
+    /// What a tick brought; whether the stream is still fast.
+    pub(super) fn brought(&mut self, something: bool) -> bool {
+        self.empty = if something { 0 } else { self.empty + 1 };
+        if self.empty == EMPTY {
+            self.empty = 0;
+            self.slow();
+        }
+        self.fast
+    }
+
     /// It flows no faster than it is read.
-    pub(super) fn slow(&mut self) {
+    fn slow(&mut self) {
         self.run = 0;
         if std::mem::take(&mut self.fast) {
             self.ticks.fast.fetch_sub(1, Ordering::Relaxed);
