@@ -1,7 +1,8 @@
 //! Processes of this host: starting an engine, finding everything that belongs to it, ending it.
 //!
 //! Owns `/proc`, signals and reaping; leaves who belongs to whom to `core/process_tree`. Invariant: a signal goes
-//! only to a process whose id and start time were just seen to belong to an engine.
+//! only to a process whose id and start time were just seen to belong to an engine, and a process that cannot be
+//! watched does not live on.
 //!
 //! The engine gets a process group of its own (a terminal's Ctrl-C does not reach it). A session of its own needs
 //! code between fork and exec, which is unsafe; it comes with the engines' holder.
@@ -67,6 +68,10 @@ impl Process {
     /// # Errors
     /// If it cannot be started.
     pub(crate) fn start(launch: &Launch) -> io::Result<Self> {
+        Self::start_watched(launch, |pid| Ok(rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK)?))
+    }
+
+    fn start_watched(launch: &Launch, watch: impl FnOnce(Pid) -> io::Result<OwnedFd>) -> io::Result<Self> {
         let (reader, writer) = io::pipe()?;
         let mut command = Command::new(&launch.program);
         command
@@ -85,11 +90,13 @@ impl Process {
         let child = command.spawn()?;
         // The command holds the writing ends: with them open the output would never end.
         drop(command);
-        let id = i32::try_from(child.id()).map_err(io::Error::other)?;
+        let pid = Pid::from_child(&child);
+        let id = pid.as_raw_nonzero().get();
         waited_for.push(id);
         drop(waited_for);
-        let pid = Pid::from_raw(id).ok_or_else(|| io::Error::other("a process without an id"))?;
-        let handle = rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK)?;
+        // The descriptor may be one too many for this process.
+        let mut unwatched = Unwatched(Some(pid));
+        let handle = watch(pid)?;
         // A child that ended already still stands in `/proc` until it is waited for.
         let start = facts(ProcessId(id)).map_or(StartTime(0), |facts| facts.start);
         #[expect(
@@ -97,6 +104,7 @@ impl Process {
             reason = "the others are unsafe, and an OwnedFd is open for as long as it is registered"
         )]
         let handle = AsyncFd::new(handle)?;
+        unwatched.0 = None;
         Ok(Self { id: ProcessId(id), start, handle, output, all_read: Some(all_read) })
     }
 
@@ -141,7 +149,23 @@ impl Process {
     }
 
     fn forget(&self) {
-        WAITED_FOR.lock().unwrap_or_else(PoisonError::into_inner).retain(|id| *id != self.id.0);
+        forget(self.id.0);
+    }
+}
+
+fn forget(waited_for: i32) {
+    WAITED_FOR.lock().unwrap_or_else(PoisonError::into_inner).retain(|id| *id != waited_for);
+}
+
+/// A child whose end nobody would see: dropped, it ends with its group, and the reaper takes it.
+struct Unwatched(Option<Pid>);
+
+impl Drop for Unwatched {
+    fn drop(&mut self) {
+        let Some(pid) = self.0 else { return };
+        // Its id is its own until it is reaped, and only this process reaps it. It may have ended already.
+        let _ = rustix::process::kill_process_group(pid, Signal::KILL);
+        forget(pid.as_raw_nonzero().get());
     }
 }
 
@@ -243,3 +267,6 @@ fn children() -> Vec<i32> {
     }
     ids
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,8 +1,9 @@
 //! The relay: one stream from the edge, one request to an engine, bytes passed as they come.
 //!
 //! Owns what goes to the engine and what comes back, and how each stream ends; leaves HTTP to `engine_http` and
-//! whether the engine is ready to `engines`. Invariant: each stream gets exactly one END, `COMPLETE` only if the
-//! engine's answer was complete; the engine's connection is closed when the stream is not wanted any more.
+//! whether the engine is ready to `engines`. Invariants: each stream gets exactly one END, `COMPLETE` only if the
+//! engine's answer was complete; the engine's connection is closed when the stream is not wanted any more; a stream is
+//! in the list from its taking to its end.
 //!
 //! One task a stream, one buffer, no queue: while the edge gives no credit, the engine is not read.
 
@@ -91,12 +92,13 @@ impl Cancel {
 }
 
 /// A stream in the list of carried ones; dropping it takes it out, however its task ends.
-struct Entry<'a> {
-    relay: &'a Relay,
+struct Entry {
+    relay: Arc<Relay>,
     key: (Generation, u64),
+    cancel: Arc<Cancel>,
 }
 
-impl Drop for Entry<'_> {
+impl Drop for Entry {
     fn drop(&mut self) {
         self.relay.lock().remove(&self.key);
         self.relay.ended.notify_waiters();
@@ -193,22 +195,25 @@ impl Relay {
 
     /// Takes a stream of the connection with that generation; `current` is the newest connection's.
     pub(crate) fn take(self: &Arc<Self>, stream: IncomingStream, own: Generation, current: Generation) {
-        let open = match self.admit(&stream, own, current) {
-            Ok(admitted) => admitted,
-            Err(ended) => return end(stream, ended, &Progress::default()),
-        };
-        let relay = Arc::clone(self);
-        tokio::spawn(async move { relay.carry(stream, own, open).await });
+        let taken = open::parse(stream.message()).and_then(|open| {
+            // Before it has the engine and its task has begun: whoever waits until nothing is carried waits for it, too.
+            let entry = self.enter((own, stream.id()), open.lease_id);
+            Ok((self.admit(&open, own, current)?, open, entry))
+        });
+        match taken {
+            Ok((visit, open, entry)) => drop(tokio::spawn(carry(stream, open, visit, entry))),
+            Err(ended) => end(stream, ended, &Progress::default()),
+        }
+    }
+
+    fn enter(self: &Arc<Self>, key: (Generation, u64), lease: u64) -> Entry {
+        let cancel = Arc::<Cancel>::default();
+        self.lock().insert(key, Carried { lease, cancel: Arc::clone(&cancel) });
+        Entry { relay: Arc::clone(self), key, cancel }
     }
 
     /// Checks an opening; everything refused here was not processed.
-    fn admit(
-        &self,
-        stream: &IncomingStream,
-        own: Generation,
-        current: Generation,
-    ) -> Result<(InferenceOpen, Visit), Ended> {
-        let open = open::parse(stream.message())?;
+    fn admit(&self, open: &InferenceOpen, own: Generation, current: Generation) -> Result<Visit, Ended> {
         if own != current || open.generation != own.0 {
             return Err(Ended::refused(
                 Code::Conflict,
@@ -224,41 +229,13 @@ impl Relay {
             .ok_or_else(|| {
                 Ended::refused(Code::NotFound, "UNKNOWN_PROVIDER", "this node has no such provider")
             })?;
-        let visit = engine.visit().map_err(|view| {
+        engine.visit().map_err(|view| {
             let reason = match view.state {
                 State::Draining | State::Stopping => "ENGINE_DRAINING",
                 _ => "ENGINE_NOT_READY",
             };
             Ended::refused(Code::Unavailable, reason, format!("the engine is {}", view.state))
-        })?;
-        Ok((open, visit))
-    }
-
-    async fn carry(&self, stream: IncomingStream, own: Generation, (open, visit): (InferenceOpen, Visit)) {
-        let key = (own, stream.id());
-        let cancel = Arc::new(Cancel::default());
-        self.lock().insert(key, Carried { lease: open.lease_id, cancel: Arc::clone(&cancel) });
-        let entry = Entry { relay: self, key };
-        let mut progress = Progress::default();
-        let ended = tokio::select! {
-            biased;
-            // Dropping the exchange closes the engine's connection, in whatever phase it is.
-            reset = stream.reset() => Ended::cancelled(reset),
-            () = cancel.cancelled() => Ended::failed(
-                InferenceOutcome::Cancelled,
-                Code::Unavailable,
-                "NODE_STOPPING",
-                "the node stopped before the answer was complete",
-            ),
-            ended = exchange(&stream, &open, &visit.route, &mut progress) => ended,
-        };
-        if let Some(error) = &ended.error {
-            tracing::debug!(request_id = %open.request_id, outcome = ?ended.outcome, %error, "stream ended");
-        }
-        // Over here before it is over at the edge: a lease that was given back must find its slot free.
-        drop(visit);
-        drop(entry);
-        end(stream, ended, &progress);
+        })
     }
 
     /// Resolves when no stream is carried.
@@ -292,6 +269,30 @@ impl Relay {
             ended.await;
         }
     }
+}
+
+/// Carries one stream to its end.
+async fn carry(stream: IncomingStream, open: InferenceOpen, visit: Visit, entry: Entry) {
+    let mut progress = Progress::default();
+    let ended = tokio::select! {
+        biased;
+        // Dropping the exchange closes the engine's connection, in whatever phase it is.
+        reset = stream.reset() => Ended::cancelled(reset),
+        () = entry.cancel.cancelled() => Ended::failed(
+            InferenceOutcome::Cancelled,
+            Code::Unavailable,
+            "NODE_STOPPING",
+            "the node stopped before the answer was complete",
+        ),
+        ended = exchange(&stream, &open, &visit.route, &mut progress) => ended,
+    };
+    if let Some(error) = &ended.error {
+        tracing::debug!(request_id = %open.request_id, outcome = ?ended.outcome, %error, "stream ended");
+    }
+    // Over here before it is over at the edge: a lease that was given back must find its slot free.
+    drop(visit);
+    drop(entry);
+    end(stream, ended, &progress);
 }
 
 /// The one END.

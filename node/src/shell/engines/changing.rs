@@ -39,6 +39,8 @@ pub(crate) enum Standing {
     Good,
     /// It runs as it was, and takes the change with its next start.
     Waits,
+    /// Something of its last engine is left, whose name it has: it has not begun.
+    Leaving,
     /// It is on its way.
     Working,
     /// It does not run, and why.
@@ -230,8 +232,7 @@ impl Engines {
 
     /// How an engine does.
     pub(crate) fn standing(&self, name: &str) -> Standing {
-        // Not there yet: something of its last engine is left.
-        self.by_name(name).map_or(Standing::Working, |engine| engine.standing())
+        self.by_name(name).map_or(Standing::Leaving, |engine| engine.standing())
     }
 
     /// The engines that take a change with their next start.

@@ -3,6 +3,8 @@
 use prost::Message;
 use umbel_contracts::proto::node::{Header, InferenceOpen};
 
+mod taking;
+
 use super::open;
 use crate::shell::{
     engine_http::{Place, Pool},

@@ -1,7 +1,8 @@
 //! Whether settings on trial work: every engine that they are about has to become ready.
 //!
 //! Invariant: a trial ends, in the new settings or in the last good ones; what waits for an engine's next start is
-//! judged then (row 77).
+//! judged then (row 77), and what waits for the end of the engine that had its name (which a drain bounds) is judged
+//! from that end on.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,6 +19,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 enum Verdict {
     Good,
     Working,
+    /// Some of it cannot begin before an engine that leaves is gone.
+    Leaving,
     /// Only what waits for an engine's next start is left.
     Waits,
     Failed(String),
@@ -33,13 +36,13 @@ impl Settings {
                 Verdict::Good => self.end_trial(None).await,
                 Verdict::Failed(why) => self.end_trial(Some(why)).await,
                 Verdict::Working => {
-                    // What waited for an engine's next start has its whole time from that on.
+                    // What waited for an engine's next start, or for a name, has its whole time from that on.
                     let until = *until.get_or_insert_with(|| Instant::now() + self.patience());
                     if until <= Instant::now() {
                         self.end_trial(Some("an engine was not ready in time".to_owned())).await;
                     }
                 }
-                Verdict::Waits => {}
+                Verdict::Leaving | Verdict::Waits => {}
             }
             if self.verdict() != Verdict::Working {
                 until = None;
@@ -71,18 +74,7 @@ impl Settings {
         if !on_trial {
             return Verdict::Waits;
         }
-        let mut left = Vec::new();
-        let mut verdict = Verdict::Good;
-        for name in unproved {
-            match self.engines.standing(&name) {
-                Standing::Good => continue,
-                Standing::Failed(cause) => return Verdict::Failed(format!("engine {name}: {cause}")),
-                Standing::Working => verdict = Verdict::Working,
-                Standing::Waits if verdict == Verdict::Good => verdict = Verdict::Waits,
-                Standing::Waits => {}
-            }
-            left.push(name);
-        }
+        let (verdict, left) = judge(unproved, |name| self.engines.standing(name));
         // One that has proved itself may fail later for its own reasons.
         self.lock().unproved = left;
         verdict
@@ -129,5 +121,57 @@ impl Settings {
             }
         }
         self.tell();
+    }
+}
+
+/// What all of them come to, and those that have not proved themselves.
+fn judge(unproved: Vec<String>, standing: impl Fn(&str) -> Standing) -> (Verdict, Vec<String>) {
+    let mut verdict = Verdict::Good;
+    let mut failed = None;
+    let mut left = unproved;
+    left.retain(|name| {
+        verdict = match (standing(name), &verdict) {
+            (Standing::Good, _) => return false,
+            (Standing::Failed(cause), _) => {
+                failed.get_or_insert_with(|| format!("engine {name}: {cause}"));
+                return true;
+            }
+            (Standing::Leaving, _) | (_, Verdict::Leaving) => Verdict::Leaving,
+            (Standing::Working, _) | (_, Verdict::Working) => Verdict::Working,
+            (Standing::Waits, _) => Verdict::Waits,
+        };
+        true
+    });
+    (failed.map_or(verdict, Verdict::Failed), left)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sum(standings: &[Standing]) -> (Verdict, usize) {
+        let names = (0..standings.len()).map(|place| place.to_string()).collect();
+        let (verdict, left) =
+            judge(names, |name| standings.get(name.parse::<usize>().unwrap()).unwrap().clone());
+        (verdict, left.len())
+    }
+
+    /// The time that an engine has to be ready begins when it can: not while a stream keeps the one that had its name.
+    #[test]
+    fn what_waits_for_a_name_is_not_running_out_of_time() {
+        let failed = || Standing::Failed("it broke".into());
+        let rows = [
+            (vec![], (Verdict::Good, 0)),
+            (vec![Standing::Good, Standing::Good], (Verdict::Good, 0)),
+            (vec![Standing::Leaving], (Verdict::Leaving, 1)),
+            (vec![Standing::Leaving, Standing::Working, Standing::Good], (Verdict::Leaving, 2)),
+            (vec![Standing::Working, Standing::Leaving, Standing::Waits], (Verdict::Leaving, 3)),
+            (vec![Standing::Waits, Standing::Working], (Verdict::Working, 2)),
+            (vec![Standing::Good, Standing::Waits], (Verdict::Waits, 1)),
+            (vec![Standing::Leaving, failed()], (Verdict::Failed("engine 1: it broke".into()), 2)),
+        ];
+        for (standings, expected) in rows {
+            assert_eq!(sum(&standings), expected, "{standings:?}");
+        }
     }
 }
