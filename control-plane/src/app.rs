@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
-use umbel_contracts::daemon::{LocalListener, Signals, bind, bind_if_on, memory};
+use umbel_contracts::daemon::{LocalListener, Signals, bind, bind_if_on, memory, raise_descriptors};
 use umbel_contracts::serve::{Door, router, serve_local, serve_plain, serve_tls};
 use umbel_store::{HighWater, Store};
 use umbel_wire::ids::Generation;
@@ -35,6 +35,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// # Errors
 /// What kept it from starting: [`StartError::exit_code`] says with which code to exit.
 pub fn run(config: Config) -> Result<(), StartError> {
+    raise_descriptors();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

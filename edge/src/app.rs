@@ -11,7 +11,9 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
-use umbel_contracts::daemon::{LocalListener, Signals, bind, bind_if_on, memory, set_log_level};
+use umbel_contracts::daemon::{
+    LocalListener, Signals, bind, bind_if_on, memory, raise_descriptors, set_log_level,
+};
 use umbel_contracts::serve::{Door, router, serve_local};
 use umbel_store::{OpenError, Store};
 use umbel_wire::clock::Wall;
@@ -306,6 +308,7 @@ impl Parts {
             keepalive: config.api.keepalive,
             first_byte_timeout: config.upstream.first_byte_timeout,
             idle_timeout: config.upstream.idle_timeout,
+            connections: FrontOptions::connections_within(raise_descriptors()),
             ..FrontOptions::default()
         };
         let front = Front::new(dispatch, keys, metrics, options);

@@ -88,6 +88,14 @@ pub(crate) struct FrontOptions {
     pub(crate) connections: usize,
 }
 
+impl FrontOptions {
+    /// How many connections a listener takes where the process may have so many descriptors: of three listeners a quarter
+    /// each, so that clients without a key never take those of the nodes, the operators and the store.
+    pub(crate) fn connections_within(descriptors: usize) -> usize {
+        Self::default().connections.min(descriptors / 4)
+    }
+}
+
 impl Default for FrontOptions {
     fn default() -> Self {
         Self {
@@ -105,7 +113,7 @@ impl Default for FrontOptions {
             idle_connection: Duration::from_secs(75),
             // 10-wire: nothing consumed for 60 s resets a stream.
             write_stall: Duration::from_secs(60),
-            // Below common descriptor limits; nodes and the store need theirs too.
+            // Where the descriptors suffice.
             connections: 8_192,
         }
     }

@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use umbel_contracts::daemon::{LocalListener, Signals, memory};
+use umbel_contracts::daemon::{LocalListener, Signals, memory, raise_descriptors};
 use umbel_wire::{contained_now, keep_connected, kept};
 
 use crate::{
@@ -41,6 +41,7 @@ const STRAGGLERS: Duration = Duration::from_secs(1);
 /// # Errors
 /// What kept it from starting: [`StartError::exit_code`] says with which code to exit.
 pub fn run(config: Config) -> Result<(), StartError> {
+    raise_descriptors();
     let runtime = runtime()?;
     let result = runtime.block_on(agent(config));
     // A look at a hanging disk or driver is not waited for.

@@ -27,6 +27,8 @@ const CONNECTIONS: usize = 512;
 const HANDSHAKE: Duration = Duration::from_secs(5);
 /// For a request's head, and between two requests of a connection.
 const HEAD: Duration = Duration::from_secs(30);
+/// Of connections that cannot be accepted no more is logged than one line in this time.
+const LOGGED: Duration = Duration::from_secs(10);
 /// Pause after accepting failed, for instance at the limit of descriptors.
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -115,6 +117,7 @@ where
     T: Future<Output = ()> + Send + 'static,
 {
     let accepting = async {
+        let mut logged: Option<tokio::time::Instant> = None;
         loop {
             let Ok(place) = Arc::clone(&serving.places).acquire_owned().await else {
                 return;
@@ -128,7 +131,12 @@ where
                     });
                 }
                 Err(error) => {
-                    tracing::warn!("a connection cannot be accepted: {error}");
+                    // The next one fails the same way, and a log that runs full is another trouble.
+                    let now = tokio::time::Instant::now();
+                    if logged.is_none_or(|at| now.duration_since(at) >= LOGGED) {
+                        logged = Some(now);
+                        tracing::warn!("a connection cannot be accepted: {error}");
+                    }
                     tokio::time::sleep(PAUSE).await;
                 }
             }
