@@ -312,8 +312,9 @@ fn api(
     if https.is_some() && cert_file.is_none() {
         return Err(file.error("listen.api_https", "needs tls.api_cert_file and tls.api_key_file"));
     }
-    if table.body_max.0 == 0 || table.body_max.0 > table.held_max.0 {
-        return Err(file.error("api.body_max", "must be above 0 and at most api.held_max"));
+    // A key's requests hold a quarter at most: a larger body could never be taken.
+    if table.body_max.0 == 0 || table.body_max.0 > table.held_max.0 / 4 {
+        return Err(file.error("api.body_max", "must be above 0 and at most a quarter of api.held_max"));
     }
     let keepalive = positive(file, "api.keepalive", table.keepalive)?;
     let stream_usage = StreamUsage::parse(&table.stream_usage)

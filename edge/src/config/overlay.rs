@@ -40,8 +40,11 @@ impl Config {
 
     /// Rules between fields of the settings and of the file.
     fn together(&self) -> Result<(), Fault> {
-        if self.api.body_max > self.api.held_max {
-            let message = format!("must be at most api.held_max, {} bytes", self.api.held_max);
+        if self.api.body_max > self.api.held_max / 4 {
+            let message = format!(
+                "must be at most a quarter of api.held_max ({} bytes), which is what one key's requests may hold",
+                self.api.held_max
+            );
             return Err(Fault::new("edge.api.body_max", message));
         }
         let (heartbeat, stale, offline) =

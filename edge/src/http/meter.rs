@@ -150,7 +150,18 @@ fn is_usage(event: &[u8]) -> bool {
     if USAGE.find(event).is_none() {
         return false;
     }
-    let Some(data) = event.trim_ascii().strip_prefix(b"data:") else { return false };
+    // A comment, an id or a name may stand before the data, and those may be of several lines.
+    let lines = event.split(|byte| *byte == b'\n');
+    let mut data = lines.filter_map(|line| line.strip_prefix(b"data:"));
+    let first = data.next().unwrap_or_default();
+    let rest: Vec<&[u8]> = data.collect();
+    let joined;
+    let data = if rest.is_empty() {
+        first
+    } else {
+        joined = std::iter::once(first).chain(rest).collect::<Vec<_>>().join(&b'\n');
+        &joined
+    };
     serde_json::from_slice::<Chunk<'_>>(data).is_ok_and(|chunk| {
         let none = chunk.choices.get().chars().filter(|c| !c.is_whitespace()).eq("[]".chars());
         none && chunk.usage.get().starts_with('{')
@@ -209,6 +220,14 @@ mod tests {
         let cut = sent.strip_suffix("\n\ndata: [DONE]\n\n").unwrap();
         for piece in [1, 4096] {
             assert!(!passed(cut, piece, true).0.contains("\"completion_tokens\""));
+        }
+        for odd in [": c\n", "id: 7\n", "event: usage\n", "event: usage\r\nid: 1\r\n"] {
+            let usage =
+                format!("{odd}data: {{\"choices\":[],\ndata: \"usage\":{{\"completion_tokens\":4}}}}\n\n");
+            assert_eq!(
+                passed(&format!("data: {{}}\n\n{usage}data: [DONE]\n\n"), 7, true).0,
+                "data: {}\n\ndata: [DONE]\n\n"
+            );
         }
         let open = "data: {\"a\":1}\n\ndata: [DONE]";
         assert_eq!(passed(open, 5, true).0, open);

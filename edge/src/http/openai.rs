@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use http::header::{self, HeaderName, HeaderValue};
 use http::request::Parts;
-use http::{Method, Request, Response};
+use http::{Method, Request, Response, Version};
 
 use super::answer::{Answer, Answered};
 use super::body::{Announced, Held, collect, discard};
@@ -45,6 +45,10 @@ async fn route(
     request_id: &HeaderValue,
 ) -> Response<Answer> {
     let announced = Announced::of(&parts.headers);
+    if is_ambiguous(parts) {
+        // Its body has no sure end: nothing behind it is read.
+        return refuse(front, Route::Other, &Failure::malformed());
+    }
     let Some(endpoint) = endpoint(parts.uri.path()) else {
         discard(body, announced).await;
         return beside(front, peer, parts);
@@ -62,6 +66,19 @@ async fn route(
         Ok(body) => inference.run(body, held).await,
         Err(failure) => inference.refuse(&failure),
     }
+}
+
+/// Whether another server could read another request out of the same head: a host said never or twice, credentials said
+/// twice, a transfer coding that is not taken off (RFC 9112, sections 3.2 and 6.1).
+fn is_ambiguous(parts: &Parts) -> bool {
+    let count = |name| parts.headers.get_all(name).iter().count();
+    let hosts = count(header::HOST);
+    let codings = parts.headers.get_all(header::TRANSFER_ENCODING);
+    hosts > 1
+        || (hosts == 0 && parts.version == Version::HTTP_11)
+        || count(header::AUTHORIZATION) > 1
+        || codings.iter().any(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"chunked"))
+        || codings.iter().count() > 1
 }
 
 /// Who asks, before anything of the body is read.

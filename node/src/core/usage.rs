@@ -13,28 +13,42 @@ pub(crate) struct UsageTail {
     bytes: Vec<u8>,
 }
 
-/// The counts an engine gave, in the words of chat or of responses.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Deserialize)]
+/// The counts an engine gave.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
-    #[serde(default, alias = "input_tokens")]
     pub(crate) prompt_tokens: Option<u32>,
-    #[serde(default, alias = "output_tokens")]
     pub(crate) completion_tokens: Option<u32>,
-    #[serde(default, alias = "input_tokens_details")]
-    prompt_tokens_details: Option<Details>,
-}
-
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Deserialize)]
-struct Details {
-    #[serde(default)]
-    cached_tokens: Option<u32>,
+    /// Of the prompt's tokens, those that the engine had cached.
+    pub(crate) cached_tokens: Option<u32>,
 }
 
 impl Usage {
-    /// Of the prompt's tokens, those that the engine had cached.
-    pub(crate) fn cached_tokens(&self) -> Option<u32> {
-        self.prompt_tokens_details?.cached_tokens
+    /// Reads each count on its own, in the words of chat or of responses: some servers give both, and one that cannot be
+    /// read takes none of the others away.
+    fn of(object: &serde_json::Map<String, serde_json::Value>) -> Self {
+        let either = |names: [&str; 2]| names.into_iter().find_map(|name| count(object.get(name)?));
+        let cached = |details| count(object.get(details)?.get("cached_tokens")?);
+        Self {
+            prompt_tokens: either(["prompt_tokens", "input_tokens"]),
+            completion_tokens: either(["completion_tokens", "output_tokens"]),
+            cached_tokens: ["prompt_tokens_details", "input_tokens_details"].into_iter().find_map(cached),
+        }
     }
+}
+
+/// A whole number, however it is spelled: 12, 1.2e1, "12".
+fn count(value: &serde_json::Value) -> Option<u32> {
+    let number = match value {
+        serde_json::Value::Number(number) => number.as_f64()?,
+        serde_json::Value::String(text) => text.parse().ok()?,
+        _ => return None,
+    };
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "whole and within the bounds"
+    )]
+    (number.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&number)).then_some(number as u32)
 }
 
 impl UsageTail {
@@ -64,8 +78,9 @@ impl UsageTail {
             if quoted || value.first() != Some(&b'{') {
                 continue;
             }
-            if let Some(Ok(usage)) = serde_json::Deserializer::from_slice(value).into_iter::<Usage>().next() {
-                return usage;
+            let mut objects = serde_json::Deserializer::from_slice(value).into_iter();
+            if let Some(Ok(object)) = objects.next() {
+                return Usage::of(&object);
             }
         }
         Usage::default()
@@ -106,11 +121,33 @@ mod tests {
         let text = "{\"usage\":{\"input_tokens\":9,\"input_tokens_details\":{\"cached_tokens\":8},\"output_tokens\":2}}";
         let found = usage(&[text]);
         assert_eq!(
-            (found.prompt_tokens, found.completion_tokens, found.cached_tokens()),
+            (found.prompt_tokens, found.completion_tokens, found.cached_tokens),
             (Some(9), Some(2), Some(8))
         );
         let text = "{\"usage\":{\"prompt_tokens\":9,\"prompt_tokens_details\":null}}";
-        assert_eq!((usage(&[text]).prompt_tokens, usage(&[text]).cached_tokens()), (Some(9), None));
+        assert_eq!((usage(&[text]).prompt_tokens, usage(&[text]).cached_tokens), (Some(9), None));
+    }
+
+    #[test]
+    fn a_count_that_cannot_be_read_takes_no_other_away() {
+        let of = |fields: &str| {
+            let found = usage(&[&format!("{{\"usage\":{{{fields}}}}}")]);
+            (found.prompt_tokens, found.completion_tokens)
+        };
+        let both = "\"prompt_tokens\":11,\"input_tokens\":11,\"completion_tokens\":22,\"output_tokens\":22";
+        assert_eq!(of(both), (Some(11), Some(22)));
+        assert_eq!(of("\"prompt_tokens\":1.1e1,\"completion_tokens\":\"22\""), (Some(11), Some(22)));
+        assert_eq!(
+            of("\"prompt_tokens\":1,\"prompt_tokens\":11,\"completion_tokens\":22.0"),
+            (Some(11), Some(22))
+        );
+        for odd in ["null", "[]", "-1", "1.5", "4294967296", "\"many\""] {
+            assert_eq!(
+                of(&format!("\"prompt_tokens\":{odd},\"completion_tokens\":22")),
+                (None, Some(22)),
+                "{odd}"
+            );
+        }
     }
 
     #[test]

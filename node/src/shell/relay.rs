@@ -303,7 +303,7 @@ fn end(stream: IncomingStream, ended: Ended, progress: &Progress) {
         prompt_tokens: usage.prompt_tokens,
         completion_tokens: usage.completion_tokens,
         answer_bytes: progress.answer_bytes,
-        cached_tokens: usage.cached_tokens(),
+        cached_tokens: usage.cached_tokens,
     }
     .encode_to_vec();
     match ended.error {

@@ -109,7 +109,7 @@ impl Queue {
         self.depths.iter().filter(|(lane, _)| fits(**lane)).map(|(_, depth)| depth).sum()
     }
 
-    /// Adds a ticket that is newer than all before it.
+    /// Adds a ticket: one that is newer than all before it, or one that waited in another line.
     pub(super) fn push(&mut self, now: Instant, spot: Spot, ticket: Ticket) {
         let Spot { class, who, lane } = spot;
         let of_class =
@@ -128,11 +128,16 @@ impl Queue {
             account.start = account.start.max(virtual_now);
         }
         let line = account.lines.entry(lane).or_default();
+        let first = line.first().copied();
         line.insert(ticket);
         self.len += 1;
         *self.depths.entry(lane).or_default() += 1;
-        if line.len() == 1 {
-            self.order.entry(lane).or_default().insert(place(class, account.start, ticket, who));
+        if line.first() == Some(&ticket) {
+            let order = self.order.entry(lane).or_default();
+            if let Some(first) = first {
+                order.remove(&place(class, account.start, first, who));
+            }
+            order.insert(place(class, account.start, ticket, who));
         }
     }
 

@@ -300,6 +300,29 @@ fn a_lost_node_ends_its_leases_and_its_requests_go_to_the_head_elsewhere() {
 }
 
 #[test]
+fn whoever_finds_no_other_provider_goes_back_after_a_second_in_the_order_of_arrival() {
+    let mut site = Site::new(&[1]);
+    let failed = site.granted();
+    let ask = site.ask();
+    let avoiding = Ask { avoid: Some(failed.avoid), at_head: true, ..ask.clone() };
+    let first = site.waiting(avoiding.clone());
+    let second = site.waiting(avoiding);
+    let head = site.waiting(Ask { at_head: true, ..ask.clone() });
+    let newcomer = site.waiting(&ask);
+    site.now += SECOND;
+    site.admission.expire(site.now);
+    let mut last = failed.lease;
+    for waits in [first, second, head, newcomer] {
+        site.admission.end(site.now, last);
+        let [Output::Granted(ticket, grant)] = site.outputs()[..] else { panic!("one slot, one grant") };
+        assert_eq!(ticket, waits);
+        last = grant.lease;
+    }
+    site.admission.end(site.now, last);
+    assert_eq!(site.in_flight(0), 0);
+}
+
+#[test]
 fn a_provider_is_avoided_until_it_has_closed_and_opened_again() {
     let mut site = Site::new(&[2]);
     let failed = site.granted();

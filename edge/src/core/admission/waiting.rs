@@ -2,6 +2,7 @@
 //!
 //! Owns the life of a waiter between [`Decision::Waiting`] and its one output or its withdrawal.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use super::Admission;
@@ -17,6 +18,8 @@ pub(super) enum Timer {
     Wait(Ticket),
     /// A reset lease should have been confirmed.
     Confirm(LeaseId),
+    /// A waiter has looked for another provider long enough.
+    Again(Ticket),
     /// Silent providers of a model are looked for.
     Look(ModelIndex),
     /// A provider that is passed over may be tried again.
@@ -29,7 +32,13 @@ pub(super) struct Waiter {
     pub(super) size: Size,
     pub(super) arrived: Instant,
     until: Instant,
+    /// Until then it does not go back to the provider that it avoids.
+    elsewhere_until: Option<Instant>,
 }
+
+/// How long a request that comes back waits for another provider than the one that refused it: where there is no other, or
+/// none comes free, the same one is tried again. An engine that was started anew takes about that long.
+const ELSEWHERE: Duration = Duration::from_secs(1);
 
 impl Waiter {
     fn spot(&self) -> Spot {
@@ -56,7 +65,9 @@ impl Admission {
         }
         self.next_ticket += 1;
         let until = now + self.limits.max_wait;
-        let waiter = Waiter { ask: ask.clone(), size, arrived: now, until };
+        let elsewhere_until = ask.avoid.map(|_| now + ELSEWHERE);
+        self.timers.extend(elsewhere_until.map(|at| (at, Timer::Again(ticket))));
+        let waiter = Waiter { ask: ask.clone(), size, arrived: now, until, elsewhere_until };
         model.queue.push(now, waiter.spot(), ticket);
         self.timers.insert((until, Timer::Wait(ticket)));
         self.waiters.insert(ticket, waiter);
@@ -76,6 +87,9 @@ impl Admission {
     fn leave(&mut self, ticket: Ticket) -> Option<Waiter> {
         let waiter = self.waiters.remove(&ticket)?;
         self.timers.remove(&(waiter.until, Timer::Wait(ticket)));
+        if let Some(at) = waiter.elsewhere_until {
+            self.timers.remove(&(at, Timer::Again(ticket)));
+        }
         Some(waiter)
     }
 
@@ -156,7 +170,7 @@ impl Admission {
 
     /// Applies all deadlines up to `now`.
     pub(crate) fn expire(&mut self, now: Instant) -> Vec<LeaseId> {
-        let mut unconfirmed = Vec::new();
+        let (mut unconfirmed, mut gone_back) = (Vec::new(), BTreeSet::new());
         while let Some(&(at, timer)) = self.timers.first() {
             if at > now {
                 break;
@@ -165,11 +179,30 @@ impl Admission {
             match timer {
                 Timer::Wait(ticket) => self.waited_its_time(now, ticket),
                 Timer::Confirm(lease) => unconfirmed.extend(self.not_confirmed(lease).then_some(lease)),
+                Timer::Again(ticket) => gone_back.extend(self.go_back(now, ticket)),
                 Timer::Look(model) => self.look(now, model),
                 Timer::Retry(provider) => self.retry(now, provider),
             }
         }
+        // Once all are in their lines: who is first of them does not depend on whose time was over first.
+        for model in gone_back {
+            self.hand_over(now, model);
+        }
         unconfirmed
+    }
+
+    /// Nobody else took it: from now on the provider that it avoided may. Gives its model.
+    fn go_back(&mut self, now: Instant, ticket: Ticket) -> Option<ModelIndex> {
+        let waiter = self.waiters.get_mut(&ticket)?;
+        let before = waiter.spot();
+        (waiter.ask.avoid, waiter.elsewhere_until) = (None, None);
+        let (after, index) = (waiter.spot(), waiter.ask.model);
+        if let Some(model) = self.models.get_mut(index.0 as usize) {
+            // In this order: a queue that is empty for a moment would forget everybody's turns.
+            model.queue.push(now, after, ticket);
+            model.queue.remove(before, ticket);
+        }
+        Some(index)
     }
 
     fn waited_its_time(&mut self, now: Instant, ticket: Ticket) {

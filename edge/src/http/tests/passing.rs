@@ -269,6 +269,10 @@ async fn http_that_cannot_be_read_is_refused_with_openais_body_and_an_id() {
         with("content-length : 2"),
         with("x: a\0b"),
         with("transfer-encoding: identity"),
+        with("transfer-encoding: gzip, chunked"),
+        with("host: other\r\ncontent-length: 2"),
+        with("authorization: Bearer a\r\nauthorization: Bearer b\r\ncontent-length: 2"),
+        "POST /v1/chat/completions HTTP/1.1\r\ncontent-length: 2\r\n\r\n{}".to_owned(),
         "nonsense\r\n\r\n".to_owned(),
         "GET /v1/models HTTP/9.9\r\n\r\n".to_owned(),
     ];
@@ -301,7 +305,7 @@ async fn http_that_cannot_be_read_is_refused_with_openais_body_and_an_id() {
         }
     }
     let metrics = Client::ask(rig.metrics_http, get("/metrics", "")).await;
-    let counted = r#"reason="malformed_request"} 27"#;
+    let counted = r#"reason="malformed_request"} 39"#;
     assert!(metrics.text().contains(counted), "{}", metrics.text());
     // HTTP/2 has no answer that such a client could read.
     let mut other = Client::connect(rig.http).await;

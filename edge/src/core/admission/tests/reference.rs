@@ -80,6 +80,7 @@ struct Waits {
     class: u8,
     key: Option<u32>,
     avoid: Option<Avoid>,
+    since: Instant,
     tokens: u64,
     long: bool,
     prefix: Prefix,
@@ -332,7 +333,8 @@ impl Pair {
                     (avoid, again, 4 * tokens, prefix.clone());
                 let key = (!again).then_some(key);
                 let long = tokens > THRESHOLD;
-                self.ask(&ask, Waits { ticket: Ticket(0), class, key, avoid, tokens, long, prefix });
+                let since = now;
+                self.ask(&ask, Waits { ticket: Ticket(0), class, key, avoid, since, tokens, long, prefix });
             }
             Step::End(choice) => {
                 let leases: Vec<LeaseId> = self
@@ -373,6 +375,10 @@ impl Pair {
             Step::Pass(seconds) => {
                 self.site.now += Duration::from_secs(seconds);
                 self.plain.now = self.site.now;
+                for one in &mut self.plain.waiting {
+                    // Where nobody else took it in a second it goes back.
+                    one.avoid = one.avoid.filter(|_| one.since + SECOND > self.site.now);
+                }
                 self.site.admission.expire(self.site.now);
             }
         }
