@@ -1,5 +1,5 @@
 # Sourced by scripts/bench: the engine, the site, the peers, and the stages of `bench inference`. What each target is and
-# how to read the figures is in README.md. Uses $out, $target, $bin, port, answers, pids, site_pid of the script.
+# how to read the figures is in README.md. Uses $out, $target, $bin, UMBEL_BIN, port, answers, pids, site_pid of the script.
 
 # One hop: nginx haproxy envoy vllm-router sglang-router litellm. Two hops with mutual TLS: nginx2 haproxy2 envoy2.
 PEERS=${PEERS-nginx2 haproxy2 envoy2 vllm-router sglang-router litellm}
@@ -27,6 +27,16 @@ background() {
   pid=$!; pids+=("$pid")
 }
 
+# The programs of the benchmarks, and the binary as it is installed unless another is given.
+build() {
+  say "building (some minutes the first time)"
+  cargo build --release --quiet --package umbel-tests --bins
+  if [ -z "${UMBEL_BIN:-}" ]; then
+    cargo build --profile dist --quiet --package umbel
+    UMBEL_BIN=$target/dist/umbel
+  fi
+}
+
 within() { cd "$1" && shift && exec "$@"; }
 envoy() { within "$1" "$target/bench-envoy/bin/envoy" --concurrency 2 -l error --disable-hot-restart -c "$2"; }
 
@@ -40,7 +50,7 @@ start_engine() {
 # An edge and a node before the engine; they run until file descriptor 9 is closed.
 start_site() {
   mkfifo "$out/hold"
-  UMBEL_BIN=${UMBEL_BIN:-$bin/umbel} "$bin/footprint" site "http://127.0.0.1:$engine_port" "$out" <"$out/hold" >"$out/umbel.log" 2>&1 &
+  UMBEL_BIN=$UMBEL_BIN "$bin/footprint" site "http://127.0.0.1:$engine_port" "$out" <"$out/hold" >"$out/umbel.log" 2>&1 &
   site_pid=$!
   exec 9>"$out/hold"
   for _ in $(seq 600); do
@@ -128,8 +138,7 @@ inference() {
   local name
   need_curl
   install_peers
-  say "building"
-  cargo build --release --quiet --package umbel --package umbel-tests --bins
+  build
   ulimit -n "$(ulimit -Hn)"
   start_engine
   start_site
@@ -153,8 +162,7 @@ resident() {
 memory() {
   local requests=${REQUESTS:-100000} bytes=${BYTES:-65536} edge_idle node_idle edge_after node_after
   need_curl
-  say "building"
-  cargo build --release --quiet --package umbel --package umbel-tests --bins
+  build
   start_engine
   start_site
   edge_idle=$(resident "$edge_pid") node_idle=$(resident "$node_pid")
@@ -171,8 +179,7 @@ memory() {
 client() {
   need_curl
   need_python "$target/bench-client" aiperf==0.13.0
-  say "building"
-  cargo build --release --quiet --package umbel --package umbel-tests --bins
+  build
   MOCK="--delay-us 10000"
   start_engine
   start_site
