@@ -10,6 +10,7 @@ pub(crate) mod events;
 pub(crate) mod gather;
 pub(crate) mod gauges;
 pub(crate) mod keys;
+pub(crate) mod names;
 pub(crate) mod nodes;
 pub(crate) mod operations;
 pub(crate) mod owing;

@@ -70,7 +70,9 @@ impl Edge {
                     Place::Again(node) | Place::Of(node) => (node.id, true),
                 };
                 let (credential, chain) = (credential(key, wall), vec![key.0.to_vec()]);
-                let claimant = Claimant { row: &row, position, id, place, credential, chain, wall };
+                let name = self.registry.free_name(id, &row.name);
+                let claimant =
+                    Claimant { row: &row, position, id, place, name: &name, credential, chain, wall };
                 let Claimed { token, node, commit } = claim::claimed(claimant);
                 let enrolling = Enrolling { link, tries, request, token, id, node, known };
                 self.disk.propose(commit, Then::Enrolled(Box::new(enrolling)));

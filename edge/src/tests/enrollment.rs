@@ -3,11 +3,12 @@
 use umbel_contracts::objects::CommandPhase;
 use umbel_wire::secret::Secret;
 use umbel_wire::tls::KeyPair;
-use umbel_wire::{Code, DialError, token};
+use umbel_wire::{Code, DialError, NodeId, token};
 
 use serde_json::json;
 
 use super::rig::{Edge, FakeNode, run, until};
+use crate::core::registry::node::ReportRow;
 
 fn refusal<T>(result: Result<T, DialError>) -> (Code, String, String) {
     let Err(error) = result else { panic!("it was let in") };
@@ -173,6 +174,41 @@ fn what_operators_may_not_mint() {
     });
 }
 
+/// Names tell people which node is meant: one that another node has gets a number behind it.
+#[test]
+fn no_node_comes_in_under_the_name_of_another() {
+    run(async {
+        let edge = Edge::start().await;
+        let longest = "n".repeat(63);
+        let mut tokens = Vec::new();
+        for name in ["gpu-1", "gpu-1", "gpu-1-2", &*longest, &*longest] {
+            tokens.push(edge.token(name).await);
+        }
+        let enroll = async |(id, secret): &(String, Secret)| {
+            edge.enroll(id, secret, &KeyPair::generate().unwrap()).await.unwrap().name
+        };
+        let mut names = Vec::new();
+        for token in &tokens {
+            names.push(enroll(token).await);
+        }
+        let cut = format!("{}-2", "n".repeat(61));
+        assert_eq!(names, ["gpu-1", "gpu-1-2", "gpu-1-2-2", &*longest, &*cut]);
+        // At once, too.
+        let tokens = [edge.token("b").await, edge.token("b").await, edge.token("b").await];
+        let mut names = futures_util::future::join_all(tokens.iter().map(&enroll)).await;
+        names.sort();
+        assert_eq!(names, ["b", "b-2", "b-3"]);
+        // A node that is replaced keeps its name, and the name of one that is gone for good is free.
+        assert_eq!(enroll(&edge.token_replacing("gpu-1").await).await, "gpu-1");
+        edge.ask_confirmed("node:gpu-1", "gpu-1", json!({})).await.unwrap();
+        until("it is gone for good", || {
+            edge.running.site.nodes().1.iter().any(|node| node.is_tombstone() && node.row.name == "gpu-1")
+        })
+        .await;
+        assert_eq!(enroll(&edge.token("gpu-1").await).await, "gpu-1");
+    });
+}
+
 /// A full disk: the token is not spent, and the node enrolls when there is room again.
 #[test]
 fn a_full_disk_spends_no_token() {
@@ -200,7 +236,7 @@ fn a_full_disk_spends_no_token() {
     });
 }
 
-/// Row 11: a reinstalled host enrolls anew and is a second node; its name is a label.
+/// Row 11: a reinstalled host enrolls anew and is a second node; the name of the old one keeps nobody out.
 #[test]
 fn a_reinstalled_host_is_another_node() {
     run(async {
@@ -213,6 +249,7 @@ fn a_reinstalled_host_is_another_node() {
         until("only the new one is connected", || edge.connected(&new) && !edge.connected(&old)).await;
         assert_eq!(edge.running.site.nodes().1.len(), 2);
         assert_ne!(old.id, new.id);
+        assert_eq!(edge.view(&new).row.name, "h1-2");
     });
 }
 
@@ -317,8 +354,12 @@ fn a_token_can_give_a_lost_node_a_new_host() {
 fn a_tombstone_has_no_successor() {
     run(async {
         let edge = Edge::start().await;
-        let (node, _other) = (edge.node("n").await, edge.node("twin").await);
-        edge.node("twin").await;
+        let (node, twin) = (edge.node("n").await, edge.node("twin").await);
+        // As stores of an earlier version have them.
+        let twin = edge.view(&twin);
+        let (row, position) = (twin.row.clone(), twin.position);
+        let site = &edge.running.site;
+        site.change(|registry| registry.insert(NodeId::random(), row, position, ReportRow::default()));
         let (id, secret) = edge.token_replacing(&node.id.to_string()).await;
         edge.ask_confirmed("node:n", "n", json!({})).await.unwrap();
         let late = refusal(edge.enroll(&id, &secret, &KeyPair::generate().unwrap()).await);

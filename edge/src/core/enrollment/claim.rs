@@ -82,6 +82,8 @@ pub(crate) struct Claimant<'a> {
     /// A new id, or that of `place`.
     pub(crate) id: NodeId,
     pub(crate) place: Place,
+    /// What a node that has no name yet is called: the token's, or one like it that is free.
+    pub(crate) name: &'a str,
     pub(crate) credential: Credential,
     /// DER, leaf first.
     pub(crate) chain: Vec<Vec<u8>>,
@@ -97,7 +99,7 @@ pub(crate) struct Claimed {
 
 /// The one conditional write of a claim: whoever changes the token's row first wins.
 pub(crate) fn claimed(claimant: Claimant<'_>) -> Claimed {
-    let Claimant { row, position, id, place, credential, chain, wall } = claimant;
+    let Claimant { row, position, id, place, name, credential, chain, wall } = claimant;
     let token_id = row.token.token_id.clone();
     let mut token = row.clone();
     token.token.claim = Some(ClaimRow {
@@ -117,7 +119,7 @@ pub(crate) fn claimed(claimant: Claimant<'_>) -> Claimed {
     let node = match place {
         // Nobody has seen it yet: it is what the newest token says.
         Place::New | Place::Again(_) => {
-            let mut node = NodeRow::enrolled(&row.name, &token_id, credential, wall);
+            let mut node = NodeRow::enrolled(name, &token_id, credential, wall);
             node.labels.clone_from(&row.labels);
             node.eligible = row.eligible;
             let enrolled = record("node.enrolled", &key).because(format!("name {}", node.name));

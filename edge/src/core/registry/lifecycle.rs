@@ -3,13 +3,14 @@
 //! Owns the index of keys and the eviction of connections. Leaves closing them to the shell. Invariant: no connection
 //! that was let in under a row which people have ended since owns its node.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use umbel_store::Position;
 use umbel_wire::liveness::State;
 use umbel_wire::{Code, Error, NodeId};
 
-use super::node::{Lifecycle, Node, NodeRow, ReportRow};
+use super::node::{Lifecycle, NAME_MAX, Node, NodeRow, ReportRow};
 use super::problems::{
     CERTIFICATE_ENDS, CERTIFICATE_EXPIRED, CLOCK_AHEAD, CLOCK_BEHIND, CREDENTIAL_EXPIRED, DUPLICATE_IDENTITY,
 };
@@ -122,7 +123,7 @@ impl<H: Clone> Registry<H> {
         Err(Error::new(Code::Conflict, "NAME_TAKEN", message))
     }
 
-    /// Keeps a free name for one rename, until [`Registry::release_name`].
+    /// Keeps a free name for one node, until [`Registry::release_name`].
     ///
     /// # Errors
     /// As [`Registry::name_free`].
@@ -132,7 +133,30 @@ impl<H: Clone> Registry<H> {
         Ok(())
     }
 
-    /// The rename is done, or came to nothing.
+    /// The name for a node that comes in: as it is if that is free, else with the first number that makes it so.
+    pub(crate) fn free_name(&self, id: NodeId, like: &str) -> String {
+        let living = self.nodes.values().filter(|node| node.id != id && !node.is_tombstone());
+        let taken: HashSet<&str> = living
+            .map(|node| node.row.name.as_str())
+            .chain(self.reserved_names.iter().map(String::as_str))
+            .collect();
+        let numbered = (2_u32..).map(|number| {
+            let number = format!("-{number}");
+            let kept = like.chars().take(NAME_MAX.saturating_sub(number.len())).collect::<String>();
+            kept + &number
+        });
+        let mut names = std::iter::once(like.to_owned()).chain(numbered);
+        names.find(|name| !taken.contains(name.as_str())).unwrap_or_else(|| like.to_owned())
+    }
+
+    /// [`Registry::free_name`], kept until [`Registry::release_name`].
+    pub(crate) fn reserve_like(&mut self, id: NodeId, like: &str) -> String {
+        let name = self.free_name(id, like);
+        self.reserved_names.insert(name.clone());
+        name
+    }
+
+    /// The node is called so, or it came to nothing.
     pub(crate) fn release_name(&mut self, name: &str) {
         self.reserved_names.remove(name);
     }

@@ -20,6 +20,9 @@ use super::problems::{CREDENTIAL_EXPIRED, Problem, REFUSALS};
 use super::stream::Stream;
 use crate::core::settings::NodeSettings;
 
+/// Bytes of a node's name at most.
+pub(crate) const NAME_MAX: usize = 63;
+
 /// What a node last declared of an engine, and since when: where nodes differ on a model, the first stands.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Declared {

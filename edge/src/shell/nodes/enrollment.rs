@@ -22,6 +22,7 @@ use crate::core::enrollment::EnrollmentRow;
 use crate::core::enrollment::claim::{Claimant, Claimed, Place, claimed, may_repeat, place};
 use crate::core::registry::node::{Credential, NodeRow, ReportRow};
 use crate::shell::events::Happened;
+use crate::shell::names::Name;
 use crate::shell::site::{ENROLLMENTS, NODES, Site};
 
 /// How often a claim is proposed again when what it is about changed in the same moment.
@@ -193,7 +194,10 @@ async fn fresh(
         .map_err(|error| Error::new(Code::InvalidArgument, "SIGNING_REQUEST", error.to_string()))?;
     let credential = Credential::new(&issued, wall);
     let chain = issued.chain;
-    let claimant = Claimant { row, position, id, place, credential, chain: chain.clone(), wall };
+    // Another may have taken it since the token was minted. Of a node that is replaced the name stays.
+    let name = (!replaces).then(|| Name::reserve_like(site, id, &row.name));
+    let name = name.as_ref().map_or("", Name::as_str);
+    let claimant = Claimant { row, position, id, place, name, credential, chain: chain.clone(), wall };
     let Claimed { token, node, commit } = claimed(claimant);
     let position = match site.gather.commit(commit).await {
         Ok(position) => position,

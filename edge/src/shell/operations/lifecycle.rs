@@ -12,13 +12,14 @@ use umbel_contracts::operations::{
     CredentialOutcome, CredentialRevoke, CredentialsResult, NodeLabelArgs, NodeReadiness, NodeReadinessCheck,
     NodeReadinessResult, NodeRenameArgs,
 };
-use umbel_wire::{Error, NodeId};
+use umbel_wire::Error;
 
 use super::nodes::{self, Deed, Full, check_labels, check_node_name, only_here};
 use super::{invalid, one, result, select_any};
 use crate::core::commands::Request;
 use crate::core::registry::node::{Decision, Node, NodeRow};
 use crate::shell::commands::{Commands, Context};
+use crate::shell::names::Name;
 use crate::shell::site::Site;
 use crate::shell::status;
 
@@ -133,25 +134,6 @@ pub(super) fn preview_rename(
     let site = &commands.site;
     site.read(|registry| registry.name_free(node.id, &args.name))?;
     nodes::preview(commands, request, |row| row.name.clone_from(&args.name), nodes::outcomes)
-}
-
-/// A name that nobody else can take meanwhile.
-struct Name<'a> {
-    site: &'a Site,
-    name: String,
-}
-
-impl<'a> Name<'a> {
-    fn reserve(site: &'a Site, node: NodeId, name: &str) -> Result<Self, Error> {
-        site.change(|registry| registry.reserve_name(node, name))?;
-        Ok(Self { site, name: name.to_owned() })
-    }
-}
-
-impl Drop for Name<'_> {
-    fn drop(&mut self) {
-        self.site.change(|registry| registry.release_name(&self.name));
-    }
 }
 
 fn labels(args: NodeLabelArgs) -> Result<impl Fn(&mut NodeRow) + Clone + Send + 'static, Error> {

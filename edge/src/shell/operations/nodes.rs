@@ -13,14 +13,14 @@ use umbel_wire::{Code, Error, NodeId};
 
 use super::{invalid, result, select, stored};
 use crate::core::commands::{CommandRow, Request};
-use crate::core::registry::node::{Node, NodeRow};
+use crate::core::registry::node::{NAME_MAX, Node, NodeRow};
 use crate::shell::commands::{Commands, Context, store_error};
 use crate::shell::events::Happened;
 use crate::shell::owing::Set;
 use crate::shell::site::Site;
 
 /// Longest node or key name, label key or value, in bytes.
-pub(super) const NAME: usize = 63;
+pub(super) const NAME: usize = NAME_MAX;
 /// Most labels that people give a node.
 pub(super) const LABELS: usize = 32;
 /// Nodes that one audit entry names one by one.
