@@ -6,6 +6,7 @@
 
 mod link;
 pub(crate) mod membership;
+mod note;
 mod renewal;
 
 use std::collections::HashMap;
@@ -31,7 +32,12 @@ pub(crate) async fn keep(commands: Arc<Commands>, directory: PathBuf, shutdown: 
     // A directory that is not usable is told once, not at each look.
     let mut told: HashMap<String, String> = HashMap::new();
     loop {
-        let found = membership::all(&directory);
+        // Off the thread that serves the site: the disk may take its time.
+        let looked = directory.clone();
+        let Ok(found) = tokio::task::spawn_blocking(move || membership::all(&looked)).await else {
+            tokio::time::sleep(LOOK_EVERY).await;
+            continue;
+        };
         let expiries = &commands.site.expiries;
         expiries.retain("control-plane/", |name| found.iter().any(|(found, _)| found == name));
         for membership in found.iter().filter_map(|(_, found)| found.as_ref().ok()) {

@@ -55,7 +55,10 @@ impl BackupFolder {
     pub async fn make(&self, store: &Store, about: &str) -> Result<(String, Backup), BackupError> {
         let file = self.name(now_unix_ms());
         let made = store.backup(self.directory.join(&file), about.to_owned()).await?;
-        if let Err(error) = self.prune() {
+        // Removing large files takes its time, which is not the runtime's.
+        let folder = self.clone();
+        let pruned = tokio::task::spawn_blocking(move || folder.prune()).await;
+        if let Err(error) = pruned.unwrap_or_else(|broken| Err(broken.into())) {
             tracing::warn!(%error, "old backups could not be removed");
         }
         Ok((file, made))

@@ -17,10 +17,11 @@ use umbel_contracts::proto::control::{
 use umbel_contracts::{CONTROL_PROTOCOL, method};
 use umbel_wire::{
     Attempt, BoxFuture, CloseReason, Code, Connection, DialError, DialRole, DialTarget, Error, Handler,
-    HelloOut, IncomingStream, InstanceId, Purpose, Welcome, attend, clock, files,
+    HelloOut, IncomingStream, InstanceId, Purpose, Welcome, attend, clock,
 };
 
 use super::membership::{Membership, REJECTION};
+use super::note::Note;
 use super::renewal::Renewal;
 use crate::core::commands::Request;
 use crate::shell::commands::{AT_ONCE, Commands, Standing};
@@ -39,40 +40,22 @@ pub(super) struct Role {
     instance: InstanceId,
     // The last failure, so that each new one is logged once and not at every attempt.
     failure: Mutex<String>,
-    // Why the note of a refusal could not be written or removed.
-    unkept: Mutex<Option<String>>,
+    // What `umbel edge doctor` reads of the last refusal; none: it is accepted.
+    rejection: Arc<Note>,
 }
 
 impl Role {
     pub(super) fn new(commands: Arc<Commands>, membership: Membership) -> Self {
         let renewal = Arc::new(Renewal::open(&membership));
+        let rejection = Note::new(&membership.name, membership.directory.join(REJECTION));
         Self {
             commands,
             membership,
             renewal,
             instance: InstanceId::random(),
             failure: Mutex::default(),
-            unkept: Mutex::default(),
+            rejection,
         }
-    }
-
-    /// What `umbel edge doctor` reads of the last refusal; `None`: it is accepted. A disk that takes no note of it is told
-    /// once, until it does.
-    fn keep_rejection(&self, text: Option<&str>) {
-        let file = self.membership.directory.join(REJECTION);
-        let kept = match text {
-            Some(text) => files::write_private(&file, text.as_bytes()),
-            None => files::remove(&file),
-        };
-        let trouble = kept.err().map(|error| error.to_string());
-        let mut told = self.unkept.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(error) = trouble.as_ref().filter(|_| *told != trouble) {
-            tracing::warn!(
-                control_plane = %self.membership.name,
-                "the note of its refusal cannot be kept, so that the doctor tells of an older one: {error}"
-            );
-        }
-        *told = trouble;
     }
 
     fn failed(&self, text: String) {
@@ -129,7 +112,7 @@ impl DialRole for Role {
             control_plane = %name, id = %answer.control_plane_id, generation = %welcome.generation, "connected"
         );
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        self.keep_rejection(None);
+        self.rejection.keep(None);
         self.commands.site.events.link(&name, connection.clone());
         self.renewal.accepted();
         attend(connection, Arc::clone(&self.renewal).talk(connection.clone(), answer.renew_now));
@@ -142,7 +125,7 @@ impl DialRole for Role {
     fn on_failure(&self, error: &DialError, retry_in: Duration) {
         if let Some(rejection) = &error.rejection {
             let text = format!("{}: {}\n", rejection.error.reason, rejection.error.message);
-            self.keep_rejection(Some(&text));
+            self.rejection.keep(Some(text));
         }
         self.failed(format!("not connected ({error}); the site serves without it"));
         tracing::debug!(control_plane = %self.membership.name, ?retry_in, "next dial");

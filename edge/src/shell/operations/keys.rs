@@ -105,9 +105,7 @@ fn object(commands: &Commands, row: &KeyRow) -> ApiKeyObject {
 }
 
 fn list(commands: &Commands, list: &ListArgs) -> Result<ApiKeyListResult, Error> {
-    let mut rows = commands.keys.list();
-    rows.sort_by(|a, b| a.name.cmp(&b.name).then(a.key_id.cmp(&b.key_id)));
-    let (rows, next_cursor) = page(rows, list, |row| row.key_id.clone())?;
+    let (rows, next_cursor) = page(commands.keys.list(), list, |row| format!("{} {}", row.name, row.key_id))?;
     Ok(ApiKeyListResult { apikeys: rows.iter().map(|row| object(commands, row)).collect(), next_cursor })
 }
 

@@ -17,9 +17,10 @@ use crate::shell::status;
 /// Most entries a page.
 pub(super) const PAGE_MAX: u32 = 1_000;
 
-/// One page of a list that is already in its order; the cursor is the key of the last entry of the page before.
+/// One page of a list, in the order of its keys; the cursor is the key of the last entry of the page before. What is
+/// behind it follows, whether or not that entry is still there.
 pub(super) fn page<T>(
-    items: Vec<T>,
+    mut items: Vec<T>,
     list: &ListArgs,
     key: impl Fn(&T) -> String,
 ) -> Result<(Vec<T>, Option<String>), Error> {
@@ -28,10 +29,8 @@ pub(super) fn page<T>(
         return Err(invalid("ARGS", format!("limit must be 1 to {PAGE_MAX}")));
     }
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    let start = match &list.cursor {
-        None => 0,
-        Some(cursor) => items.iter().position(|item| key(item) == *cursor).map_or(0, |at| at + 1),
-    };
+    items.sort_by_cached_key(&key);
+    let start = list.cursor.as_ref().map_or(0, |cursor| items.partition_point(|item| key(item) <= *cursor));
     let more = items.len() > start + limit;
     let items: Vec<T> = items.into_iter().skip(start).take(limit).collect();
     let next = if more { items.last().map(key) } else { None };
@@ -49,7 +48,7 @@ pub(super) fn nodes(commands: &Commands, request: &Request) -> Result<NodeListRe
     if chosen.is_empty() && !request.selector.is_empty() {
         select_any(commands, &request.selector)?;
     }
-    let (chosen, next_cursor) = page(chosen, &list, |node| node.id.to_string())?;
+    let (chosen, next_cursor) = page(chosen, &list, |node| format!("{} {}", node.row.name, node.id))?;
     let nodes =
         chosen.iter().map(|node| NodeObject::from_proto(status::node(&commands.site, node))).collect();
     Ok(NodeListResult { nodes, next_cursor })
@@ -120,4 +119,40 @@ pub(super) async fn cancel(context: &Context<'_>) -> Result<(), Error> {
     }
     context.done(value);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn a_page_goes_on_where_the_one_before_ended_whatever_was_removed() {
+        let all: Vec<u32> = (10..30).rev().collect();
+        let mut cursor = None;
+        let mut read = Vec::new();
+        let mut pages = 0;
+        loop {
+            let list = ListArgs { limit: Some(6), cursor: cursor.take() };
+            // The entry that each page ended with is gone when the next one is asked for.
+            let left: Vec<u32> = all.iter().copied().filter(|item| !read.contains(item)).collect();
+            let (items, next) = page(left, &list, |item| item.to_string()).unwrap();
+            read.extend(items);
+            pages += 1;
+            assert!(pages <= 4, "it ends");
+            match next {
+                Some(next) => cursor = Some(next),
+                None => break,
+            }
+        }
+        assert_eq!(read, (10..30).collect::<Vec<_>>(), "each once, in its order");
+        assert!(
+            page(all.clone(), &ListArgs { limit: Some(0), cursor: None }, |item| item.to_string()).is_err()
+        );
+        let (rest, next) =
+            page(all, &ListArgs { limit: None, cursor: Some("999".into()) }, |item| item.to_string())
+                .unwrap();
+        assert!(rest.is_empty() && next.is_none(), "behind the last there is nothing");
+    }
 }

@@ -194,7 +194,11 @@ fn token_object(row: &EnrollmentRow, now: Wall, not_durable: bool) -> Enrollment
 pub(super) fn list_tokens(commands: &Commands, list: &ListArgs) -> Result<EnrollmentListResult, Error> {
     let now = commands.site.wall();
     let rows = commands.site.tokens.lock().unwrap_or_else(PoisonError::into_inner).all();
-    let (rows, next_cursor) = page(rows, list, |row| row.token.token_id.clone())?;
+    // The newest first.
+    let newest = |row: &EnrollmentRow| {
+        format!("{:019} {}", i64::MAX.saturating_sub(row.token.created_at_unix_ms), row.token.token_id)
+    };
+    let (rows, next_cursor) = page(rows, list, newest)?;
     let tokens = commands.site.tokens.lock().unwrap_or_else(PoisonError::into_inner);
     let object = |row: &EnrollmentRow| token_object(row, now, tokens.is_unwritten(&row.token.token_id));
     Ok(EnrollmentListResult { enrollments: rows.iter().map(object).collect(), next_cursor })
