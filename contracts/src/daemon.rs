@@ -1,5 +1,6 @@
 //! What every daemon promises to whoever runs it: exit codes, the steps of its doctor, signals, a local socket that
-//! only its owner can open, memory that goes back to the system, and as many descriptors as it may have.
+//! only its owner can open, metrics in one form, memory that goes back to the system, and as many descriptors as it
+//! may have.
 //!
 //! It leaves what is checked, started and served to each tier. Invariant: a new daemon behaves as the others do
 //! without writing any of this again.
@@ -7,6 +8,7 @@
 mod build;
 mod check;
 mod descriptors;
+pub mod exposition;
 mod log_level;
 pub mod memory;
 mod ports;

@@ -15,8 +15,15 @@ const OF_PACKAGE: [(&str, &str); 3] = [
 ];
 
 /// Every contract document.
-const DOCUMENTS: [&str; 6] =
-    ["wire.md", "control-edge.md", "edge-node.md", "operator-http.md", "openai.md", "config.md"];
+const DOCUMENTS: [&str; 7] = [
+    "wire.md",
+    "control-edge.md",
+    "edge-node.md",
+    "operator-http.md",
+    "openai.md",
+    "config.md",
+    "metrics.md",
+];
 
 /// What stands at the head of each.
 const HEAD: [&str; 7] =

@@ -7,10 +7,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
+use umbel_contracts::daemon::exposition::Vitals;
 use umbel_contracts::daemon::{LocalListener, Signals, bind, bind_if_on, memory, raise_descriptors};
-use umbel_contracts::serve::{Door, router, serve_local, serve_plain, serve_tls};
+use umbel_contracts::serve::{Door, measured, router, serve_local, serve_plain, serve_tls};
 use umbel_store::{HighWater, Store};
 use umbel_wire::ids::Generation;
 use umbel_wire::{CloseReason, Connection, GoawayReason, files};
@@ -21,6 +23,7 @@ use crate::init::{STORE_FILE, STORE_OWNER};
 use crate::shell::authority::{Keys, ca_dir};
 use crate::shell::edges::EdgeDoor;
 use crate::shell::plane::{Plane, Settings};
+use crate::shell::vitals::Own;
 use crate::{Config, StartError};
 
 /// Generations set aside for one process: more connections than it will ever accept.
@@ -113,6 +116,11 @@ impl Running {
         if plane.operators().active() == 0 {
             tracing::warn!("no operator token is configured: the API refuses everybody but the local socket");
         }
+        let own = Own { plane: Arc::downgrade(&plane), store: state.join(STORE_FILE) };
+        plane.metrics.register(|to| {
+            to.register_collector(Box::new(Vitals::new("control_plane")));
+            to.register_collector(Box::new(own));
+        });
         Self::start(plane, listeners)
     }
 
@@ -130,10 +138,10 @@ impl Running {
         let mut serving = JoinSet::new();
         let fleet = Arc::new(Api(Arc::clone(&plane)));
         if let Some(listener) = api {
-            let router = router(Arc::clone(&fleet), Door::Network);
+            let router = told(router(Arc::clone(&fleet), Door::Network), &plane);
             serving.spawn(serve_tls(listener, Arc::clone(&plane.keys.api), router, drain.clone()));
         }
-        serving.spawn(serve_local(local, router(fleet, Door::Local), drain.clone()));
+        serving.spawn(serve_local(local, told(router(fleet, Door::Local), &plane), drain.clone()));
         if let Some(listener) = metrics {
             serving.spawn(serve_plain(listener, metrics::router(Arc::clone(&plane)), drain.clone()));
         }
@@ -182,6 +190,12 @@ impl Running {
     fn connections(&self) -> Vec<Connection> {
         self.plane.fleet().slots.owners().map(|(_, owner)| owner.handle.clone()).collect()
     }
+}
+
+/// Routes whose answers are counted.
+fn told(routes: Router, plane: &Arc<Plane>) -> Router {
+    let plane = Arc::clone(plane);
+    measured(routes, move |answered| plane.metrics.answered(answered))
 }
 
 impl Listeners {

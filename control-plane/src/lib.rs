@@ -13,6 +13,7 @@ mod core;
 mod doctor;
 mod http;
 mod init;
+mod metrics;
 mod shell;
 #[cfg(feature = "simulation")]
 pub mod simulation;

@@ -10,4 +10,5 @@ pub(crate) mod relay;
 pub(crate) mod rotation;
 pub(crate) mod settle;
 pub(crate) mod status;
+pub(crate) mod vitals;
 pub(crate) mod witness;

@@ -11,6 +11,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use umbel_contracts::daemon::exposition::Vitals;
 use umbel_contracts::daemon::{
     LocalListener, Signals, bind, bind_if_on, memory, raise_descriptors, set_log_level,
 };
@@ -34,7 +35,7 @@ use crate::shell::keys::Keys;
 use crate::shell::nodes::{NodeDoor, keep_credentials};
 use crate::shell::settings::{self, Settings};
 use crate::shell::site::{Opening, Site};
-use crate::shell::vitals::Vitals;
+use crate::shell::vitals::Own;
 use crate::{Config, StartError};
 
 /// File of the store in the state directory.
@@ -296,8 +297,10 @@ impl Parts {
         .await
         .map_err(state)?;
         let gauges = Gauges { site: Arc::downgrade(&site) };
+        let own = Own { site: Arc::downgrade(&site), keys: Arc::downgrade(&keys) };
         metrics.register(|to| {
-            to.register_collector(Box::new(Vitals::new(Arc::downgrade(&site))));
+            to.register_collector(Box::new(Vitals::new("edge")));
+            to.register_collector(Box::new(own));
             to.register_collector(Box::new(gauges));
         });
         let commands = Commands::open(Arc::clone(&site), Arc::clone(&keys)).await.map_err(state)?;

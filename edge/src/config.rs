@@ -48,6 +48,13 @@ pub struct Api {
     pub stream_usage: StreamUsage,
 }
 
+/// What is in the metrics beyond what always is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Metrics {
+    /// A series a key of requests, and two of tokens.
+    pub keys: bool,
+}
+
 /// Bounds of a model's queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Queue {
@@ -128,6 +135,8 @@ pub struct Config {
     pub listen: Listen,
     /// The OpenAI surface.
     pub api: Api,
+    /// What is in the metrics beyond what always is.
+    pub metrics: Metrics,
     /// Queues.
     pub queue: Queue,
     /// Engines.

@@ -4,22 +4,18 @@
 //! to a collector over [`crate::shell::dispatch::Dispatch`], so that they are the numbers admission decides
 //! by. Invariant: a label value never comes from a client; unknown models count as `_unknown`.
 
-mod plain;
-
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::encoding::text;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+use umbel_contracts::daemon::exposition::{TextFormat, declare, encode_to};
 
 use crate::core::usage::Usage;
-use plain::PlainText;
-pub(crate) use plain::TextFormat;
 
 /// The model label of requests whose model nobody serves.
 pub(crate) const UNKNOWN_MODEL: &str = "_unknown";
@@ -186,51 +182,60 @@ impl Metrics {
             streams_broken: Family::default(),
         };
         metrics.register(|to| {
-            to.register("umbel_edge_requests", "Requests answered", metrics.requests.clone());
-            to.register(
+            declare(to, "umbel_edge_requests", "Requests answered", metrics.requests.clone());
+            declare(
+                to,
                 "umbel_edge_request_duration_seconds",
                 "From the request's head to the answer's end",
                 metrics.durations.clone(),
             );
-            to.register(
+            declare(
+                to,
                 "umbel_edge_time_to_first_token_seconds",
-                "From the whole request to the first bytes of an event stream",
+                "From the request's head, its body included, to the first bytes of an event stream",
                 metrics.first_token.clone(),
             );
-            to.register(
+            declare(
+                to,
                 "umbel_edge_time_per_output_token_seconds",
                 "Of an event stream behind its first token, by the tokens of the whole answer",
                 metrics.per_output_token.clone(),
             );
-            to.register(
+            declare(
+                to,
                 "umbel_edge_cached_input_tokens",
                 "Tokens of prompts that the engines had cached",
                 metrics.cached_tokens.clone(),
             );
-            to.register("umbel_edge_queue_wait_seconds", "Time in the queue", metrics.queue_wait.clone());
-            to.register(
+            declare(to, "umbel_edge_queue_wait_seconds", "Time in the queue", metrics.queue_wait.clone());
+            declare(
+                to,
                 "umbel_edge_tokens",
                 "Tokens as the engines count them, else by estimate and events",
                 metrics.tokens.clone(),
             );
-            to.register("umbel_edge_rejections", "Requests this edge refused", metrics.rejections.clone());
-            to.register(
+            declare(to, "umbel_edge_rejections", "Requests that ended with an error instead of an answer, as their clients were told: refusals, and engines that failed", metrics.rejections.clone());
+            declare(
+                to,
                 "umbel_edge_client_disconnects",
                 "Clients that left before their answer was whole",
                 metrics.disconnects.clone(),
             );
-            to.register(
+            declare(
+                to,
                 "umbel_edge_upstream_errors",
                 "Failures between this edge and the engines",
                 metrics.upstream_errors.clone(),
             );
-            to.register("umbel_edge_upstream_retries", "Second tries", metrics.upstream_retries.clone());
-            to.register(
+            declare(to, "umbel_edge_upstream_retries", "Second tries", metrics.upstream_retries.clone());
+            declare(
+                to,
                 "umbel_edge_client_retries",
                 "Requests that the client marked as its retry",
                 metrics.client_retries.clone(),
             );
-            to.register(
+            declare(
+                to,
                 "umbel_edge_streams_broken",
                 "Answers that ended with an error after their head",
                 metrics.streams_broken.clone(),
@@ -250,10 +255,7 @@ impl Metrics {
     /// If `out` takes no more, or a collector fails; then it lacks its end.
     pub(crate) fn encode_to(&self, format: TextFormat, out: &mut impl fmt::Write) -> fmt::Result {
         let registry = self.registry.read().unwrap_or_else(PoisonError::into_inner);
-        match format {
-            TextFormat::OpenMetrics => text::encode(out, &registry),
-            TextFormat::Plain => text::encode(&mut PlainText::new(out), &registry),
-        }
+        encode_to(&registry, format, out)
     }
 
     /// The same as one text.

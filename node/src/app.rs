@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use umbel_contracts::daemon::{LocalListener, Signals, memory, raise_descriptors};
+use umbel_contracts::daemon::{LocalListener, Signals, bind_if_on, memory, raise_descriptors};
 use umbel_wire::{contained_now, keep_connected, kept};
 
 use crate::{
@@ -75,6 +75,7 @@ async fn agent(config: Config) -> Result<(), StartError> {
     let gpus = Gpus::start(config.accelerator, config.nvml_library.as_deref());
     let found = preflight::check(config.accelerator, &gpus).await?;
     let socket = LocalListener::bind(&config.socket)?;
+    let metrics = bind_if_on("listen.metrics", config.metrics).await?;
 
     engines::end_leftovers(&state).await;
     // Before any engine: one that has a process may come with settings, too.
@@ -120,7 +121,7 @@ async fn agent(config: Config) -> Result<(), StartError> {
         reports,
     };
     tracing::info!(node_id = %parts.identity.node_id, edge = %parts.identity.edge_id, "node agent started");
-    let answering = tokio::spawn(admin::serve(socket, Arc::new(parts)));
+    let answering = tokio::spawn(admin::serve(socket, metrics, Arc::new(parts)));
     let end = CancellationToken::new();
     let (role, ends) = (Arc::clone(&edge), end.clone());
     let dialing = tokio::spawn(kept("connection to the edge", move || {

@@ -5,6 +5,7 @@
 
 use std::{
     collections::BTreeMap,
+    net::SocketAddr,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -51,6 +52,8 @@ pub struct Config {
     pub artifacts: Artifacts,
     /// Engines of kind `sim` are allowed.
     pub allow_sim: bool,
+    /// Metrics for a collector on this host: a loopback address only.
+    pub metrics: Option<SocketAddr>,
     /// The local socket, mode 0600.
     pub socket: PathBuf,
     /// The `llama-server` program.

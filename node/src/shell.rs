@@ -7,6 +7,7 @@ pub(crate) mod engine_http;
 pub(crate) mod engines;
 pub(crate) mod gpu;
 pub(crate) mod host;
+pub(crate) mod metrics;
 pub(crate) mod output;
 pub(crate) mod places;
 pub(crate) mod process;

@@ -74,6 +74,8 @@ pub(crate) struct State {
     connects: AtomicU64,
     open: AtomicU64,
     running: AtomicU64,
+    /// Most at once.
+    peak: AtomicU64,
     /// Connections without a request are closed after so many ms; 0 is never.
     idle_ms: AtomicU64,
 }
@@ -101,7 +103,8 @@ impl State {
         let mut records = locked(&self.records);
         let id = records.len();
         records.push(record(id));
-        self.running.fetch_add(1, Ordering::SeqCst);
+        let running = self.running.fetch_add(1, Ordering::SeqCst) + 1;
+        self.peak.fetch_max(running, Ordering::SeqCst);
         id
     }
 
@@ -146,6 +149,7 @@ impl Engine {
             connects: AtomicU64::new(0),
             open: AtomicU64::new(0),
             running: AtomicU64::new(0),
+            peak: AtomicU64::new(0),
             idle_ms: AtomicU64::new(0),
         });
         let accepting = Arc::clone(&state);
@@ -181,6 +185,12 @@ impl Engine {
     #[must_use]
     pub fn connects(&self) -> u64 {
         self.state.connects.load(Ordering::SeqCst)
+    }
+
+    /// Most requests that ran at once, since the start.
+    #[must_use]
+    pub fn peak(&self) -> u64 {
+        self.state.peak.load(Ordering::SeqCst)
     }
 
     /// Requests running now.

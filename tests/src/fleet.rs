@@ -17,9 +17,10 @@ use std::process::Command;
 use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
+pub use asking::scraped;
 pub use commands::{Ran, run};
 pub use control_plane::ControlPlane;
-pub use daemon::{Daemon, Signal, cpu_seconds, resident_kb};
+pub use daemon::{Daemon, Signal, cpu_seconds, reserved_kb, resident_kb};
 pub use edge::{Edge, EdgeOptions};
 pub use node::{EngineDeclaration, Node, NodeOptions};
 

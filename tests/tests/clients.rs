@@ -4,6 +4,7 @@
 //! these tests say that they were skipped. A case is `name`, `call` (chat), `model` (m), `stream`, `usage`, `retries`
 //! (0), `key`, and `body`: what is added to the request, above all the script of the engine.
 
+use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Command;
@@ -127,7 +128,7 @@ fn cases() -> Value {
         case
     };
     let refusal = |status: u16| json!({"status": status, "headers": [["Retry-After", "1"]]});
-    json!([
+    let cases = json!([
         streamed("4 pieces", json!({"events": 8, "piece": 7, "crlf": true, "text": "é✓ "})),
         with(streamed("6 usage", json!({})), json!({"usage": true})),
         streamed("6 no usage", json!({})),
@@ -139,7 +140,7 @@ fn cases() -> Value {
         streamed("13 bad request", json!({"status": 400})),
         streamed("13 engine error", json!({"status": 500})),
         streamed("13 closes", json!({"no_head": true, "ending": "rst"})),
-        plain("13 closes", json!({"no_head": true, "ending": "close"})),
+        plain("13 closes, plain", json!({"no_head": true, "ending": "close"})),
         with(streamed("13 silent", json!({"head_gate": "never"})), json!({"retries": 2})),
         streamed("14 comments", json!({"raw_events": identified_events(), "delay_ms": 2_500})),
         with(streamed("17 unknown", json!({})), json!({"model": "not-there", "retries": 2})),
@@ -155,7 +156,12 @@ fn cases() -> Value {
         {"name": "11 responses", "call": "responses", "stream": true, "body": {"x_script": {"after": 2, "ending": "rst"}}},
         {"name": "9 embeddings", "call": "embeddings", "body": {}},
         {"name": "transcriptions", "call": "transcriptions", "body": {}},
-    ])
+    ]);
+    // What the clients give back is a map by name.
+    let names: HashSet<&str> =
+        cases.as_array().unwrap().iter().map(|case| case["name"].as_str().unwrap()).collect();
+    assert_eq!(names.len(), cases.as_array().unwrap().len(), "each case has a name of its own");
+    cases
 }
 
 const VLLM_OVERFLOW: &str = r#"{"error":{"message":"This model's maximum context length is 4096 tokens. However, you requested 5000 tokens in the messages, Please reduce the length of the messages.","type":"BadRequestError","param":null,"code":400}}"#;
@@ -200,6 +206,7 @@ fn judge(client: &str, s: &Site, seen: &Value, more: bool) {
     error("13 bad request", json!(400), "scripted");
     error("13 engine error", json!(500), "scripted");
     error("13 closes", json!(502), "engine_lost");
+    error("13 closes, plain", json!(502), "engine_lost");
     error("13 silent", json!(504), "engine_timeout");
     assert_eq!(s.engine.runs("13 silent"), 1, "{client}: no retry where it is useless");
     text("14 comments", "0 1 2 ");

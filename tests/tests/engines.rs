@@ -19,7 +19,7 @@ struct Supervised {
     _fleet: Fleet,
 }
 
-fn options(fleet: &Fleet, model: &str) -> NodeOptions {
+pub(crate) fn options(fleet: &Fleet, model: &str) -> NodeOptions {
     let file = fleet.dir().join("model.gguf");
     std::fs::write(&file, b"GGUF\x03\0\0\0").unwrap();
     NodeOptions {
@@ -148,7 +148,9 @@ fn an_engine_that_cannot_start_says_why() {
     });
     assert_ne!(seen["providers"][0]["status"], "available", "{seen}");
     edge.wait_node("gpu-1", "failed with its code", SOON, |n| {
-        n.to_string().contains('3') && n["providers"][0]["status"] == "failed"
+        let provider = &n["providers"][0];
+        provider["cause"].as_str().is_some_and(|cause| cause.contains("code 3"))
+            && provider["status"] == "failed"
     });
     let refused = edge.chat("ends-at-once", "x", true, &json!({})).whole(&edge.target()).unwrap();
     assert!([503, 404].contains(&refused.status), "{}", refused.text());

@@ -237,3 +237,43 @@ fn usage_is_what_engines_reported_and_outlives_the_edge() {
     let shown = s.edge.ctl(&["key", "usage"]).ok().out;
     assert!(shown.lines().count() >= 3 && shown.contains("REQUESTS") && shown.contains("two"), "{shown}");
 }
+
+/// What is said of a key at the control plane is done by the key's own edge, at once, and read back the same way.
+#[test]
+fn keys_are_changed_and_their_usage_is_read_through_the_control_plane() {
+    let fleet = Fleet::new();
+    let engine = Engine::start(&["m"]).unwrap();
+    let plane = fleet.control_plane();
+    let edge = fleet.edge("berlin", Some(&plane), &EdgeOptions::default());
+    let _node = fleet.node(&edge, "gpu-1", &crate::sites::external(&engine, 2));
+    plane.wait_fresh("berlin");
+    let ctl = |words: &[&str]| {
+        let words: Vec<&str> = words.iter().copied().chain(["--site", "berlin"]).collect();
+        plane.ctl(&words)
+    };
+    let ask =
+        || chat(&edge.key, "m", "counted", false, &json!({ "usage": true })).whole(&edge.target()).unwrap();
+    assert_eq!(ask().status, 200);
+    let _ = ctl(&["key", "update", "app", "--rpm", "1", "-m", "a trial"]).ok();
+    assert_eq!(ask().status, 200);
+    let got = ask();
+    assert_eq!(refused(&got, 429)["code"], "rate_limit_exceeded");
+    assert_eq!(got.header("x-umbel-reason"), Some("key_requests"));
+    let _ = ctl(&["key", "update", "app", "--rpm", "none", "--model", "other", "-m", "a trial"]).ok();
+    assert_eq!(ask().status, 404, "the model is not the key's any more");
+    let _ = ctl(&["key", "update", "app", "--all-models", "-m", "a trial"]).ok();
+    assert_eq!(ask().status, 200);
+    edge.wait_idle(SHORT);
+    let through = ctl(&["key", "usage", "app", "-o", "json"]).ok().json();
+    let sum = |of: &Value, field: &str| -> u64 {
+        of.as_array().unwrap().iter().map(|row| row[field].as_u64().unwrap()).sum()
+    };
+    assert_eq!((sum(&through, "requests"), sum(&through, "refused")), (5, 2), "{through}");
+    let own = edge.ctl(&["key", "usage", "app", "-o", "json"]).ok().json();
+    assert_eq!(sum(&own, "prompt_tokens"), sum(&through, "prompt_tokens"));
+    assert_eq!(ctl(&["key", "update", "nobody", "--rpm", "1", "-m", "a trial"]).code, 6);
+    // Both audits have it: who asked, and what was done.
+    for audit in [plane.ctl(&["audit", "-o", "json"]), edge.ctl(&["audit", "-o", "json"])] {
+        assert!(audit.ok().out.contains("apikey.update"));
+    }
+}

@@ -8,6 +8,7 @@
     reason = "a test that cannot go on fails by panicking"
 )]
 
+mod agreement;
 mod behaviours;
 mod cancel;
 mod clients;
@@ -20,6 +21,7 @@ mod journey;
 mod keys;
 mod kills;
 mod links;
+mod metrics;
 mod netns;
 mod peers;
 mod records;
@@ -34,4 +36,5 @@ mod sites;
 mod starts;
 mod status;
 mod tidy;
+mod told;
 mod why;

@@ -134,6 +134,12 @@ fn next_step(queue: &QueueObject, more: &QueueFigures) -> String {
     if depth == 0 {
         return String::new();
     }
+    if queue.in_flight < slots && more.long_waiting == 0 {
+        let free = slots - queue.in_flight;
+        return format!(
+            "{free} slots are free, and what waits was refused there: umbel ctl request --running"
+        );
+    }
     if queue.in_flight < slots {
         let long = more.long_waiting;
         return format!(
@@ -272,6 +278,7 @@ mod tests {
             (queue(20, 8, |more| more.drain_per_minute = 0), "waiting", "none ended lately"),
             (queue(100, 8, |_| ()), "full", "clients get 429"),
             (queue(2, 5, |more| more.long_waiting = 2), "waiting", "2 long requests wait"),
+            (queue(2, 5, |_| ()), "waiting", "was refused there"),
             (queue(2, 8, |more| more.leases.unconfirmed = 1), "waiting", "--unconfirmed"),
             (
                 queue(2, 0, |more| (more.providers_open, more.providers_loading) = (0, 1)),

@@ -12,6 +12,7 @@ mod fleet;
 mod input;
 mod large;
 mod listen;
+mod measured;
 mod problem;
 mod ring;
 mod stream;
@@ -20,6 +21,7 @@ pub use api::router;
 pub use call::{Bearer, Caller, Door};
 pub use fleet::{AuditQuestion, CommandCall, Fleet, Follow, StatusQuestion};
 pub use listen::{serve_local, serve_plain, serve_tls};
+pub use measured::{Answered, measured};
 pub use problem::Failure;
 pub use ring::{EventRing, Feed, Told};
 

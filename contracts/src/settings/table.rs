@@ -111,8 +111,9 @@ static ENGINE: [Key; 22] = [
     key("args", Kind::Stays("an engine's arguments are made from its typed keys")),
 ];
 
-pub(super) static EDGE: [Key; 13] = [
+pub(super) static EDGE: [Key; 14] = [
     key("api", Kind::Table(&API)),
+    key("metrics", Kind::Table(&METRICS)),
     key("queue", Kind::Table(&QUEUE)),
     key("upstream", Kind::Table(&UPSTREAM)),
     key("liveness", Kind::Table(&LIVENESS)),
@@ -133,6 +134,8 @@ static API: [Key; 4] = [
     key("held_max", Kind::Size(1024, 1 << 40)),
     key("stream_usage", Kind::Word(&["as_asked", "always"])),
 ];
+
+static METRICS: [Key; 1] = [key("keys", Kind::Flag)];
 
 static QUEUE: [Key; 3] = [
     key("max_requests", Kind::Number(1, 1_000_000)),

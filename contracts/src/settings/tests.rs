@@ -17,6 +17,7 @@ fn a_whole_document_is_good_and_typed() {
     let document = json!({
         "edge": {
             "api": { "body_max": "16MiB", "keepalive": "10s", "held_max": "64MiB", "stream_usage": "always" },
+            "metrics": { "keys": true },
             "queue": { "max_requests": 10, "max_wait": "5s", "max_wait_loading": "20s" },
             "upstream": { "first_byte_timeout": "1m", "idle_timeout": "30s" },
             "liveness": { "stale": "20s", "offline": "1m" },

@@ -84,6 +84,8 @@ pub struct EngineSettings {
 pub struct EdgeSettings {
     /// The OpenAI surface.
     pub api: ApiSettings,
+    /// What is in the metrics beyond what always is.
+    pub metrics: MetricsSettings,
     /// Queues.
     pub queue: QueueSettings,
     /// Patience with engines.
@@ -112,6 +114,14 @@ pub struct ApiSettings {
     pub held_max: Option<ByteSize>,
     /// Whether engines are asked for the usage of streams: `as_asked` by clients, or `always`.
     pub stream_usage: Option<String>,
+}
+
+/// What is in the metrics beyond what always is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct MetricsSettings {
+    /// Whether each API key has series of its own: requests and tokens.
+    pub keys: Option<bool>,
 }
 
 /// Bounds of a model's queue.

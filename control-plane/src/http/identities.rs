@@ -75,7 +75,7 @@ pub(super) async fn enrollment_create(
             ),
         ));
     }
-    plane.metrics.audit_total.inc();
+    plane.metrics.audited.inc();
     plane.commit(commit).await.map_err(|error| match error.code {
         Code::Conflict => {
             Error::new(Code::Conflict, "TOKEN_ID_TAKEN", "There is a token with this id. Draw another one.")
@@ -139,7 +139,7 @@ pub(super) async fn enrollment_revoke(
             .require_at(ENROLLMENTS, token_id, position)
             .put_json(ENROLLMENTS, token_id, &row)
             .audit(deed(caller, "enrollment.revoke", token_id, &row.edge_id, reason).record());
-        plane.metrics.audit_total.inc();
+        plane.metrics.audited.inc();
         plane.commit(commit).await?;
     }
     Ok(enrollments::object(&row, now))
@@ -162,7 +162,7 @@ pub(super) async fn credential_revoke(
         let entry = deed(caller, "credential.revoke", edge_id.as_str(), edge_id.as_str(), reason).record();
         let token = stored_enrollment(plane, &known.row.token_id).await.ok();
         let (row, commit) = identities::revoked(&known, token, revoked, entry.clone());
-        plane.metrics.audit_total.inc();
+        plane.metrics.audited.inc();
         match plane.commit(commit).await {
             Ok(position) => in_force(plane, edge_id, row, position),
             // In force all the same: the operator is told.
@@ -227,7 +227,7 @@ pub(super) async fn operator_create(
     let forgotten = plane.operators().room(now)?;
     let made = deed(caller, "operator.create", &format!("{} ({})", row.name, row.role.as_str()), "", "");
     let commit = identities::operator_made(&row, &forgotten, made.record());
-    plane.metrics.audit_total.inc();
+    plane.metrics.audited.inc();
     let position = plane.commit(commit).await.map_err(|error| match error.code {
         Code::Conflict if is_taken() => taken(),
         _ => error,
@@ -257,7 +257,7 @@ pub(super) async fn operator_revoke(
     let row = OperatorRow { revoked_at_unix_ms: revoked_at, ..row };
     let entry = deed(caller, "operator.revoke", &row.name, "", reason).record();
     let commit = identities::operator_revoked(&row, position, entry.clone());
-    plane.metrics.audit_total.inc();
+    plane.metrics.audited.inc();
     let object = row.object();
     match plane.commit(commit).await {
         Ok(position) => plane.shut_out(row, position),

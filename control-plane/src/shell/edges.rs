@@ -91,7 +91,7 @@ async fn hello(plane: Arc<Plane>, newcomer: Newcomer) {
     match judged {
         Ok(entered) => welcome(&plane, newcomer, entered),
         Err(refusal) => {
-            plane.metrics.hellos_refused_total.inc();
+            plane.metrics.refused("hello", &refusal.error);
             if let Some(repeats) = plane.refusal_is_news(newcomer.address(), &refusal.error) {
                 tracing::warn!(address = %newcomer.address(), edge = %clip(&hello.edge_id), code = refusal.error.code.name(),
                     reason = %refusal.error.reason, repeats, "an edge's hello was refused");
@@ -228,7 +228,7 @@ impl EdgeHandler {
             return Ok(());
         };
         if lost > 0 {
-            self.plane.metrics.events_lost_total.inc_by(lost);
+            self.plane.metrics.events_lost.inc_by(lost);
             self.plane.tell(
                 &self.edge_id,
                 "events_lost",

@@ -36,11 +36,11 @@ pub(super) async fn answer(plane: Arc<Plane>, newcomer: Newcomer) {
     };
     match answered {
         Ok(response) => {
-            plane.metrics.enrolled_total.inc();
+            plane.metrics.enrolled.inc();
             newcomer.answer(response.encode_to_vec());
         }
         Err(error) => {
-            plane.metrics.enrollments_refused_total.inc();
+            plane.metrics.refused("enroll", &error);
             if error.code == Code::Unauthenticated {
                 plane.guesses.lock().unwrap_or_else(PoisonError::into_inner).wrong(address, clock::now());
             }
@@ -164,7 +164,7 @@ async fn attempt(plane: &Arc<Plane>, asked: &Asked) -> Result<Option<EdgeEnrollR
         identities::claimed((row, position), enrolled.as_ref(), &asked.display_name, &signed, now);
     match plane.store().commit(commit).await {
         Ok(position) => {
-            plane.metrics.audit_total.inc();
+            plane.metrics.audited.inc();
             plane.fleet().edges.apply(edge, position);
             plane.witness().forget(&edge_id);
             tracing::info!(edge = %edge_id, token = %asked.token_id, "edge enrolled");

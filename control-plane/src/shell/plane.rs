@@ -32,7 +32,7 @@ use crate::core::fleet::Fleet;
 use crate::core::operators::{OPERATORS, OperatorRow, Operators};
 use crate::core::views::{SWEEP, Views};
 use crate::core::witness::{WITNESS, Witness, WitnessRow};
-use crate::http::metrics::Metrics;
+use crate::metrics::Metrics;
 use crate::{Config, StartError};
 
 /// Events kept for readers that come late: about 4 MiB.
@@ -236,7 +236,7 @@ impl Plane {
     }
 
     pub(crate) fn publish(&self, event: EventObject) {
-        self.metrics.events_total.inc();
+        self.metrics.events.inc();
         self.events.publish(event);
     }
 
@@ -307,13 +307,13 @@ impl Plane {
 
     /// Audits something that changes no row, before it is done.
     pub(crate) async fn audit(&self, deed: &Deed) -> Result<(), Error> {
-        self.metrics.audit_total.inc();
+        self.metrics.audited.inc();
         self.commit(Commit::new().audit(deed.record())).await.map(drop)
     }
 
     /// Audits something that changed no row: soon, and repeats as one entry and a count.
     pub(crate) fn audit_soon(&self, deed: &Deed) {
-        self.metrics.audit_total.inc();
+        self.metrics.audited.inc();
         self.observed.tell(clock::now(), vec![deed.record()]);
     }
 }

@@ -41,7 +41,9 @@ pub(crate) async fn command(
     let request = request(caller, &asked)?;
     let operation = asked.body.operation.clone();
     if class == Class::Read {
-        let answer = send(plane, &link, request).await.map_err(Broken::into_error)?;
+        let answer = send(plane, &link, request).await.map_err(Broken::into_error);
+        plane.metrics.relayed(class, answer.as_ref().err().map(|error| error.code));
+        let answer = answer?;
         return Ok(CommandObject { operation: Some(operation), ..answer });
     }
     let key: Key = (link.edge_id.clone(), asked.command_id.clone());
@@ -49,8 +51,8 @@ pub(crate) async fn command(
     let begin = plane.commands().begin(clock::now(), &key, row(plane, caller, &link, &asked))?;
     let answer = match begin {
         Begin::Join => join(plane, &key).await?,
-        Begin::Again => sent(plane, link, key.clone(), request, None).await?,
-        Begin::Send(row) => sent(plane, link, key.clone(), request, Some(row)).await?,
+        Begin::Again => sent(plane, link, key.clone(), (class, request), None).await?,
+        Begin::Send(row) => sent(plane, link, key.clone(), (class, request), Some(row)).await?,
     };
     let answer = CommandObject { operation: Some(operation), ..answer };
     if answer.phase.is_end() || asked.wait.is_zero() {
@@ -123,7 +125,7 @@ fn request(caller: &Caller, asked: &CommandCall) -> Result<EdgeCommandRequest, E
 
 /// Stores and audits the request before it is sent; one that cannot be audited is not sent.
 async fn record_request(plane: &Plane, key: &Key, row: &PendingRow) -> Result<(), Error> {
-    plane.metrics.audit_total.inc();
+    plane.metrics.audited.inc();
     let written = contained(plane.commit(row.requested())).await.unwrap_or_else(|broken| Err(broken.into()));
     if written.is_err() {
         plane.commands().forget(key);
@@ -137,7 +139,7 @@ async fn sent(
     plane: &Arc<Plane>,
     link: Link,
     key: Key,
-    request: EdgeCommandRequest,
+    (class, request): (Class, EdgeCommandRequest),
     row: Option<Box<PendingRow>>,
 ) -> Result<CommandObject, Error> {
     let (tell, told) = oneshot::channel();
@@ -155,8 +157,10 @@ async fn sent(
         let answer = answer.unwrap_or_else(|broken| Err(Broken::Unknown(broken.into())));
         let ended = plane.commands().came(clock::now(), &key, &answer);
         plane.commands_moved();
+        let answer = answer.map_err(Broken::into_error);
+        plane.metrics.relayed(class, answer.as_ref().err().map(|error| error.code));
         // A caller that went away has no use for the answer.
-        let _ = tell.send(answer.map_err(Broken::into_error));
+        let _ = tell.send(answer);
         if let Some(ended) = ended {
             record_end(&plane, ended).await;
         }
@@ -214,7 +218,8 @@ async fn wait_for_end(plane: &Plane, key: &Key, until: Instant) -> Option<Comman
 /// Audits a command's end and forgets that it is pending. If that cannot be written now it is pending still, and the
 /// next start or connection of the edge tells it again.
 pub(super) async fn record_end(plane: &Plane, ended: Ended) {
-    plane.metrics.audit_total.inc();
+    plane.metrics.audited.inc();
+    plane.metrics.ended(&ended.outcome);
     let (commit, row) = (ended.finished(), ended.row);
     let kept = match plane.store().commit(commit.clone()).await {
         // It has ended, whatever the disk says.

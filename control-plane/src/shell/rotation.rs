@@ -24,7 +24,7 @@ const TRIES: usize = 4;
 async fn store(plane: &Plane, (row, commit): (EdgeRow, Commit)) -> Result<bool, Error> {
     match plane.commit(commit).await {
         Ok(position) => {
-            plane.metrics.audit_total.inc();
+            plane.metrics.audited.inc();
             plane.fleet().edges.apply(row, position);
             Ok(true)
         }

@@ -26,7 +26,7 @@ impl Plane {
     fn cut(self: &Arc<Self>, edge_id: &EdgeId, generation: Generation, cut: &Cut) {
         tracing::error!(edge = %edge_id, had = cut.had.sequence, found = cut.found.sequence, "an edge's audit was cut");
         self.tell(edge_id, "edge_audit_cut", Some(generation), cut.sentence());
-        self.metrics.audit_total.inc();
+        self.metrics.audited.inc();
         let record = cut.deed(edge_id).record();
         let plane = Arc::clone(self);
         tokio::spawn(async move { plane.write_places(vec![record]).await });

@@ -12,7 +12,9 @@ use umbel_wire::EdgeId;
 use umbel_wire::liveness::Times;
 use umbel_wire::token::is_address;
 
-use super::{Api, Audit, Backup, Clock, Config, Listen, Liveness, Log, Queue, StreamUsage, Upstream};
+use super::{
+    Api, Audit, Backup, Clock, Config, Listen, Liveness, Log, Metrics, Queue, StreamUsage, Upstream,
+};
 
 /// Most addresses that an edge advertises.
 const ADVERTISED: usize = 8;
@@ -29,6 +31,8 @@ struct File {
     tls: TlsTable,
     #[serde(default)]
     api: ApiTable,
+    #[serde(default)]
+    metrics: MetricsTable,
     #[serde(default)]
     queue: QueueTable,
     #[serde(default)]
@@ -111,6 +115,12 @@ impl Default for ApiTable {
             stream_usage: "as_asked".to_owned(),
         }
     }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct MetricsTable {
+    keys: bool,
 }
 
 #[derive(Deserialize)]
@@ -263,6 +273,7 @@ pub(super) fn check(file: &ConfigFile) -> Result<Config, ConfigError> {
         advertise: edge.advertise,
         api: api(file, &parsed.api, &parsed.tls, listen.api_https)?,
         listen,
+        metrics: Metrics { keys: parsed.metrics.keys },
         queue: queue(file, &parsed.queue)?,
         upstream: Upstream {
             first_byte_timeout: positive(

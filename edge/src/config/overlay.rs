@@ -17,11 +17,12 @@ impl Config {
     /// The field of the settings that cannot be together with the rest.
     pub(crate) fn with_settings(&self, settings: &EdgeSettings) -> Result<Self, Fault> {
         let mut config = self.clone();
-        let EdgeSettings { api, queue, upstream, liveness, log, shutdown, clock, audit } = settings;
+        let EdgeSettings { api, metrics, queue, upstream, liveness, log, shutdown, clock, audit } = settings;
         put(&mut config.api.body_max, api.body_max.map(|size| size.0));
         put(&mut config.api.held_max, api.held_max.map(|size| size.0));
         put(&mut config.api.stream_usage, api.stream_usage.as_deref().and_then(StreamUsage::parse));
         put(&mut config.api.keepalive, api.keepalive.map(Into::into));
+        put(&mut config.metrics.keys, metrics.keys);
         put(&mut config.queue.max_requests, queue.max_requests);
         put(&mut config.queue.max_wait, queue.max_wait.map(Into::into));
         put(&mut config.queue.max_wait_loading, queue.max_wait_loading.map(Into::into));

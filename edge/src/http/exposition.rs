@@ -12,9 +12,10 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use umbel_contracts::daemon::exposition::TextFormat;
 
 use super::relay::Broken;
-use crate::metrics::{Metrics, TextFormat};
+use crate::metrics::Metrics;
 
 /// Bytes of a piece, about.
 const PIECE: usize = 64 * 1024;

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::header::{self, HeaderValue};
 use http::{Method, Response, StatusCode};
+use umbel_contracts::daemon::exposition::TextFormat;
 
 use super::Front;
 use super::answer::Answer;
 use super::error::Failure;
-use crate::metrics::TextFormat;
 
 /// Answers a path of health; `None` if it is none.
 pub(super) fn answer(

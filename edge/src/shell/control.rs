@@ -39,7 +39,9 @@ pub(crate) async fn keep(commands: Arc<Commands>, directory: PathBuf, shutdown: 
             continue;
         };
         let expiries = &commands.site.expiries;
-        expiries.retain("control-plane/", |name| found.iter().any(|(found, _)| found == name));
+        let joined = |name: &str| found.iter().any(|(found, _)| found == name);
+        expiries.retain("control-plane/", joined);
+        commands.site.events.keep_heard(joined);
         for membership in found.iter().filter_map(|(_, found)| found.as_ref().ok()) {
             expiries.set(&format!("control-plane/{}", membership.name), membership.not_after);
         }

@@ -18,8 +18,12 @@ use umbel_wire::{Connection, EdgeId};
 /// Events kept for readers of the local socket.
 const KEPT: usize = 2_000;
 
-/// A connected control plane, by the name of its directory.
-type Links = HashMap<String, Connection>;
+/// Control planes by the name of their directory: those that are connected, and when each was last heard.
+#[derive(Default)]
+struct Links {
+    connected: HashMap<String, Connection>,
+    heard: HashMap<String, Wall>,
+}
 
 /// Where events go.
 pub(crate) struct Events {
@@ -53,9 +57,21 @@ impl Events {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether this control plane is connected now.
-    pub(crate) fn is_linked(&self, name: &str) -> bool {
-        self.links().contains_key(name)
+    /// Whether this control plane is connected now, and when it was last heard since the start.
+    pub(crate) fn link_of(&self, name: &str) -> (bool, Option<Wall>) {
+        let links = self.links();
+        (links.connected.contains_key(name), links.heard.get(name).copied())
+    }
+
+    /// It said something. There are as many names as joined control planes: those that are left go.
+    pub(crate) fn heard(&self, name: &str) {
+        let mut links = self.links();
+        links.heard.insert(name.to_owned(), Wall::now());
+    }
+
+    /// Forgets what was heard of others than these.
+    pub(crate) fn keep_heard(&self, is_joined: impl Fn(&str) -> bool) {
+        self.links().heard.retain(|name, _| is_joined(name));
     }
 
     /// The latest events, for readers that come and go.
@@ -65,14 +81,15 @@ impl Events {
 
     /// A control plane's connection is up.
     pub(crate) fn link(&self, name: &str, connection: Connection) {
-        self.links().insert(name.to_owned(), connection);
+        self.heard(name);
+        self.links().connected.insert(name.to_owned(), connection);
     }
 
     /// That connection has ended; a newer one of the same name stays.
     pub(crate) fn unlink(&self, name: &str, connection: &Connection) {
         let mut links = self.links();
-        if links.get(name).is_some_and(|link| link.generation() == connection.generation()) {
-            links.remove(name);
+        if links.connected.get(name).is_some_and(|link| link.generation() == connection.generation()) {
+            links.connected.remove(name);
         }
     }
 
@@ -93,7 +110,7 @@ impl Events {
         let payload = event.encode_to_vec();
         // Each event has a key of its own: none may stand for another.
         let key = sequence.to_string();
-        for link in self.links().values() {
+        for link in self.links().connected.values() {
             link.event(event::EDGE_NODE, &key, payload.clone());
         }
         self.ring.publish(EventObject::from_proto(event));
@@ -101,7 +118,7 @@ impl Events {
 
     /// Tells one control plane how one of its commands goes on.
     pub(crate) fn tell_command(&self, name: &str, event: &EdgeCommandEvent) {
-        let link = self.links().get(name).cloned();
+        let link = self.links().connected.get(name).cloned();
         if let Some(link) = link {
             // Only the newest step of a command matters: its last one ends it.
             link.event(event::EDGE_COMMAND, &event.command_id, event.encode_to_vec());

@@ -227,8 +227,9 @@ impl GpuFigures {
         }
     }
 
-    fn labels<'a>(&'a self, node: &'a NodeFigures) -> [(&'static str, &'a str); 3] {
-        [("node", &node.name), ("gpu", &self.index), ("uuid", &self.uuid)]
+    /// With the node's id: names are not unique, and two agents may see one GPU.
+    fn labels<'a>(&'a self, node: &'a NodeFigures) -> [(&'static str, &'a str); 4] {
+        [("node", &node.name), ("node_id", &node.id), ("gpu", &self.index), ("uuid", &self.uuid)]
     }
 
     fn with<'a>(
@@ -236,9 +237,9 @@ impl GpuFigures {
         node: &'a NodeFigures,
         label: &'static str,
         value: &'a str,
-    ) -> [(&'static str, &'a str); 4] {
-        let [a, b, c] = self.labels(node);
-        [a, b, c, (label, value)]
+    ) -> [(&'static str, &'a str); 5] {
+        let [a, b, c, d] = self.labels(node);
+        [a, b, c, d, (label, value)]
     }
 }
 

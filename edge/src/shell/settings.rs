@@ -45,12 +45,22 @@ pub(crate) struct Settings {
     stored: Mutex<Stored>,
     in_force: ArcSwap<Config>,
     trouble: Mutex<Option<(Fault, i64)>>,
+    changes: Mutex<Changes>,
     /// One change after the other.
     turn: tokio::sync::Mutex<()>,
     front: OnceLock<Arc<Front>>,
     /// Who has to be looked at by the task that sends.
     nudged: Mutex<Nudged>,
     wake: Notify,
+}
+
+/// What became of changes since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Changes {
+    /// Versions that were made.
+    pub(crate) applied: u64,
+    /// Changes that were judged and not made.
+    pub(crate) refused: u64,
 }
 
 /// Why the sending task was woken.
@@ -106,6 +116,7 @@ impl Settings {
             stored: Mutex::new(stored),
             in_force: ArcSwap::from_pointee(in_force),
             trouble: Mutex::new(trouble),
+            changes: Mutex::default(),
             turn: tokio::sync::Mutex::default(),
             front: OnceLock::new(),
             nudged: Mutex::default(),
@@ -158,6 +169,16 @@ impl Settings {
         over(&self.file, document).map(drop)
     }
 
+    /// A change was judged and not made.
+    pub(crate) fn refused(&self) {
+        lock(&self.changes).refused += 1;
+    }
+
+    /// What became of changes since the start.
+    pub(crate) fn changes(&self) -> Changes {
+        *lock(&self.changes)
+    }
+
     /// A node is complete: it is looked at now.
     pub(crate) fn nudge(&self, node: NodeId) {
         lock(&self.nudged).nodes.insert(node);
@@ -191,6 +212,7 @@ impl Site {
             *stored = Stored { row: Arc::new(proposal.row), position: Some(position) };
             Targets::new(&stored.row)
         };
+        lock(&self.settings.changes).applied += 1;
         self.change(|registry| registry.set_targets(targets));
         if changes_edge {
             self.put_in_force();

@@ -10,14 +10,13 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
+use umbel_contracts::daemon::exposition::{Sample, TextFormat, read};
 use umbel_contracts::proto::node::{Header, InferenceEnd, InferenceHead, InferenceOpen, InferenceOutcome};
 use umbel_wire::token::{BearerKind, mint_bearer};
 use umbel_wire::{CloseReason, Code, Connection, Error, Handler, IncomingStream};
 
-use super::exposition::{self, Sample};
 use super::rig::{Edge, FakeNode, run, until};
 use crate::core::admission::LeasePhase;
-use crate::metrics::TextFormat;
 use crate::shell::dispatch::LeaseCounts;
 use crate::shell::requests::Filter;
 use crate::shell::status;
@@ -192,7 +191,7 @@ fn agree(edge: &Edge) -> LeaseCounts {
     // One moment: nothing here awaits, and the edge has one thread.
     let reading = site.dispatch.reading();
     let queues = status::queues(site);
-    let samples = exposition::parse(&edge.running.front.metrics().encode(TextFormat::OpenMetrics));
+    let samples = read(&edge.running.front.metrics().encode(TextFormat::OpenMetrics)).unwrap().0;
     let totals = site.dispatch.totals();
     let running =
         site.dispatch.requests().list(&Filter { running: Some(true), ..Filter::default() }, 100_000);
@@ -360,7 +359,7 @@ fn all_that_is_said_of_load_agrees_at_every_moment_and_with_what_clients_saw() {
         assert!(!edge.connected(&lost));
 
         let seen = std::mem::take(&mut *clients.seen.lock().unwrap());
-        let samples = exposition::parse(&edge.running.front.metrics().encode(TextFormat::OpenMetrics));
+        let samples = read(&edge.running.front.metrics().encode(TextFormat::OpenMetrics)).unwrap().0;
         let by = |name: &str, label: &str| {
             let mut sums: BTreeMap<String, u64> = BTreeMap::new();
             for one in samples.iter().filter(|one| one.name == name && one.value > 0.0) {

@@ -1,107 +1,11 @@
 //! The metrics' text is what Prometheus' own tools take: names, types, labels, no series twice; in both formats.
 
-use std::collections::{BTreeMap, HashSet};
 use std::io::Write;
 use std::process::{Command, Stdio};
 
+use umbel_contracts::daemon::exposition::{TextFormat, read};
+
 use super::rig::{Edge, run, until};
-use crate::metrics::TextFormat;
-
-/// One line of an exposition.
-#[derive(Debug)]
-pub(super) struct Sample {
-    pub(super) name: String,
-    labels: Vec<(String, String)>,
-    pub(super) value: f64,
-}
-
-impl Sample {
-    pub(super) fn label(&self, name: &str) -> Option<&str> {
-        self.labels.iter().find(|(own, _)| own == name).map(|(_, value)| value.as_str())
-    }
-
-    pub(super) fn has(&self, labels: &[(&str, &str)]) -> bool {
-        labels.iter().all(|(name, value)| self.label(name) == Some(value))
-    }
-}
-
-fn is_name(text: &str) -> bool {
-    let mut letters = text.bytes();
-    letters.next().is_some_and(|first| first.is_ascii_alphabetic() || first == b'_')
-        && letters.all(|letter| letter.is_ascii_alphanumeric() || letter == b'_' || letter == b':')
-}
-
-/// `{a="b",...}`: strict, with its escapes.
-fn labels(text: &str) -> Vec<(String, String)> {
-    let mut found = Vec::new();
-    let mut rest = text;
-    while !rest.is_empty() {
-        let (name, after) = rest.split_once("=\"").unwrap_or_else(|| panic!("labels {text}"));
-        assert!(is_name(name), "label {name} in {text}");
-        let (mut value, mut letters) = (String::new(), after.char_indices());
-        let closed = loop {
-            match letters.next().unwrap_or_else(|| panic!("labels {text}")) {
-                (at, '"') => break at,
-                (_, '\\') => match letters.next().unwrap().1 {
-                    'n' => value.push('\n'),
-                    kept @ ('\\' | '"') => value.push(kept),
-                    other => panic!("escape {other} in {text}"),
-                },
-                (_, '\n') => panic!("a line break in {text}"),
-                (_, other) => value.push(other),
-            }
-        };
-        assert!(!found.iter().any(|(known, _)| known == name), "{name} twice in {text}");
-        found.push((name.to_owned(), value));
-        rest = &after[closed + 1..];
-        rest = rest.strip_prefix(',').unwrap_or(rest);
-    }
-    found
-}
-
-/// Reads OpenMetrics text, and panics at everything that it must not be.
-pub(super) fn parse(text: &str) -> Vec<Sample> {
-    let body = text.strip_suffix("# EOF\n").expect("an end mark");
-    let mut types: BTreeMap<String, String> = BTreeMap::new();
-    let mut helped: HashSet<String> = HashSet::new();
-    let (mut samples, mut seen) = (Vec::new(), HashSet::new());
-    let mut family = String::new();
-    for line in body.lines() {
-        if let Some(about) = line.strip_prefix("# ") {
-            let mut words = about.splitn(3, ' ');
-            let (what, name, rest) =
-                (words.next().unwrap(), words.next().unwrap(), words.next().unwrap_or_default());
-            assert!(is_name(name), "{line}");
-            match what {
-                "HELP" => assert!(helped.insert(name.to_owned()) && rest.len() > 3, "{line}"),
-                "TYPE" => {
-                    assert!(types.insert(name.to_owned(), rest.to_owned()).is_none(), "twice: {line}");
-                    assert!(["counter", "gauge", "histogram"].contains(&rest), "{line}");
-                    assert!(helped.contains(name), "no help: {line}");
-                    assert!(!name.ends_with("_total"), "{line}");
-                    family = name.to_owned();
-                }
-                _ => panic!("{line}"),
-            }
-            continue;
-        }
-        let (series, value) = line.rsplit_once(' ').unwrap_or_else(|| panic!("{line}"));
-        let (name, of) = series.split_once('{').map_or((series, ""), |(name, rest)| {
-            (name, rest.strip_suffix('}').unwrap_or_else(|| panic!("{line}")))
-        });
-        assert!(is_name(name) && seen.insert(series.to_owned()), "twice, or no name: {line}");
-        let suffix = name.strip_prefix(family.as_str()).unwrap_or_else(|| panic!("{line} in {family}"));
-        let fits = match types[&family].as_str() {
-            "counter" => suffix == "_total",
-            "gauge" => suffix.is_empty(),
-            _ => ["_bucket", "_sum", "_count"].contains(&suffix),
-        };
-        assert!(fits, "{line} in {family}");
-        let value = value.parse().unwrap_or_else(|_| panic!("{line}"));
-        samples.push(Sample { name: name.to_owned(), labels: labels(of), value });
-    }
-    samples
-}
 
 /// Prometheus' own judge, where `scripts/test` has installed it.
 fn promtool(text: &str) {
@@ -120,7 +24,7 @@ fn promtool(text: &str) {
 }
 
 /// Names, types and labels as dashboards of others expect them.
-const EXPECTED: [(&str, &str, &[&str]); 44] = [
+const EXPECTED: [(&str, &str, &[&str]); 46] = [
     ("umbel_build_info", "gauge", &["version", "revision", "role", "rustc"]),
     ("umbel_start_timestamp_seconds", "gauge", &[]),
     ("process_cpu_seconds", "counter", &[]),
@@ -153,8 +57,10 @@ const EXPECTED: [(&str, &str, &[&str]); 44] = [
     ("umbel_edge_engines", "gauge", &["model", "state"]),
     ("umbel_edge_models_unplaced", "gauge", &["model"]),
     ("umbel_edge_nodes", "gauge", &["state"]),
-    // It has a series a joined control plane.
+    // They have a series a joined control plane.
     ("umbel_peer_up", "gauge", &[]),
+    ("umbel_peer_last_contact_timestamp_seconds", "gauge", &[]),
+    ("umbel_config_reload", "counter", &["scope", "result"]),
     ("umbel_edge_client_disconnects", "counter", &["model", "phase"]),
     ("umbel_edge_upstream_errors", "counter", &["model", "node", "kind"]),
     ("umbel_edge_upstream_retries", "counter", &["model", "outcome"]),
@@ -186,11 +92,11 @@ fn every_metric_has_its_name_type_and_labels_and_prometheus_takes_them_all() {
         model.client_retried();
         model.broken("reset");
         let text = metrics.encode(TextFormat::OpenMetrics);
-        let samples = parse(&text);
+        let (samples, kinds) = read(&text).unwrap();
         for (family, kind, labels) in EXPECTED {
-            let declared = text.lines().any(|line| line == format!("# TYPE {family} {kind}"));
-            assert!(declared, "no {kind} {family}");
-            let of = |one: &&Sample| {
+            let whole = if kind == "counter" { format!("{family}_total") } else { family.to_owned() };
+            assert_eq!(kinds.get(&whole).map(String::as_str), Some(kind), "{family}");
+            let of = |one: &&umbel_contracts::daemon::exposition::Sample| {
                 one.name.strip_prefix(family).is_some_and(|rest| ["", "_total", "_count"].contains(&rest))
             };
             let Some(one) = samples.iter().find(of) else {
@@ -206,8 +112,8 @@ fn every_metric_has_its_name_type_and_labels_and_prometheus_takes_them_all() {
             "a name as it is"
         );
         let plain = metrics.encode(TextFormat::Plain);
-        assert!(!plain.contains("# EOF") && plain.contains("# TYPE umbel_edge_requests_total counter\n"));
-        assert_eq!(plain.lines().filter(|line| !line.starts_with('#')).count(), samples.len());
+        let (plain_samples, plain_kinds) = read(&plain).unwrap();
+        assert!(!plain.contains("# EOF") && plain_kinds == kinds && plain_samples.len() == samples.len());
         promtool(&plain);
         edge.running.drain(super::rig::TIME).await;
     });

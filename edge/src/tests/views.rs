@@ -21,7 +21,7 @@ fn metrics(edge: &Edge) -> String {
     let metrics = Metrics::new();
     let gauges = Gauges { site: Arc::downgrade(&edge.running.site) };
     metrics.register(|to| to.register_collector(Box::new(gauges)));
-    metrics.encode(crate::metrics::TextFormat::OpenMetrics)
+    metrics.encode(umbel_contracts::daemon::exposition::TextFormat::OpenMetrics)
 }
 
 /// The value of a series of the node `n`.

@@ -5,6 +5,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -87,6 +88,8 @@ enum AcceleratorWord {
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields)]
 struct Listen {
+    #[serde(default)]
+    metrics: String,
     socket: Option<PathBuf>,
 }
 
@@ -155,6 +158,7 @@ pub(super) fn overlaid(
         );
         return Err(source.error("listen.socket", says));
     }
+    let metrics = metrics_address(source, &file.listen.metrics)?;
     if file.engine.len() > ENGINES_MAX {
         return Err(source.error(
             "engine",
@@ -200,6 +204,7 @@ pub(super) fn overlaid(
         allow_volatile_state: file.node.allow_volatile_state,
         artifacts,
         allow_sim: file.node.allow_sim,
+        metrics,
         socket,
         llama_server: file.programs.llama_server.as_deref().map(path),
         log_level: file.log.level.unwrap_or_else(|| "info".into()),
@@ -208,6 +213,21 @@ pub(super) fn overlaid(
         engines,
     };
     Ok((config, merged.skipped))
+}
+
+/// A node listens to no other host: not for metrics either.
+fn metrics_address(source: &ConfigFile, text: &str) -> Result<Option<SocketAddr>, ConfigError> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    match text.parse::<SocketAddr>() {
+        Ok(address) if address.ip().is_loopback() => Ok(Some(address)),
+        _ => {
+            let says = "must be a loopback address with a port, 127.0.0.1:7469: a node listens to no other host; the edge \
+                        has its nodes' figures for collectors elsewhere";
+            Err(source.error("listen.metrics", says))
+        }
+    }
 }
 
 fn check_artifacts(

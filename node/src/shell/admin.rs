@@ -1,24 +1,28 @@
-//! The local socket: what `umbel node status` shows, also while the edge cannot be reached.
+//! What the node tells on its own host: the status and metrics on the local socket, metrics on loopback where the file
+//! says so; also while the edge cannot be reached.
 //!
-//! Owns the one document behind it; leaves the socket's file and mode to `umbel_contracts::daemon`, formatting to the
+//! Owns the status; leaves metrics to `metrics`, the socket's file and mode to `umbel_contracts::daemon`, formatting to the
 //! CLI. Invariant: it holds no secret, and a caller that asks nothing costs a place for a few seconds.
 
 use std::{io, sync::Arc, time::Duration};
 
 use serde_json::{Value, json};
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::UnixStream,
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    net::TcpListener,
     sync::Semaphore,
 };
 use umbel_contracts::{
-    daemon::LocalListener,
+    daemon::{LocalListener, exposition::TextFormat},
     proto::node::{NodeInventory, NodeSettingsState, NodeTelemetry},
 };
 
 use crate::{
     core::{gpus::Shown, identity::Identity},
-    shell::{credential::Credentials, edge::Edge, engines::Engines, relay::Relay, reports::Reports},
+    shell::{
+        credential::Credentials, edge::Edge, engines::Engines, metrics::Metrics, relay::Relay,
+        reports::Reports,
+    },
 };
 
 /// Callers at once.
@@ -37,30 +41,66 @@ pub(crate) struct Admin {
     pub(crate) reports: Arc<Reports>,
 }
 
-/// Answers callers for ever.
-pub(crate) async fn serve(listener: LocalListener, admin: Arc<Admin>) {
-    let places = Arc::new(Semaphore::new(CALLERS));
-    loop {
-        // It is never closed.
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
-        match listener.accept().await {
-            Ok(stream) => {
-                let admin = Arc::clone(&admin);
-                tokio::spawn(async move {
-                    // A caller that went away needs no answer.
-                    let _ = tokio::time::timeout(LIMIT, answer(stream, &admin)).await;
-                    drop(place);
-                });
-            }
-            Err(error) => {
-                tracing::warn!(%error, "the local socket takes no caller");
-                tokio::time::sleep(Duration::from_millis(200)).await;
+/// A caller's stream, of either listener.
+trait Caller: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Caller for S {}
+
+/// Where callers come from.
+enum Door {
+    /// The status and metrics.
+    Local(LocalListener, Arc<Admin>),
+    /// Metrics alone: anybody on this host may come.
+    Loopback(TcpListener),
+}
+
+impl Door {
+    async fn accept(&self) -> io::Result<Box<dyn Caller>> {
+        Ok(match self {
+            Self::Local(listener, _) => Box::new(listener.accept().await?),
+            Self::Loopback(listener) => Box::new(listener.accept().await?.0),
+        })
+    }
+
+    async fn serve(self, metrics: Arc<Metrics>) {
+        let places = Arc::new(Semaphore::new(CALLERS));
+        loop {
+            // It is never closed.
+            let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+            match self.accept().await {
+                Ok(stream) => {
+                    let metrics = Arc::clone(&metrics);
+                    let admin = match &self {
+                        Self::Local(_, admin) => Some(Arc::clone(admin)),
+                        Self::Loopback(_) => None,
+                    };
+                    tokio::spawn(async move {
+                        // A caller that went away needs no answer.
+                        let _ = tokio::time::timeout(LIMIT, answer(stream, admin.as_deref(), &metrics)).await;
+                        drop(place);
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "a caller on this host cannot be taken");
+                    tokio::time::sleep(Duration::from_millis(200)).await;
+                }
             }
         }
     }
 }
 
-async fn answer(mut stream: UnixStream, admin: &Admin) -> io::Result<()> {
+/// Answers callers of the local socket, and collectors on loopback, for ever.
+pub(crate) async fn serve(local: LocalListener, loopback: Option<TcpListener>, admin: Arc<Admin>) {
+    let metrics = Arc::new(Metrics::new(&admin));
+    let local = Door::Local(local, admin).serve(Arc::clone(&metrics));
+    match loopback {
+        Some(listener) => drop(tokio::join!(local, Door::Loopback(listener).serve(metrics))),
+        None => local.await,
+    }
+}
+
+/// Without an `admin` there are only metrics.
+async fn answer(mut stream: Box<dyn Caller>, admin: Option<&Admin>, metrics: &Metrics) -> io::Result<()> {
     let mut request = Vec::new();
     let mut buffer = [0; 1024];
     while !request.windows(4).any(|window| window == b"\r\n\r\n") && request.len() < REQUEST_MAX {
@@ -70,19 +110,39 @@ async fn answer(mut stream: UnixStream, admin: &Admin) -> io::Result<()> {
         }
         request.extend_from_slice(buffer.get(..count).unwrap_or_default());
     }
-    let (status, body) = if request.starts_with(b"GET /api/v1/status ") {
-        ("200 OK", admin.status())
-    } else {
-        ("404 Not Found", json!({ "title": "there is only GET /api/v1/status" }))
+    let (status, content_type, body) = match admin {
+        Some(admin) if request.starts_with(b"GET /api/v1/status ") => {
+            ("200 OK", "application/json", admin.status().to_string())
+        }
+        _ if request.starts_with(b"GET /metrics ") => {
+            let format = TextFormat::accepted(accepted(&request).as_deref());
+            match metrics.encode(format) {
+                Some(text) => ("200 OK", format.content_type(), text),
+                None => ("500 Internal Server Error", format.content_type(), String::new()),
+            }
+        }
+        _ => {
+            let title = "there is GET /metrics, and on the local socket GET /api/v1/status";
+            ("404 Not Found", "application/json", json!({ "title": title }).to_string())
+        }
     };
-    let body = body.to_string();
     let head = format!(
-        "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+        "HTTP/1.1 {status}\r\ncontent-type: {content_type}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
         body.len()
     );
     stream.write_all(head.as_bytes()).await?;
     stream.write_all(body.as_bytes()).await?;
     stream.shutdown().await
+}
+
+/// The `Accept` header of a request.
+fn accepted(request: &[u8]) -> Option<String> {
+    let text = String::from_utf8_lossy(request);
+    let named = |line: &str| {
+        let (name, value) = line.split_once(':')?;
+        name.eq_ignore_ascii_case("accept").then(|| value.trim().to_owned())
+    };
+    text.lines().skip(1).find_map(named)
 }
 
 impl Admin {

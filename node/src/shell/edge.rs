@@ -5,8 +5,9 @@
 //! dropped because an edge cannot be reached or says no.
 
 use std::{
+    collections::BTreeMap,
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use prost::Message;
@@ -62,10 +63,22 @@ pub(crate) struct LastError {
     pub(crate) retry_in_ms: u64,
 }
 
+/// What is counted of connections since the start, for metrics.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Counts {
+    pub(crate) connected: bool,
+    /// When the edge last took the hello or answered a heartbeat.
+    pub(crate) heard: Option<(Instant, Wall)>,
+    pub(crate) connections: u64,
+    /// By the step that a dial or connection had come to: a handful of words.
+    pub(crate) failures: BTreeMap<&'static str, u64>,
+}
+
 #[derive(Debug)]
 struct Now {
     shown: Shown,
     connection: Option<Connection>,
+    counts: Counts,
 }
 
 /// The node's side of the boundary.
@@ -104,7 +117,7 @@ impl Edge {
             relay,
             reports,
             engines,
-            now: Mutex::new(Now { shown, connection: None }),
+            now: Mutex::new(Now { shown, connection: None, counts: Counts::default() }),
             draining: CancellationToken::new(),
             own: own.clone(),
         })
@@ -116,6 +129,17 @@ impl Edge {
 
     pub(crate) fn shown(&self) -> Shown {
         self.lock().shown.clone()
+    }
+
+    /// What is counted of connections.
+    pub(crate) fn counts(&self) -> Counts {
+        let now = self.lock();
+        Counts { connected: now.connection.is_some(), ..now.counts.clone() }
+    }
+
+    /// The edge said something.
+    fn heard(&self) {
+        self.lock().counts.heard = Some((Instant::now(), Wall::now()));
     }
 
     fn current(&self) -> Option<Generation> {
@@ -140,6 +164,7 @@ impl Edge {
         if !self.draining.is_cancelled() && now.connection.is_none() {
             now.shown.state = connecting(error.reason.as_deref());
         }
+        *now.counts.failures.entry(error.step).or_default() += 1;
         now.shown.last_error = Some(error);
     }
 }
@@ -233,6 +258,8 @@ impl DialRole for Edge {
             now.shown.since_unix_ms = Wall::now().unix_ms();
             now.shown.last_error = None;
             now.connection = Some(connection.clone());
+            now.counts.connections += 1;
+            now.counts.heard = Some((Instant::now(), Wall::now()));
         }
         if self.draining.is_cancelled() {
             connection.goaway(GoawayReason::Shutdown, "the node agent stops", None);

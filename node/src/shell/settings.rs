@@ -59,6 +59,23 @@ pub(crate) struct Opened {
     trouble: Option<String>,
 }
 
+/// What became of changes since the start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    pub(crate) applied: u64,
+    /// Refused, or taken back.
+    pub(crate) refused: u64,
+}
+
+/// Changes by where they came from.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Changes {
+    /// The site's settings, as its edge sends them.
+    pub(crate) site: Tally,
+    /// The node's own file.
+    pub(crate) file: Tally,
+}
+
 /// The node's settings.
 #[derive(Debug)]
 pub(crate) struct Settings {
@@ -66,6 +83,7 @@ pub(crate) struct Settings {
     engines: Arc<Engines>,
     now: Mutex<Now>,
     problems: Mutex<Problems>,
+    changes: Mutex<Changes>,
     /// One change after the other.
     turn: tokio::sync::Mutex<()>,
     /// Counts changes of what is told of settings.
@@ -129,6 +147,7 @@ impl Settings {
             engines: Arc::clone(engines),
             now: Mutex::new(opened.now),
             problems: Mutex::default(),
+            changes: Mutex::default(),
             turn: tokio::sync::Mutex::default(),
             news: watch::Sender::new(0),
             begun: Notify::new(),
@@ -160,6 +179,15 @@ impl Settings {
     /// Changes whenever what is told of settings does.
     pub(crate) fn news(&self) -> watch::Receiver<u64> {
         self.news.subscribe()
+    }
+
+    /// What became of changes since the start.
+    pub(crate) fn changes(&self) -> Changes {
+        *self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn changed(&self, count: impl FnOnce(&mut Changes)) {
+        count(&mut self.changes.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     fn tell(&self) {
@@ -212,11 +240,13 @@ impl Settings {
         match judged {
             Ok((overlaid, settings)) => {
                 self.begin(Kept { version: sent.version, digest, settings }, overlaid).await?;
+                self.changed(|changes| changes.site.applied += 1);
             }
             Err(why) => {
                 tracing::warn!(version = sent.version, why, "settings were refused");
                 let record = self.lock().record.refuse(sent.version, &digest, &why);
                 self.keep_record(record).await?;
+                self.changed(|changes| changes.site.refused += 1);
             }
         }
         self.tell();

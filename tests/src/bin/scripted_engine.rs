@@ -1,6 +1,6 @@
 //! The scripted engine as a process: prints its address and runs until ended.
 //!
-//! It takes llama-server's options, so that a node can supervise it as one. An alias `ends-at-once` makes it print a
+//! It takes llama-server's options, so that a node can supervise it as one. An alias `never-ready` makes it load for ever, `ends-at-once` makes it print a
 //! few lines and end with code 3, as an engine that refuses its profile.
 
 use std::io::Write;
@@ -16,6 +16,12 @@ fn main() -> std::io::Result<()> {
     }
     let alias = option("--alias").unwrap_or_else(|| "scripted".to_owned());
     let mut out = std::io::stdout();
+    if alias == "never-ready" {
+        // It loads for ever: nobody listens.
+        loop {
+            std::thread::park();
+        }
+    }
     if alias == "ends-at-once" {
         for line in
             ["loading the model", "error: the model needs more than this host has", "the last line of all"]

@@ -39,6 +39,13 @@ pub(super) fn answers(socket: &Path, path: &str) -> Result<Value, String> {
     if whole.status == 200 { Ok(whole.json()) } else { Err(format!("{}: {}", whole.status, whole.text())) }
 }
 
+/// What a collector gets, in Prometheus' own format; empty where nobody answers.
+#[must_use]
+pub fn scraped(target: &Target) -> String {
+    let got = Ask::get("/metrics").limit(Duration::from_secs(10)).whole(target);
+    got.map(|whole| whole.text()).unwrap_or_default()
+}
+
 #[track_caller]
 pub(super) fn ready(daemon: &mut Daemon, what: &str, mut look: impl FnMut() -> Result<(), String>) {
     wait::until_some(what, START, || {

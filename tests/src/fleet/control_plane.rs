@@ -7,9 +7,9 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use super::asking::{LIVENESS, answers, ask, command, ctl, ready, words, write};
+use super::asking::{LIVENESS, answers, ask, command, ctl, ready, scraped, words, write};
 use super::{Daemon, Fleet, Ran, SOON, free_address, run};
-use crate::http::{Ask, Whole};
+use crate::http::{Ask, Target, Whole};
 use crate::wait;
 
 /// A control plane.
@@ -24,6 +24,8 @@ pub struct ControlPlane {
     pub api: SocketAddr,
     /// Its port for edges.
     pub edges: SocketAddr,
+    /// Its listener for metrics and health.
+    pub metrics_at: SocketAddr,
     /// Its local socket.
     pub socket: PathBuf,
 }
@@ -47,26 +49,33 @@ impl Fleet {
     #[track_caller]
     #[must_use]
     pub fn control_plane_via(&self, edges: SocketAddr, advertise: SocketAddr) -> ControlPlane {
-        let api = free_address();
+        let (api, metrics) = (free_address(), free_address());
         let dir = self.dir().join("cp");
         let (config, state) = (dir.join("control-plane.toml"), dir.join("state"));
         write(
             &config,
             &format!(
                 "[control_plane]\nname = \"cp\"\nfleet_name = \"test\"\nstate_dir = {state:?}\nadvertise = [\"{advertise}\"]\n\n\
-                 [listen]\napi = \"{api}\"\nedges = \"{edges}\"\nmetrics = \"\"\n\n{LIVENESS}"
+                 [listen]\napi = \"{api}\"\nedges = \"{edges}\"\nmetrics = \"{metrics}\"\n\n{LIVENESS}"
             ),
         );
         let _ = run(&["control-plane", "init", "--config", &config.to_string_lossy()]).ok();
         let daemon = Daemon::new("control-plane", self.dir(), words(&["control-plane", "--config"], &config));
         let socket = state.join("control-plane.sock");
-        let mut plane = ControlPlane { daemon, config, state, api, edges, socket };
+        let mut plane = ControlPlane { daemon, config, state, api, edges, metrics_at: metrics, socket };
         plane.start();
         plane
     }
 }
 
 impl ControlPlane {
+    /// Its metrics.
+    #[track_caller]
+    #[must_use]
+    pub fn metrics(&self) -> String {
+        scraped(&Target::Tcp(self.metrics_at))
+    }
+
     /// Starts it and waits until it answers.
     ///
     /// # Panics

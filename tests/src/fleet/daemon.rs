@@ -162,10 +162,20 @@ impl Daemon {
 /// Resident memory of a process in kilobytes; 0 when it is gone.
 #[must_use]
 pub fn resident_kb(pid: u32) -> u64 {
+    memory_kb(pid, "VmRSS:")
+}
+
+/// The most address space that a process ever had, in kilobytes: memory that was asked for and never touched is in it.
+#[must_use]
+pub fn reserved_kb(pid: u32) -> u64 {
+    memory_kb(pid, "VmPeak:")
+}
+
+fn memory_kb(pid: u32, name: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     status
         .lines()
-        .find_map(|l| l.strip_prefix("VmRSS:"))
+        .find_map(|l| l.strip_prefix(name))
         .and_then(|l| l.split_whitespace().next())
         .and_then(|n| n.parse().ok())
         .unwrap_or(0)

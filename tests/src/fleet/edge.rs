@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::asking::{LIVENESS, answers, ask, command, ctl, ready, words, write};
+use super::asking::{LIVENESS, answers, ask, command, ctl, ready, scraped, words, write};
 use super::{ControlPlane, Daemon, Fleet, Ran, SOON, free_address, run};
 use crate::http::{Ask, Target, Whole};
 use crate::wait;
@@ -169,10 +169,7 @@ impl Edge {
     #[track_caller]
     #[must_use]
     pub fn metrics(&self) -> String {
-        self.metrics_at.map_or_else(String::new, |at| {
-            let got = Ask::get("/metrics").limit(Duration::from_secs(10)).whole(&Target::Tcp(at));
-            got.map(|whole| whole.text()).unwrap_or_default()
-        })
+        self.metrics_at.map_or_else(String::new, |at| scraped(&Target::Tcp(at)))
     }
 
     /// Its nodes, as its API shows them.

@@ -118,7 +118,10 @@ impl DialRole for Role {
         attend(connection, Arc::clone(&self.renewal).talk(connection.clone(), answer.renew_now));
         let interval = welcome.intervals.heartbeat;
         let interval = if interval.is_zero() { HEARTBEAT } else { interval };
-        attend(connection, heartbeats(Arc::clone(&self.commands), connection.clone(), interval));
+        attend(
+            connection,
+            heartbeats(Arc::clone(&self.commands), name.clone(), connection.clone(), interval),
+        );
         Ok(Arc::new(Link { commands: Arc::clone(&self.commands), name }))
     }
 
@@ -136,7 +139,7 @@ impl DialRole for Role {
     }
 }
 
-async fn heartbeats(commands: Arc<Commands>, connection: Connection, interval: Duration) {
+async fn heartbeats(commands: Arc<Commands>, name: String, connection: Connection, interval: Duration) {
     let mut sequence = 0;
     loop {
         sequence += 1;
@@ -150,6 +153,7 @@ async fn heartbeats(commands: Arc<Commands>, connection: Connection, interval: D
         if let Ok(answer) = answer
             && let Ok(ack) = bounds::decode::<EdgeHeartbeatAck>(&answer)
         {
+            commands.site.events.heard(&name);
             // What the next redial after a loss spreads over follows the fleet's size.
             connection.set_reconnect_spread(Duration::from_millis(ack.reconnect_spread_ms.into()));
         }

@@ -134,6 +134,18 @@ impl Keys {
         }
     }
 
+    /// What was used with each key in all, of every key that was used: for metrics.
+    pub(crate) fn by_key(&self) -> Vec<(Arc<str>, Counts)> {
+        let total = |state: &Arc<KeyState>| {
+            let mut all = Counts::default();
+            state.ledger().totals().for_each(|(_, of_model)| all.add(of_model));
+            (all != Counts::default()).then(|| (Arc::clone(&state.key_id), all))
+        };
+        let mut totals: Vec<_> = self.table.load().states().filter_map(total).collect();
+        totals.sort_by(|(a, _), (b, _)| a.cmp(b));
+        totals
+    }
+
     /// Writes what was used, for ever.
     pub(crate) async fn keep(self: Arc<Self>) {
         loop {

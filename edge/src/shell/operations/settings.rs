@@ -56,7 +56,7 @@ pub(super) async fn dry_run(commands: &Arc<Commands>, request: &Request) -> Resu
 pub(super) async fn start(context: &Context<'_>) -> Result<(), Error> {
     let site = &context.commands.site;
     let _turn = site.settings.turn().await;
-    let proposal = proposed(site, context.request).await?;
+    let proposal = proposed(site, context.request).await.inspect_err(|_| site.settings.refused())?;
     let value = result::<SettingsSet>(changed(site, &proposal))?;
     let subject = format!("version {}", proposal.version.version);
     let also = context.outcome(&stored(&value)).audit(context.audit(subject));

@@ -141,9 +141,12 @@ fn name_again(edge: &Arc<Edge>, connection: &Connection) {
 /// Sends a heartbeat without waiting for its answer here: the next one is due whatever becomes of it.
 fn heartbeat(edge: &Arc<Edge>, connection: &Connection) {
     let message = edge.reports.heartbeat(edge.relay.in_flight()).encode_to_vec();
-    let connection = connection.clone();
+    let (edge, connection) = (Arc::clone(edge), connection.clone());
     tokio::spawn(async move {
         let answered = connection.request(method::NODE_HEARTBEAT, message, TIMEOUT).await;
+        if answered.is_ok() {
+            edge.heard();
+        }
         match answered.and_then(|answer| bounds::decode::<NodeHeartbeatAck>(&answer)) {
             Ok(ack) if ack.reconnect_spread_ms > 0 => {
                 connection.set_reconnect_spread(Duration::from_millis(u64::from(ack.reconnect_spread_ms)));

@@ -43,6 +43,10 @@ impl Settings {
                 Ok(file) => self.take_file(&start, file).await,
                 Err(error) => Err(said(&error)),
             };
+            self.changed(|changes| match &taken {
+                Ok(_) => changes.file.applied += 1,
+                Err(_) => changes.file.refused += 1,
+            });
             let (invalid, needs_restart) = match taken {
                 Ok(fixed) if fixed.is_empty() => (None, None),
                 Ok(fixed) => {
@@ -81,7 +85,8 @@ impl Settings {
         }
         let fixed = fixed_keys(start, &file);
         // Those stay as they were until the agent starts anew.
-        (config.accelerator, config.socket) = (start.accelerator, start.socket.clone());
+        (config.accelerator, config.metrics) = (start.accelerator, start.metrics);
+        config.socket.clone_from(&start.socket);
         config.state_dir.clone_from(&start.state_dir);
         tracing::info!("the node's file was changed: it is taken up");
         {
@@ -119,6 +124,7 @@ fn fixed_keys(start: &Config, file: &Config) -> Vec<&'static str> {
         ("node.nvml_library", start.nvml_library != file.nvml_library),
         ("node.fabric_labels", start.fabric_labels != file.fabric_labels),
         ("artifacts", start.artifacts != file.artifacts),
+        ("listen.metrics", start.metrics != file.metrics),
         ("listen.socket", start.socket != file.socket),
         ("log.format", start.log_format != file.log_format),
     ];

@@ -106,6 +106,7 @@ impl Settings {
         match why {
             None => tracing::info!(version, "the settings work"),
             Some(why) => {
+                self.changed(|changes| changes.site.refused += 1);
                 tracing::error!(
                     version,
                     why,

@@ -106,8 +106,9 @@ async fn frozen(secs: u64) -> Vec<Row> {
         site.engines[2].signal(Signal::CONT);
     });
     let () = ejected;
+    let begun = site.engines[2].begun();
     let after = arrivals(&site, &key, rate, 5, true).await;
-    let taken_back = site.engines[2].busy().1 > 0 && after.iter().all(|one| one.status == 200);
+    let taken_back = site.engines[2].begun() > begun && after.iter().all(|one| one.status == 200);
     let (before, stopped): (Vec<f64>, Vec<f64>) = (whole(&base), whole(&during));
     // Those that the stopped engine held ended when it went on, long after their peers.
     let held = stopped.iter().filter(|ms| **ms > 3_000.0).count();

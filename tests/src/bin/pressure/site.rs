@@ -30,12 +30,21 @@ impl Engine {
 
     /// Requests that it has and that it had at once at most.
     pub(crate) fn busy(&self) -> (u64, u64) {
+        (self.load("in_flight"), self.load("peak"))
+    }
+
+    /// Requests that it ever began.
+    pub(crate) fn begun(&self) -> u64 {
+        self.load("begun")
+    }
+
+    fn load(&self, of: &str) -> u64 {
         let address = self.address.parse().unwrap();
         let body = umbel_tests::http::Ask::get("/busy")
             .whole(&umbel_tests::http::Target::Tcp(address))
             .unwrap()
             .json();
-        (body["in_flight"].as_u64().unwrap(), body["peak"].as_u64().unwrap())
+        body[of].as_u64().unwrap()
     }
 }
 

@@ -7,7 +7,7 @@ use std::fmt;
 
 /// How the exposition is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TextFormat {
+pub enum TextFormat {
     /// OpenMetrics 1.0, which Prometheus asks for first.
     OpenMetrics,
     /// Prometheus' own, for whoever does not say that it takes the other: people, `promtool`, older scrapers.
@@ -16,13 +16,15 @@ pub(crate) enum TextFormat {
 
 impl TextFormat {
     /// What a scraper with this `Accept` header gets.
-    pub(crate) fn accepted(accept: Option<&str>) -> Self {
+    #[must_use]
+    pub fn accepted(accept: Option<&str>) -> Self {
         let takes = accept.is_some_and(|accept| accept.contains("application/openmetrics-text"));
         if takes { Self::OpenMetrics } else { Self::Plain }
     }
 
     /// For `Content-Type`.
-    pub(crate) fn content_type(self) -> &'static str {
+    #[must_use]
+    pub fn content_type(self) -> &'static str {
         match self {
             Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
             Self::Plain => "text/plain; version=0.0.4; charset=utf-8",
