@@ -72,6 +72,15 @@ const STREAMS: [(&str, &str); 12] = [
     ("comments-names-ids", include_str!("../streams/comments-names-ids.sse")),
 ];
 
+/// Recorded from llama.cpp's server with the model of scripts/real-engine, by the route that each was asked for.
+const RECORDED: [(&str, &str, &str); 5] = [
+    ("chat", "/v1/chat/completions", include_str!("../streams/recorded-llamacpp-chat.sse")),
+    ("usage", "/v1/chat/completions", include_str!("../streams/recorded-llamacpp-usage.sse")),
+    ("logprobs", "/v1/chat/completions", include_str!("../streams/recorded-llamacpp-logprobs.sse")),
+    ("completions", "/v1/completions", include_str!("../streams/recorded-llamacpp-completions.sse")),
+    ("responses", "/v1/responses", include_str!("../streams/recorded-llamacpp-responses.sse")),
+];
+
 /// Behaviours 3, 4, 7 and 8: nothing is changed, merged or split, whatever the pieces.
 #[test]
 fn behaviours_3_4_7_8_streams_pass_byte_for_byte_in_any_pieces() {
@@ -84,6 +93,19 @@ fn behaviours_3_4_7_8_streams_pass_byte_for_byte_in_any_pieces() {
                 (got.text().as_str(), &got.end),
                 (text, &BodyEnd::Whole),
                 "{name} in pieces of {piece}"
+            );
+        }
+    }
+    for (name, path, text) in RECORDED {
+        for piece in [0, 1, 4096] {
+            let script = json!({"raw_events": [text], "ending": "no_done", "piece": piece});
+            let ask = json!({"model": "m", "stream": true, "x_script": script,
+                "stream_options": {"include_usage": name == "usage"}});
+            let got = post(&s, path, &ask.to_string()).whole(&s.edge.target()).unwrap();
+            assert_eq!(
+                (got.text().as_str(), &got.end),
+                (text, &BodyEnd::Whole),
+                "recorded {name} in pieces of {piece}"
             );
         }
     }
