@@ -30,7 +30,7 @@ background() {
 # The programs of the benchmarks, and the binary as it is installed unless another is given.
 build() {
   say "building (some minutes the first time)"
-  cargo build --release --quiet --package umbel-tests --bins
+  cargo build --release --quiet --package umbel --package umbel-tests --bins
   if [ -z "${UMBEL_BIN:-}" ]; then
     cargo build --profile dist --quiet --package umbel
     UMBEL_BIN=$target/dist/umbel
