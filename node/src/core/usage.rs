@@ -1,15 +1,18 @@
-//! Token counts out of an answer, from its last bytes only.
+//! Token counts out of an answer, from its last bytes, or from its first ones where it is one JSON object.
 //!
-//! Owns the bounded look; leaves the bytes to the relay. Invariant: at most [`KEPT`] bytes are looked at, and an
-//! answer without a `usage` object there has no counts rather than zeros.
+//! Owns the bounded look; leaves the bytes to the relay. Invariant: at most [`KEPT`] bytes of either end are looked at,
+//! and an answer without a `usage` object there has no counts rather than zeros.
 
-/// Bytes of an answer's end that are looked at. A usage object has a few hundred; some engines put their timings
-/// behind it.
+/// Bytes of each of an answer's ends that are looked at. A usage object has a few hundred; some engines put their timings
+/// behind it, and vectors or documents, of any length.
 pub(crate) const KEPT: usize = 4096;
 
-/// The last bytes of an answer.
+/// The last bytes of an answer, and the first ones of an object. In a stream of events only the last word counts.
 #[derive(Debug, Default)]
 pub(crate) struct UsageTail {
+    head: Vec<u8>,
+    /// The head is as long as it gets, or the answer is no object.
+    past_head: bool,
     bytes: Vec<u8>,
 }
 
@@ -54,6 +57,15 @@ fn count(value: &serde_json::Value) -> Option<u32> {
 impl UsageTail {
     /// Takes a part of the answer.
     pub(crate) fn push(&mut self, part: &[u8]) {
+        if !self.past_head {
+            let room = KEPT - self.head.len();
+            self.head.extend_from_slice(part.get(..room).unwrap_or(part));
+            let is_object = self.head.trim_ascii_start().first().is_none_or(|first| *first == b'{');
+            self.past_head = !is_object || self.head.len() >= KEPT;
+            if !is_object {
+                self.head = Vec::new();
+            }
+        }
         if part.len() >= KEPT {
             self.bytes.clear();
         } else if self.bytes.len() + part.len() > 2 * KEPT {
@@ -65,26 +77,32 @@ impl UsageTail {
         self.bytes.extend_from_slice(part.get(from..).unwrap_or_default());
     }
 
-    /// The last usage object that is there in full.
+    /// The last usage object that is there in full, else the first one of an object's beginning.
     pub(crate) fn usage(&self) -> Usage {
-        const KEY: &[u8] = b"\"usage\"";
         // Forwards and then back: only the way forwards looks at many bytes at a time.
-        let places: Vec<usize> = memchr::memmem::find_iter(&self.bytes, KEY).collect();
-        for at in places.into_iter().rev() {
-            // In a text the quotes are escaped: that is the model talking.
-            let quoted = at.checked_sub(1).and_then(|before| self.bytes.get(before)) == Some(&b'\\');
-            let rest = self.bytes.get(at + KEY.len()..).unwrap_or_default().trim_ascii_start();
-            let Some(value) = rest.strip_prefix(b":").map(<[u8]>::trim_ascii_start) else { continue };
-            if quoted || value.first() != Some(&b'{') {
-                continue;
-            }
-            let mut objects = serde_json::Deserializer::from_slice(value).into_iter();
-            if let Some(Ok(object)) = objects.next() {
-                return Usage::of(&object);
-            }
-        }
-        Usage::default()
+        let last = || places(&self.bytes).into_iter().rev().find_map(|at| usage_at(&self.bytes, at));
+        let first = || places(&self.head).into_iter().find_map(|at| usage_at(&self.head, at));
+        last().or_else(first).unwrap_or_default()
     }
+}
+
+const KEY: &[u8] = b"\"usage\"";
+
+fn places(bytes: &[u8]) -> Vec<usize> {
+    memchr::memmem::find_iter(bytes, KEY).collect()
+}
+
+/// The object behind the key that stands there.
+fn usage_at(bytes: &[u8], at: usize) -> Option<Usage> {
+    // In a text the quotes are escaped: that is the model talking.
+    let quoted = at.checked_sub(1).and_then(|before| bytes.get(before)) == Some(&b'\\');
+    let rest = bytes.get(at + KEY.len()..).unwrap_or_default().trim_ascii_start();
+    let value = rest.strip_prefix(b":").map(<[u8]>::trim_ascii_start)?;
+    if quoted || value.first() != Some(&b'{') {
+        return None;
+    }
+    let object = serde_json::Deserializer::from_slice(value).into_iter().next()?.ok()?;
+    Some(Usage::of(&object))
 }
 
 #[cfg(test)]
@@ -161,6 +179,26 @@ mod tests {
         );
     }
 
+    #[test]
+    fn an_object_that_begins_with_it_has_counts_however_long_it_is() {
+        let vectors = "0.12345,".repeat(100_000);
+        let text =
+            format!(" {{\"usage\" : {{\"prompt_tokens\":9,\"total_tokens\":9}},\"data\":[{vectors}1]}}");
+        for piece in [1_000, 16_384, text.len()] {
+            let mut tail = UsageTail::default();
+            text.as_bytes().chunks(piece).for_each(|part| tail.push(part));
+            assert_eq!(
+                (tail.usage().prompt_tokens, tail.head.len()),
+                (Some(9), KEPT),
+                "in pieces of {piece}"
+            );
+        }
+        // Of a stream only the last word counts: what its first event said is not what it came to.
+        let event = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":1}}\n\n";
+        let text = format!("{event}{}", "data: {\"usage\":null}\n\n".repeat(1_000));
+        assert_eq!(usage(&[&text]), Usage::default());
+    }
+
     quickcheck::quickcheck! {
         fn bounded(parts: Vec<Vec<u8>>) -> bool {
             let mut tail = UsageTail::default();
@@ -170,7 +208,7 @@ mod tests {
                 }
             }
             let _ = tail.usage();
-            tail.bytes.len() <= 2 * KEPT
+            tail.bytes.len() <= 2 * KEPT && tail.head.len() <= KEPT
         }
     }
 }
