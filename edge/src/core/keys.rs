@@ -26,7 +26,8 @@ pub(crate) use state::{KeyPermit, KeyState};
 pub(crate) const MAX_PRIORITY: u8 = 100;
 /// The priority of a key that says nothing.
 pub(crate) const NORMAL_PRIORITY: u8 = 50;
-/// Keys at one edge, revoked ones included: they are all held in memory.
+/// Keys at one edge, revoked ones included: they are all held in memory. At the bound a new one takes the place of the
+/// one that was revoked the longest ago.
 pub(crate) const MAX_KEYS: usize = 10_000;
 /// Models in one key's list.
 pub(crate) const MAX_KEY_MODELS: usize = 256;
@@ -200,21 +201,49 @@ impl KeyTable {
     /// Adds or replaces a row. What the process knows of the key (number, state) stays; a revoked row revokes it for
     /// requests that wait, too.
     pub(crate) fn with(&self, row: KeyRow) -> Self {
-        let mut by_id = self.by_id.clone();
-        let mut last_number = self.last_number;
-        let (number, state) = match by_id.get(&row.key_id) {
+        let (by_id, last_number) = (self.by_id.clone(), self.last_number);
+        let mut table = Self { by_id, last_number, loopback: Arc::clone(&self.loopback) };
+        table.put(row);
+        table
+    }
+
+    fn put(&mut self, row: KeyRow) {
+        let (number, state) = match self.by_id.get(&row.key_id) {
             Some(old) => (old.number, Arc::clone(&old.state)),
             None => {
-                last_number = last_number.saturating_add(1);
-                (KeyNumber(last_number), Arc::new(KeyState::new(&row.key_id)))
+                self.last_number = self.last_number.saturating_add(1);
+                (KeyNumber(self.last_number), Arc::new(KeyState::new(&row.key_id)))
             }
         };
         if row.revoked_at_unix_ms.is_some() {
             state.revoke();
         }
+        state.limit(row.limits);
         let hash = SecretHash::from_hex(&row.secret_sha256);
-        by_id.insert(row.key_id.clone(), Arc::new(Key { row, number, state, hash }));
-        Self { by_id, last_number, loopback: Arc::clone(&self.loopback) }
+        self.by_id.insert(row.key_id.clone(), Arc::new(Key { row, number, state, hash }));
+    }
+
+    /// All of these rows.
+    pub(crate) fn of(rows: impl IntoIterator<Item = KeyRow>) -> Self {
+        let mut table = Self::default();
+        rows.into_iter().for_each(|row| table.put(row));
+        table
+    }
+
+    /// The revoked key whose place a new one takes: the one that was revoked first, of those that `may` go.
+    pub(crate) fn to_forget(&self, may: impl Fn(&str) -> bool) -> Option<&KeyRow> {
+        let revoked = self.by_id.values().map(|key| &key.row).filter(|row| may(&row.key_id));
+        revoked
+            .filter_map(|row| Some((row.revoked_at_unix_ms?, row)))
+            .min_by(|(a, first), (b, second)| (a, &first.key_id).cmp(&(b, &second.key_id)))
+            .map(|(_, row)| row)
+    }
+
+    /// Without this key.
+    pub(crate) fn without(&self, key_id: &str) -> Self {
+        let mut by_id = self.by_id.clone();
+        by_id.remove(key_id);
+        Self { by_id, last_number: self.last_number, loopback: Arc::clone(&self.loopback) }
     }
 
     /// How many there are, revoked ones included.

@@ -42,6 +42,8 @@ pub(crate) struct Actor {
 pub(crate) struct Keys {
     store: Store,
     table: ArcSwap<KeyTable>,
+    /// Keys at most.
+    most: usize,
     /// One change at a time: each is made from the table it replaces.
     changing: Mutex<()>,
     /// Keys whose revocation is in force and not on disk.
@@ -70,13 +72,12 @@ impl Keys {
     /// # Errors
     /// If the store cannot be read or a row does not decode.
     pub(crate) async fn load(store: Store) -> Result<Arc<Self>, ReadError> {
-        let mut table = KeyTable::default();
-        for (_, row) in store.load_json::<KeyRow>(TABLE).await? {
-            table = table.with(row);
-        }
+        let rows = store.load_json::<KeyRow>(TABLE).await?;
+        let table = KeyTable::of(rows.into_iter().map(|(_, row)| row));
         let keys = Arc::new(Self {
             store: store.clone(),
             table: ArcSwap::from_pointee(table),
+            most: MAX_KEYS,
             changing: Mutex::new(()),
             unwritten: Arc::default(),
             writing: usage::Writing::default(),
@@ -123,11 +124,11 @@ impl Keys {
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` for a malformed row, `CONFLICT` if the id exists with other content or a precondition
-    /// of `also` fails, `RESOURCE_EXHAUSTED` at the bound, `INSUFFICIENT_STORAGE` if the store cannot be written.
+    /// of `also` fails, `RESOURCE_EXHAUSTED` where all keys of the bound may be used, `INSUFFICIENT_STORAGE` if the store cannot be written.
     pub(crate) async fn create(&self, row: KeyRow, actor: &Actor, also: Commit) -> Result<KeyRow, Error> {
         validate(&row)?;
         let _one = self.changing.lock().await;
-        let table = self.table.load_full();
+        let mut table = self.table.load_full();
         if let Some(known) = table.get(&row.key_id) {
             if !same_key(&known.row, &row) {
                 return Err(exists());
@@ -135,14 +136,23 @@ impl Keys {
             self.store.commit(also).await.map_err(|error| store_error(&error, false))?;
             return Ok(known.row.clone());
         }
-        if table.len() >= MAX_KEYS {
-            let message = format!("this edge has {MAX_KEYS} keys, its bound; no more can be added");
-            return Err(Error::new(Code::ResourceExhausted, "TOO_MANY_KEYS", message));
+        let mut commit = Commit::new();
+        if table.len() >= self.most {
+            // A revocation that is still owed to the disk would bring the row back.
+            let Some(old) =
+                table.to_forget(|key_id| !self.is_unwritten(key_id)).map(|old| old.key_id.clone())
+            else {
+                let message = format!("this edge has {} keys, its bound, and none is revoked", self.most);
+                return Err(Error::new(Code::ResourceExhausted, "TOO_MANY_KEYS", message));
+            };
+            commit = commit.remove(TABLE, old.clone()).remove(usage::USAGE, old.clone());
+            table = Arc::new(table.without(&old));
         }
         let commit = Commit::new()
             .require_absent(TABLE, row.key_id.clone())
             .put_json(TABLE, row.key_id.clone(), &row)
             .audit(audit("apikey.create", &row.key_id, actor))
+            .and(commit)
             .and(also);
         self.store.commit(commit).await.map_err(|error| store_error(&error, true))?;
         self.table.store(Arc::new(table.with(row.clone())));

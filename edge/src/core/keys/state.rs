@@ -26,6 +26,8 @@ pub(crate) struct KeyState {
     at_once: AtomicU64,
     revoked: AtomicBool,
     meter: Mutex<Meter>,
+    /// Those in force now: what runs settles with them.
+    limits: Mutex<KeyLimits>,
     ledger: Mutex<Ledger>,
 }
 
@@ -41,6 +43,7 @@ impl KeyState {
             at_once: AtomicU64::new(0),
             revoked: AtomicBool::new(false),
             meter: Mutex::default(),
+            limits: Mutex::default(),
             ledger: Mutex::default(),
         }
     }
@@ -53,7 +56,7 @@ impl KeyState {
     ) -> Result<KeyPermit, KeyLimit> {
         let running = state.at_once.fetch_add(1, Ordering::Relaxed);
         // From here on the drop gives back what was taken.
-        let mut permit = KeyPermit { state: Arc::clone(state), limits, charged: 0 };
+        let mut permit = KeyPermit { state: Arc::clone(state), charged: 0 };
         if let Some(value) = limits.requests_at_once.filter(|most| running >= *most) {
             let standing = state.standing(&limits, now);
             return Err(KeyLimit {
@@ -76,6 +79,11 @@ impl KeyState {
         lock(&self.meter).standing(limits, now)
     }
 
+    /// Other limits are in force.
+    pub(super) fn limit(&self, limits: KeyLimits) {
+        *lock(&self.limits) = limits;
+    }
+
     pub(super) fn revoke(&self) {
         self.revoked.store(true, Ordering::Release);
     }
@@ -91,7 +99,6 @@ impl KeyState {
 #[must_use]
 pub(crate) struct KeyPermit {
     state: Arc<KeyState>,
-    limits: KeyLimits,
     charged: u64,
 }
 
@@ -108,9 +115,10 @@ impl KeyPermit {
 
     /// The request is over: so many tokens were used in all, instead of the estimate.
     pub(crate) fn settle(mut self, now: Instant, tokens: u64) {
-        if self.limits.tokens_per_minute.is_some() {
-            let charged = std::mem::take(&mut self.charged);
-            lock(&self.state.meter).correct(&self.limits, now, charged, tokens);
+        let limits = *lock(&self.state.limits);
+        let charged = std::mem::take(&mut self.charged);
+        if charged > 0 || limits.tokens_per_minute.is_some() {
+            lock(&self.state.meter).correct(&limits, now, charged, tokens);
         }
     }
 }

@@ -7,7 +7,7 @@ use umbel_wire::token::{BearerKind, mint_bearer};
 use super::usage::{Asked, DAYS_KEPT, Used};
 use super::*;
 use crate::core::keys::Limit;
-use crate::core::keys::ledger::{Counts, Day};
+use crate::core::keys::ledger::{Counts, Day, DayCounts, DayRow};
 use crate::core::usage::Usage;
 
 fn row() -> (KeyRow, String) {
@@ -47,6 +47,34 @@ async fn a_key_survives_a_restart_and_so_does_its_revocation() {
     let actions: Vec<String> =
         store.audit_tail(9).await.unwrap().into_iter().map(|entry| entry.record.action).collect();
     assert_eq!(actions, ["apikey.create", "apikey.revoke"]);
+}
+
+#[tokio::test]
+async fn at_the_bound_a_new_key_takes_the_place_of_the_one_revoked_first() {
+    let (store, _) = Store::in_memory();
+    let mut keys = Keys::load(store.clone()).await.unwrap();
+    Arc::get_mut(&mut keys).unwrap().most = 3;
+    let rows: Vec<KeyRow> = (0..3).map(|_| row().0).collect();
+    for row in &rows {
+        keys.create(row.clone(), &actor(), Commit::new()).await.unwrap();
+    }
+    let full = keys.create(row().0, &actor(), Commit::new()).await.unwrap_err();
+    assert_eq!((full.code, full.reason.as_ref()), (Code::ResourceExhausted, "TOO_MANY_KEYS"));
+    let [kept, last, first] = rows.as_slice() else { unreachable!() };
+    for (row, at) in [(last, 9), (first, 8)] {
+        keys.revoke(&row.key_id, at, &actor(), Commit::new(), drop).await.unwrap();
+    }
+    for forgotten in [first, last] {
+        keys.create(row().0, &actor(), Commit::new()).await.unwrap();
+        assert_eq!(keys.row(&forgotten.key_id).unwrap_err().code, Code::NotFound);
+    }
+    assert!(keys.row(&kept.key_id).is_ok());
+    assert_eq!(
+        keys.create(row().0, &actor(), Commit::new()).await.unwrap_err().code,
+        Code::ResourceExhausted
+    );
+    let ids = |keys: &Keys| -> HashSet<String> { keys.list().into_iter().map(|row| row.key_id).collect() };
+    assert_eq!(ids(&Keys::load(store).await.unwrap()), ids(&keys), "on disk as in memory");
 }
 
 #[tokio::test]
@@ -190,6 +218,43 @@ async fn usage_survives_what_a_disk_does_and_never_goes_back() {
     keys.flush().await;
     assert_eq!(totals(&Keys::load(store).await.unwrap()).await, all);
     assert!(keys.last_used("_loopback").is_some() && keys.last_used("nobody").is_none());
+}
+
+#[tokio::test]
+async fn totals_since_a_day_are_paged_and_none_is_cut_in_two() {
+    let (store, _) = Store::in_memory();
+    // More keys than one read takes, on two days of three, in two parts a day.
+    for key in 0..700 {
+        let mut commit = Commit::new();
+        for (day, part) in [(3 + key % 2, 0), (5, 0), (5, 1)] {
+            let counts = Counts { requests: 1 + key, ..Counts::default() };
+            let models = ["a", "b"].map(|model| DayCounts { model: format!("{model}{part}").into(), counts });
+            let row = DayRow { models: models.into() };
+            commit = commit.put_json("key_usage_days", format!("{day:010}/key{key:04}/{part}"), &row);
+        }
+        store.commit(commit).await.unwrap();
+    }
+    let keys = Keys::load(store).await.unwrap();
+    let asked = Asked { since: Some(Day(4)), ..Asked::default() };
+    let (all, more) = keys.usage(&asked, None, 10_000).await.unwrap();
+    assert!(!more);
+    assert_eq!(all.len(), 700 * 4);
+    let sum = |rows: &[Used]| rows.iter().map(|row| row.counts.requests).sum::<u64>();
+    let wanted: u64 = (0..700).map(|key| (1 + key) * 2 * (2 + key % 2)).sum();
+    assert_eq!(sum(&all), wanted);
+    let (mut paged, mut after) = (Vec::new(), None);
+    loop {
+        let (page, more) = keys.usage(&asked, after.as_ref(), 333).await.unwrap();
+        let last = page.last().unwrap();
+        after = Some((last.day, last.key_id.to_string(), last.model.to_string()));
+        paged.extend(page);
+        if !more {
+            break;
+        }
+    }
+    assert_eq!(paged, all);
+    let of_one = Asked { key_id: Some("key0001".to_owned()), ..asked };
+    assert_eq!(keys.usage(&of_one, None, 10).await.unwrap().0.len(), 4);
 }
 
 #[tokio::test]

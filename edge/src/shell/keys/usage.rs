@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use umbel_store::{Commit, ReadError, Store};
+use umbel_store::{Commit, ReadError, Row, Store};
 use umbel_wire::clock::{Wall, now};
 
 use super::Keys;
@@ -233,17 +233,18 @@ impl Keys {
             after.is_none_or(|(_, after, of)| (&**key, &**model) > (after.as_str(), of.as_str()))
         };
         if !asked.by_day {
-            let sums = match asked.since {
-                None => self.totals(asked),
-                Some(since) => {
-                    let mut sums = Sums::new();
-                    for day in self.days(asked, since) {
-                        self.of_day(asked, day, &mut sums).await?;
-                    }
-                    sums
+            let mut from = after.map_or_else(String::new, |(_, key_id, _)| key_id.clone());
+            loop {
+                let (sums, next) = match asked.since {
+                    None => (self.totals(asked), None),
+                    Some(since) => self.since(asked, since, &from).await?,
+                };
+                found.extend(sums.into_iter().filter(|(of, _)| is_later(of)).take(most + 1).map(used(None)));
+                match next {
+                    Some(next) if found.len() <= most => from = next,
+                    _ => break,
                 }
-            };
-            found.extend(sums.into_iter().filter(|(of, _)| is_later(of)).take(most + 1).map(used(None)));
+            }
         } else {
             let until = after.and_then(|(day, _, _)| *day);
             for day in self.days(asked, asked.since.unwrap_or(Day(i32::MIN))).into_iter().rev() {
@@ -291,19 +292,80 @@ impl Keys {
         days
     }
 
+    /// What was used from a day on with the keys from `from` on, and from which key on there is more: of each day so
+    /// many rows are read as one read takes, so that a page costs no more than itself however many keys there are.
+    async fn since(
+        &self,
+        asked: &Asked,
+        since: Day,
+        from: &str,
+    ) -> Result<(Sums, Option<String>), ReadError> {
+        // What is written while this reads must be seen once: nothing is written meanwhile.
+        let _turn = self.writing.turn.lock().await;
+        let mut sums = Sums::new();
+        for state in self.asked(asked).into_iter().filter(|state| &*state.key_id >= from) {
+            for (_, model, counts) in state.ledger().open_days().filter(|(day, _, _)| *day >= since) {
+                add(&mut sums, asked, &state.key_id, model, counts);
+            }
+        }
+        let mut whole_below: Option<String> = None;
+        for day in self.days(asked, since) {
+            let next = self.rows_of_day(asked, day, from, &mut sums).await?;
+            whole_below = match (whole_below, next) {
+                (Some(one), Some(other)) => Some(one.min(other)),
+                (one, other) => one.or(other),
+            };
+        }
+        if let Some(below) = &whole_below {
+            sums.retain(|(key_id, _), _| **key_id < **below);
+        }
+        Ok((sums, whole_below))
+    }
+
+    /// Adds the rows of one day with keys from `from` on, about as many as one read takes, and says which key is next.
+    async fn rows_of_day(
+        &self,
+        asked: &Asked,
+        day: Day,
+        from: &str,
+        sums: &mut Sums,
+    ) -> Result<Option<String>, ReadError> {
+        let (mut at, to) = days_of(day, asked.key_id.as_deref());
+        if !from.is_empty() {
+            at = at.max(days_of(day, Some(from)).0);
+        }
+        loop {
+            let (rows, next) = self.store.load_range(DAYS, &at, &to, ROWS).await?;
+            for row in rows {
+                self.add_row(asked, &row, sums);
+            }
+            let Some(next) = next else { return Ok(None) };
+            match key_of(&next) {
+                // A key's parts are read to their end.
+                Some(key_id) if key_id == from => at = next,
+                key_id => return Ok(key_id.map(str::to_owned)),
+            }
+        }
+    }
+
+    fn add_row(&self, asked: &Asked, row: &Row, sums: &mut Sums) {
+        let Some(key_id) = key_of(&row.key).map(Arc::<str>::from) else { return };
+        match row.json::<DayRow>() {
+            Ok(stored) => {
+                stored.models.iter().for_each(|of| add(sums, asked, &key_id, &of.model, &of.counts));
+            }
+            Err(_) => self.store.not_usable(DAYS, &row.key, "it does not decode"),
+        }
+    }
+
     /// Adds what was used on one day.
     async fn of_day(&self, asked: &Asked, day: Day, sums: &mut Sums) -> Result<(), ReadError> {
-        let mut add = |key_id: &Arc<str>, model: &Arc<str>, counts: &Counts| {
-            if asked.takes(model) {
-                sums.entry((Arc::clone(key_id), Arc::clone(model))).or_default().add(counts);
-            }
-        };
         // What is written while this reads must be seen once: nothing is written meanwhile.
         let _turn = self.writing.turn.lock().await;
         for state in self.asked(asked) {
             for (of, model, counts) in state.ledger().open_days() {
                 if of == day {
-                    add(&state.key_id, model, counts);
+                    add(sums, asked, &state.key_id, model, counts);
                 }
             }
         }
@@ -312,16 +374,17 @@ impl Keys {
         while let Some(from) = at {
             let (rows, next) = self.store.load_range(DAYS, &from, &to, ROWS).await?;
             for row in rows {
-                let Some(key_id) = key_of(&row.key).map(Arc::<str>::from) else { continue };
-                let Ok(stored) = row.json::<DayRow>() else {
-                    self.store.not_usable(DAYS, &row.key, "it does not decode");
-                    continue;
-                };
-                stored.models.iter().for_each(|of| add(&key_id, &of.model, &of.counts));
+                self.add_row(asked, &row, sums);
             }
             at = next;
         }
         Ok(())
+    }
+}
+
+fn add(sums: &mut Sums, asked: &Asked, key_id: &Arc<str>, model: &Arc<str>, counts: &Counts) {
+    if asked.takes(model) {
+        sums.entry((Arc::clone(key_id), Arc::clone(model))).or_default().add(counts);
     }
 }
 
