@@ -4,12 +4,14 @@
 //! decision to [`crate::core::admission`]. Invariants: no lock is held while the wire is called or anything is
 //! awaited; a [`Slot`] or [`Waiting`] that is dropped, in whatever way, gives back what it held.
 
+mod asked;
 mod gauges;
 mod slot;
+mod told;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -197,179 +199,6 @@ impl Dispatch {
         result
     }
 
-    // ---- What the nodes' side tells.
-
-    /// Declares a stored provider of a node that is away: it counts as wanted while the node is eligible and
-    /// not draining.
-    ///
-    /// # Errors
-    /// If there are too many; it is not served then.
-    pub(crate) fn declare(&self, spec: ProviderSpec) -> Result<(), NotTaken> {
-        self.change(|state, now| state.admission.declare(now, spec).map(|_| ()))
-    }
-
-    /// The node no longer declares this provider, or is decommissioned.
-    pub(crate) fn undeclare(&self, provider_id: &str) {
-        self.change(|state, now| {
-            state.admission.undeclare(now, provider_id);
-            state.links.retain(|_, link| &*link.provider_id != provider_id);
-        });
-    }
-
-    /// A node reported a provider over its connection. Call [`Dispatch::node_ready`] with `false` before, when
-    /// the connection is registered, and with `true` when the node is complete.
-    ///
-    /// # Errors
-    /// If there are too many, or the generation is old; it is not served then.
-    pub(crate) fn provider_up(&self, up: ProviderUp) -> Result<(), NotTaken> {
-        self.change(|state, now| {
-            let provider_id = Arc::clone(&up.spec.provider_id);
-            let node_id = up.spec.node_id;
-            let model = Arc::from(up.spec.model.as_str());
-            let index = state.admission.provider_up(now, up.spec, up.generation, up.state)?;
-            let link =
-                Link { connection: up.connection, generation: up.generation, node_id, provider_id, model };
-            state.links.insert(index, Arc::new(link));
-            Ok(())
-        })
-    }
-
-    /// A provider's state changed; `cause` is one sentence. Ignored for an older generation.
-    pub(crate) fn provider_state(
-        &self,
-        provider_id: &str,
-        generation: Generation,
-        provider_state: ProviderState,
-        cause: &str,
-    ) {
-        tracing::debug!(provider_id, generation = generation.0, state = ?provider_state, cause, "provider state");
-        self.change(|state, now| {
-            state.admission.provider_state(now, provider_id, generation, provider_state);
-        });
-    }
-
-    /// Whether a node's connection may be given work: false when it is registered and while the node is stale
-    /// or offline, true once it is complete. Ignored for an older generation.
-    pub(crate) fn node_ready(&self, node_id: NodeId, generation: Generation, ready: bool) {
-        self.change(|state, now| state.admission.node_ready(now, node_id, generation, ready));
-    }
-
-    /// Starts or ends draining a node.
-    pub(crate) fn node_draining(&self, node_id: NodeId, draining: bool) {
-        self.change(|state, now| state.admission.node_draining(now, node_id, draining));
-    }
-
-    /// Whether a node may be given application traffic. False until told otherwise.
-    pub(crate) fn node_eligible(&self, node_id: NodeId, eligible: bool) {
-        self.change(|state, now| state.admission.node_eligible(now, node_id, eligible));
-    }
-
-    /// A node left the site for good.
-    pub(crate) fn node_gone(&self, node_id: NodeId) {
-        self.change(|state, _| state.admission.node_gone(node_id));
-    }
-
-    /// A node's connection of this generation is gone: its leases end. An older generation than the one in
-    /// force ends only its own leases.
-    pub(crate) fn node_lost(&self, node_id: NodeId, generation: Generation) {
-        self.change(|state, now| {
-            state.admission.node_lost(now, node_id, generation);
-            state.links.retain(|_, link| link.generation != generation || link.node_id != node_id);
-        });
-    }
-
-    /// The leases that a returning node says it still carries, before it is ready. Returns those that it must
-    /// end; leases of an older generation that it does not name end here.
-    pub(crate) fn carried(&self, node_id: NodeId, generation: Generation, leases: &[u64]) -> Vec<u64> {
-        let named: Vec<LeaseId> = leases.iter().map(|lease| LeaseId(*lease)).collect();
-        let cancel = self.change(|state, now| state.admission.carried(now, node_id, generation, &named));
-        cancel.into_iter().map(|lease| lease.0).collect()
-    }
-
-    /// Resolves when no lease of the node is left.
-    pub(crate) async fn drained(&self, node_id: NodeId) {
-        self.watch(|admission| admission.node_in_flight(node_id) == 0).await;
-    }
-
-    /// Resolves when no lease at all is left and nobody waits.
-    pub(crate) async fn idle(&self) {
-        self.watch(|admission| {
-            let counts = admission.lease_counts();
-            counts.waiting == 0 && counts.in_flight() == 0
-        })
-        .await;
-    }
-
-    async fn watch(&self, done: impl Fn(&Admission) -> bool) {
-        let _watching = Watching::new(&self.watchers);
-        loop {
-            let changed = self.changed.notified();
-            if done(&self.lock().admission) {
-                return;
-            }
-            changed.await;
-        }
-    }
-
-    fn tell_watchers(&self) {
-        if self.watchers.load(Ordering::Acquire) > 0 {
-            self.changed.notify_waiters();
-        }
-    }
-
-    // ---- What is asked of it.
-
-    /// The records of requests.
-    pub(crate) fn requests(&self) -> &Arc<Requests> {
-        &self.requests
-    }
-
-    /// Counts of a provider, for snapshots.
-    pub(crate) fn figures(&self, provider_id: &str) -> Option<Figures> {
-        self.lock().admission.figures(provider_id)
-    }
-
-    /// Everything that waits and runs, read at once.
-    pub(crate) fn reading(&self) -> Reading {
-        self.lock().admission.reading(now())
-    }
-
-    /// How often requests for a model were refused, by the reason that clients were told.
-    pub(crate) fn rejections(&self, model: &str) -> BTreeMap<String, u64> {
-        let state = self.lock();
-        let known = state.models.values().find(|known| &*known.name == model);
-        known.map(|known| known.metrics.rejections()).unwrap_or_default()
-    }
-
-    /// All queues.
-    #[cfg(test)]
-    pub(crate) fn queues(&self) -> Vec<crate::core::admission::QueueFigures> {
-        self.lock().admission.queues(now())
-    }
-
-    /// What prefix affinity and the passing over of failing providers came to.
-    pub(crate) fn choice_figures(&self) -> ChoiceFigures {
-        self.lock().admission.choice_figures()
-    }
-
-    /// Requests and leases by phase, of the whole site.
-    pub(crate) fn totals(&self) -> LeaseCounts {
-        self.lock().admission.lease_counts()
-    }
-
-    /// Leases whose end their node has not confirmed in time, with the provider of each.
-    #[cfg(test)]
-    pub(crate) fn unconfirmed(&self) -> Vec<(LeaseId, Arc<str>)> {
-        self.lock().admission.unconfirmed()
-    }
-
-    /// Names that callers may use, each with its canonical name.
-    pub(crate) fn model_names(&self) -> Vec<(Arc<str>, Arc<str>)> {
-        self.lock().admission.model_names()
-    }
-
-    // ---- What a request does.
-
     /// The model of a name or alias.
     pub(crate) fn resolve(&self, name: &str) -> Option<Known> {
         let mut state = self.lock();
@@ -439,6 +268,11 @@ impl Dispatch {
         self.change(|state, now| state.admission.refuse_key(now, key));
     }
 
+    /// Refuses all that waits: the edge ends.
+    pub(crate) fn refuse_all(&self) {
+        self.change(|state, now| state.admission.refuse_all(now));
+    }
+
     /// Ends an unconfirmed lease by hand: its slot is free again.
     pub(crate) fn release(&self, lease: LeaseId) -> Released {
         self.change(|state, now| state.admission.release(now, lease))
@@ -492,20 +326,4 @@ impl State {
 /// The runtime's clock, so that deadlines and the task that waits for them agree also where a test holds it.
 fn now() -> Instant {
     tokio::time::Instant::now().into_std()
-}
-
-/// Counts those who wait for leases to end, so that nobody is notified for nothing.
-struct Watching<'a>(&'a AtomicUsize);
-
-impl<'a> Watching<'a> {
-    fn new(count: &'a AtomicUsize) -> Self {
-        count.fetch_add(1, Ordering::AcqRel);
-        Self(count)
-    }
-}
-
-impl Drop for Watching<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
 }

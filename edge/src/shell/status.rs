@@ -83,7 +83,7 @@ pub(crate) fn queue(site: &Site, reading: &QueueReading) -> QueueSnapshot {
         leases_streaming: leases.streaming,
         leases_ending: leases.resetting,
         leases_unconfirmed: leases.unconfirmed,
-        rejections: site.dispatch.rejections(&queue.model),
+        rejections: site.dispatch.rejections(queue.index),
     }
 }
 

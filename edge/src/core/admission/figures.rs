@@ -50,6 +50,7 @@ impl Admission {
             })
             .map(|(index, model)| QueueFigures {
                 model: Arc::clone(&model.name),
+                index: ModelIndex(index),
                 depth: model.queue.len(),
                 long_waiting: model.queue.long_waiting(),
                 limit: self.limits.waiting,

@@ -11,7 +11,7 @@ use super::lease::Phases;
 use super::outliers::Heads;
 use super::pool::Pool;
 use super::queue::Queue;
-use super::words::{ProviderIndex, RefusalReason};
+use super::words::{ModelIndex, ProviderIndex, RefusalReason};
 
 /// How many ends of leases the drain rate looks back on.
 const LOOK_BACK: usize = 32;
@@ -23,6 +23,8 @@ const STANDSTILL: Duration = Duration::from_secs(60);
 pub(crate) struct QueueFigures {
     /// The model.
     pub(crate) model: Arc<str>,
+    /// Its index.
+    pub(crate) index: ModelIndex,
     /// Requests waiting.
     pub(crate) depth: usize,
     /// Of those, the long ones.

@@ -140,6 +140,16 @@ impl Admission {
         }
     }
 
+    /// Refuses all that waits: the edge ends.
+    pub(crate) fn refuse_all(&mut self, now: Instant) {
+        let mut tickets: Vec<_> =
+            self.waiters.iter().map(|(ticket, waiter)| (*ticket, waiter.ask.model)).collect();
+        tickets.sort_unstable();
+        for (ticket, model) in tickets {
+            self.refuse_waiter(now, model, ticket, RefusalReason::NoneWanted);
+        }
+    }
+
     pub(super) fn refuse_waiter(
         &mut self,
         now: Instant,
