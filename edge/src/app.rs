@@ -220,6 +220,8 @@ impl Running {
         if tokio::time::timeout(time, finished).await.is_err() {
             tracing::warn!("the drain's time is over; what still runs is ended");
         }
+        // What waits is told why, then what runs.
+        self.front.end();
         let nodes = self.connections();
         for connection in &nodes {
             connection.close(CloseReason::Shutdown);
@@ -231,13 +233,19 @@ impl Running {
             for connection in &nodes {
                 connection.gone().await;
             }
+        };
+        if tokio::time::timeout(CLOSING, ended).await.is_err() {
+            tracing::warn!("some connections did not end in time");
+        }
+        // Whoever does not end: what was used and seen is written.
+        let flushed = async {
             self.site.flush().await;
             self.commands.keys.flush().await;
             self.site.observed.flush(umbel_wire::clock::now()).await;
             self.site.store.close().await;
         };
-        if tokio::time::timeout(CLOSING, ended).await.is_err() {
-            tracing::warn!("some connections did not end in time");
+        if tokio::time::timeout(CLOSING, flushed).await.is_err() {
+            tracing::warn!("the last of what was used and seen could not be written in time");
         }
         self.keeping.shutdown().await;
     }

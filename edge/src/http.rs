@@ -128,6 +128,7 @@ pub(crate) struct Front {
     scrapes: exposition::Scrapes,
     options: ArcSwap<FrontOptions>,
     draining: AtomicBool,
+    over: AtomicBool,
     held: AtomicU64,
     request_ids: headers::RequestIds,
     /// Wall time of the start, in seconds: the `created` of all models.
@@ -149,6 +150,7 @@ impl Front {
             scrapes: exposition::Scrapes::default(),
             options: ArcSwap::from_pointee(options),
             draining: AtomicBool::new(false),
+            over: AtomicBool::new(false),
             held: AtomicU64::new(0),
             request_ids: headers::RequestIds::new(),
             started_unix: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
@@ -171,6 +173,18 @@ impl Front {
     /// tokens as well; the exit may follow [`Dispatch::idle`].
     pub(crate) fn drain(&self) {
         self.draining.store(true, Ordering::Release);
+    }
+
+    /// The time of the drain is over: what has no engine is refused now, and nothing is tried once more. Close the nodes'
+    /// connections after it; that ends what has one.
+    pub(crate) fn end(&self) {
+        self.drain();
+        self.over.store(true, Ordering::Release);
+        self.dispatch.refuse_all();
+    }
+
+    fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
     }
 
     /// What is counted.

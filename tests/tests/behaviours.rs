@@ -200,6 +200,7 @@ fn behaviour_6_usage_is_there_for_those_who_asked_and_tokens_are_counted_for_all
         ] {
             assert_eq!(post(&s, path, body).whole(&s.edge.target()).unwrap().status, 200, "{path}");
             counts(path, 7..=7, completion);
+            assert_eq!(s.engine.records().last().unwrap().body, body, "{path}: nothing is put in");
         }
         assert_eq!(s.engine.records().last().unwrap().path, "/v1/rerank");
     }

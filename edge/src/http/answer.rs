@@ -115,14 +115,18 @@ pub(super) async fn from_engine(
     take_usage: bool,
 ) -> Response<Answer> {
     let Some((status, fields)) = decode_head(head) else {
-        return exchange.failed(&Failure::engine_bad_answer("The engine's answer has no valid status."));
+        return bad(&mut slot, &mut exchange, "The engine's answer has no valid status.");
     };
+    let is_events = headers::of_engine(&fields, "content-type").is_some_and(is_event_stream);
+    if exchange.request.stream && status.is_success() && !is_events {
+        // A client that asked for events would read a JSON body as an empty stream.
+        return bad(&mut slot, &mut exchange, "The engine answered a stream request with something else.");
+    }
     slot.report(match status.as_u16() {
         500.. => Outcome::Failed,
         400..500 => Outcome::ClientError,
         _ => Outcome::Answered,
     });
-    let is_events = headers::of_engine(&fields, "content-type").is_some_and(is_event_stream);
     if is_events && status.is_success() {
         let grammar = match exchange.request.route {
             Route::Responses => Grammar::Response,
@@ -139,32 +143,21 @@ pub(super) async fn from_engine(
         to.insert(ACCEL_BUFFERING, HeaderValue::from_static("no"));
         return response;
     }
-    if exchange.request.stream && status.is_success() {
-        // A client that asked for events would read a JSON body as an empty stream.
-        let failure = Failure::engine_bad_answer("The engine answered a stream request with something else.");
-        return exchange.failed(&failure);
-    }
-    let mut parts = BytesMut::new();
-    let first = loop {
-        match stream.data().await {
-            None => break Bytes::new(),
-            Some(part) if part.is_empty() => {}
-            Some(part) => break part,
+    let (body, over) = match beginning(&mut stream, &exchange).await {
+        Ok(read) => read,
+        Err(Elapsed) => {
+            // The node did not see it: the stream's reset ends the lease.
+            exchange.missed(Miss::TimedOut);
+            slot.report(Outcome::Stalled);
+            return exchange.failed(&Failure::engine_timeout());
         }
     };
-    let mut over = first.is_empty();
-    while !over && first.len() + parts.len() < WHOLE_MAX {
-        match stream.data().await {
-            None => over = true,
-            Some(part) => parts.extend_from_slice(&part),
-        }
-    }
-    let body = if parts.is_empty() { first } else { joined(&first, &parts) };
     if over {
         slot.ended();
-        return whole(status, &fields, body, stream.terminal(), exchange);
+        return whole(status, &fields, body, stream.terminal(), exchange, &mut slot);
     }
-    let mut response = Response::new(Answer::flowing(Relay::bytes(stream, slot, exchange, body)));
+    let relay = Relay::bytes(stream, slot, exchange, body, announced(&fields));
+    let mut response = Response::new(Answer::flowing(relay));
     *response.status_mut() = status;
     headers::to_client(&fields, response.headers_mut());
     again_from_engine(status, &fields, response.headers_mut());
@@ -173,11 +166,51 @@ pub(super) async fn from_engine(
 
 const ACCEL_BUFFERING: header::HeaderName = header::HeaderName::from_static("x-accel-buffering");
 
+/// An answer that is none.
+fn bad(slot: &mut Slot, exchange: &mut Exchange, what: &'static str) -> Response<Answer> {
+    exchange.missed(Miss::BadAnswer);
+    slot.report(Outcome::Failed);
+    exchange.failed(&Failure::engine_bad_answer(what))
+}
+
+/// The node and its engine were silent for longer than the node would let its engine be.
+struct Elapsed;
+
+/// What an answer begins with, up to what is held back, and whether that is all of it.
+async fn beginning(stream: &mut OutgoingStream, exchange: &Exchange) -> Result<(Bytes, bool), Elapsed> {
+    let limit = {
+        let options = exchange.options();
+        options.idle_timeout.saturating_add(options.grace)
+    };
+    let mut first = Bytes::new();
+    let mut parts = BytesMut::new();
+    while first.len() + parts.len() < WHOLE_MAX {
+        match tokio::time::timeout(limit, stream.data()).await {
+            Err(_) => return Err(Elapsed),
+            Ok(None) if parts.is_empty() => return Ok((first, true)),
+            Ok(None) => return Ok((joined(&first, &parts), true)),
+            Ok(Some(part)) if first.is_empty() => first = part,
+            Ok(Some(part)) => parts.extend_from_slice(&part),
+        }
+    }
+    Ok((if parts.is_empty() { first } else { joined(&first, &parts) }, false))
+}
+
 fn joined(first: &Bytes, parts: &BytesMut) -> Bytes {
     let mut all = BytesMut::with_capacity(first.len() + parts.len());
     all.extend_from_slice(first);
     all.extend_from_slice(parts);
     all.freeze()
+}
+
+/// The length that an engine said its answer has.
+fn announced(fields: &[node::Header]) -> Option<u64> {
+    std::str::from_utf8(headers::of_engine(fields, "content-length")?).ok()?.parse().ok()
+}
+
+/// What the break of an answer after its head says of the provider.
+pub(super) fn broken(miss: Miss) -> Outcome {
+    if miss == Miss::TimedOut { Outcome::Stalled } else { Outcome::Failed }
 }
 
 fn decode_head(head: &Bytes) -> Option<(StatusCode, Vec<node::Header>)> {
@@ -202,17 +235,19 @@ fn whole(
     body: Bytes,
     terminal: Option<Terminal>,
     mut exchange: Box<Exchange>,
+    slot: &mut Slot,
 ) -> Response<Answer> {
     if let Some(miss) = exchange.judge(terminal.as_ref()) {
+        slot.report(broken(miss));
         let failure = match miss {
             Miss::TimedOut => Failure::engine_timeout(),
             _ => Failure::engine_truncated(),
         };
         return exchange.failed(&failure);
     }
-    let announced = headers::of_engine(fields, "content-length")
-        .and_then(|value| std::str::from_utf8(value).ok()?.parse::<usize>().ok());
-    if announced.is_some_and(|length| length != body.len()) {
+    if announced(fields).is_some_and(|length| length != body.len() as u64) {
+        exchange.missed(Miss::Broke);
+        slot.report(Outcome::Failed);
         return exchange.failed(&Failure::engine_truncated());
     }
     let is_error = status.is_client_error() || status.is_server_error();

@@ -1,17 +1,22 @@
 //! A request's account: how tries ended, in which phase it is, and what the metrics are told.
 //!
-//! Owns the reading of terminals, and the one function that tells everybody of a request's end. Leaves what follows
+//! Owns the one function that tells everybody of a request's end. Leaves the words for ends to [`outcome`], what follows
 //! for the client to [`super::inference`] and [`super::relay`]. Invariant: an account is settled exactly once, by an
 //! answer, a failure, or the client's leaving.
+
+mod outcome;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use http::{HeaderValue, Response};
 use umbel_contracts::bounds::decode;
-use umbel_contracts::proto::node::{InferenceEnd, InferenceOutcome};
+use umbel_contracts::proto::node::InferenceEnd;
+use umbel_wire::Terminal;
 use umbel_wire::clock::Wall;
-use umbel_wire::{Code, Terminal};
+
+use outcome::Outcome;
+pub(super) use outcome::{Miss, judge};
 
 use super::answer::Answer;
 use super::error::Failure;
@@ -20,105 +25,8 @@ use super::{Front, FrontOptions};
 use crate::core::keys::{Caller, KeyLimit, KeyPermit};
 use crate::core::usage::{Usage, UsageSource};
 use crate::metrics::Route;
-use crate::shell::dispatch::{Known, Outcome as Try, Slot};
-use crate::shell::requests::{CLIENT_LEFT, End, Given, Phase, Running, Started};
-
-/// How a try at an engine failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Miss {
-    /// Nothing was sent to an engine.
-    NotProcessed,
-    /// The node's connection or the engine's process is gone, and the work with it.
-    Lost,
-    /// The engine closed or broke its connection; it may have done the work.
-    Broke,
-    /// The engine was silent for too long.
-    TimedOut,
-    /// The engine's answer is none.
-    BadAnswer,
-}
-
-impl Miss {
-    pub(super) fn failure(self) -> Failure {
-        match self {
-            Self::NotProcessed => Failure::engine_refused(),
-            Self::Lost | Self::Broke => Failure::engine_lost(),
-            Self::TimedOut => Failure::engine_timeout(),
-            Self::BadAnswer => Failure::engine_bad_answer("The engine's answer could not be read."),
-        }
-    }
-
-    /// What it says of the provider.
-    pub(super) fn outcome(self) -> Try {
-        match self {
-            Self::TimedOut => Try::TimedOut,
-            _ => Try::Failed,
-        }
-    }
-
-    fn kind(self) -> &'static str {
-        match self {
-            Self::NotProcessed => "connect",
-            Self::Lost => "lost",
-            Self::Broke => "reset",
-            Self::TimedOut => "timeout",
-            Self::BadAnswer => "protocol",
-        }
-    }
-}
-
-/// What a terminal says; `None` if the engine's request came to its end.
-pub(super) fn judge(terminal: &Terminal) -> Option<Miss> {
-    let (error, not_processed, payload) = match terminal {
-        Terminal::Lost(_) => return Some(Miss::Lost),
-        Terminal::Ended { error, not_processed, payload } => (error, *not_processed, payload),
-    };
-    if not_processed {
-        return Some(Miss::NotProcessed);
-    }
-    let outcome = decode::<InferenceEnd>(payload).map_or(InferenceOutcome::Unspecified, |end| end.outcome());
-    match (outcome, error) {
-        (InferenceOutcome::Complete, None) => None,
-        (InferenceOutcome::EngineRefused, _) => Some(Miss::NotProcessed),
-        (InferenceOutcome::EngineGone, _) => Some(Miss::Lost),
-        (InferenceOutcome::TimedOut, _) => Some(Miss::TimedOut),
-        (InferenceOutcome::BadAnswer, _) => Some(Miss::BadAnswer),
-        (_, Some(error)) if error.code == Code::DeadlineExceeded => Some(Miss::TimedOut),
-        _ => Some(Miss::Broke),
-    }
-}
-
-/// How a request came to its end.
-#[derive(Clone, Copy, Debug)]
-enum Outcome {
-    /// An engine's answer went out whole, or on its way as a whole.
-    Answered(u16),
-    /// The edge answered with a failure of its own.
-    Failed { status: u16, reason: &'static str },
-    /// The answer ended with an error after its head.
-    Broken(Miss),
-    /// The client left.
-    Left(Phase),
-}
-
-impl Outcome {
-    fn status(self) -> u16 {
-        match self {
-            Self::Answered(status) | Self::Failed { status, .. } => status,
-            Self::Broken(_) => 200,
-            Self::Left(_) => CLIENT_LEFT,
-        }
-    }
-
-    /// The machine reason, where it went wrong.
-    fn reason(self) -> Option<&'static str> {
-        match self {
-            Self::Answered(_) | Self::Left(_) => None,
-            Self::Failed { reason, .. } => Some(reason),
-            Self::Broken(miss) => Some(miss.kind()),
-        }
-    }
-}
+use crate::shell::dispatch::{Known, Slot};
+use crate::shell::requests::{End, Given, Running, Started};
 
 /// Who asked for what.
 pub(super) struct Request {
@@ -163,6 +71,9 @@ pub(super) struct Exchange {
     waited: Duration,
     /// Engines that were asked.
     attempts: u32,
+    /// The engine that is asked now may be working on it, and one that was asked before may have been.
+    at_work: bool,
+    has_worked: bool,
     /// Of the answer's body, passed to the client.
     answer_bytes: u64,
     /// When the first bytes of an event stream passed.
@@ -186,6 +97,8 @@ impl Exchange {
             running,
             waited: Duration::ZERO,
             attempts: 0,
+            at_work: false,
+            has_worked: false,
             answer_bytes: 0,
             first_bytes: None,
             complete: None,
@@ -225,6 +138,11 @@ impl Exchange {
         self.running.queued();
     }
 
+    /// It waited so long for a slot and was given none.
+    pub(super) fn waited_in_vain(&mut self, time: Duration) {
+        self.waited = self.waited.saturating_add(time);
+    }
+
     /// The engine's head is here.
     pub(super) fn streaming(&mut self) {
         self.running.streaming();
@@ -240,12 +158,15 @@ impl Exchange {
             affinity: slot.has_affinity(),
         });
         self.attempts += 1;
+        self.at_work = true;
         self.waited = self.waited.saturating_add(slot.waited());
         self.known.metrics.waited(slot.waited().as_secs_f64());
     }
 
     /// Counts a failure between this edge and the engine.
-    pub(super) fn missed(&self, miss: Miss) {
+    pub(super) fn missed(&mut self, miss: Miss) {
+        self.at_work = false;
+        self.has_worked |= miss != Miss::NotProcessed;
         let provider = self.running.given().map_or("", |given| &given.provider_id);
         let node = provider.split_once('/').map_or("", |(node, _)| node);
         self.known.metrics.upstream_error(node, miss.kind());
@@ -346,6 +267,15 @@ impl Exchange {
         if std::mem::replace(&mut self.settled, true) {
             return;
         }
+        // An engine that worked and had no chance to say how much has used what the prompt was taken for.
+        let worked = match outcome {
+            Outcome::Answered(_) => false,
+            Outcome::Failed { .. } | Outcome::Broken(_) => self.has_worked,
+            Outcome::Left(_) => self.has_worked || self.at_work,
+        };
+        if worked && self.usage.source == UsageSource::None {
+            self.counted(0);
+        }
         let (status, request, usage) = (outcome.status(), &self.request, self.usage);
         let seconds =
             self.complete.unwrap_or_else(Instant::now).duration_since(request.started).as_secs_f64();
@@ -354,9 +284,10 @@ impl Exchange {
         if self.attempts > 0 {
             self.front.dispatch.used(self.known.model, key, class, prompt_bytes, estimated, &usage);
         }
+        let no_use = !self.has_worked && !self.at_work;
         match (outcome, self.permit.take()) {
-            // No engine was asked: that is no use of the key.
-            (Outcome::Failed { .. }, _) if self.attempts == 0 => {
+            // No engine worked on it: that is no use of the key.
+            (Outcome::Failed { .. } | Outcome::Left(_), _) if no_use => {
                 self.front.keys.refused(&request.caller, &self.known.name);
             }
             (_, Some(permit)) => self.front.keys.used(permit, &self.known.name, &usage),

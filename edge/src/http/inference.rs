@@ -121,13 +121,19 @@ impl Inference<'_> {
             request: exchange.number(),
             ..Ask::new(exchange.known.model, self.caller.number(), self.caller.class())
         };
-        let take_usage = asked.can_take_usage() && self.front.options().stream_usage == StreamUsage::Always;
+        let take_usage = self.endpoint.can_tell_usage()
+            && asked.can_take_usage()
+            && self.front.options().stream_usage == StreamUsage::Always;
         let (mut elsewhere, mut after_loss) = (0, 0);
         loop {
             if exchange.is_revoked() {
                 return refused(&mut exchange, |_| Failure::key(KeyRefusal::Invalid));
             }
+            if self.front.is_over() {
+                return refused(&mut exchange, |_| Failure::draining());
+            }
             exchange.queued();
+            let since = Instant::now();
             let admitted = match self.front.dispatch.admit(&ask) {
                 Admitted::Slot(slot) => Ok(slot),
                 Admitted::Waiting(waiting) => {
@@ -138,7 +144,9 @@ impl Inference<'_> {
             };
             let mut slot = match admitted {
                 Ok(slot) => slot,
+                Err(_) if self.front.is_over() => continue,
                 Err(refusal) => {
+                    exchange.waited_in_vain(since.elapsed());
                     let jitter = u64::from(self.started.elapsed().subsec_nanos());
                     let answer_tokens = asked.answer_tokens;
                     return refused(&mut exchange, |name| {
@@ -167,6 +175,9 @@ impl Inference<'_> {
             ask.avoid = Some(slot.avoid());
             ask.at_head = true;
             drop(slot);
+            if self.front.is_over() {
+                continue;
+            }
             let (tries, limit) = match miss {
                 Miss::NotProcessed => (&mut elsewhere, TRIES_ELSEWHERE),
                 Miss::Lost if !self.endpoint.has_effects() => (&mut after_loss, TRIES_AFTER_LOSS),

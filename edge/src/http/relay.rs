@@ -15,11 +15,12 @@ use bytes::Bytes;
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use umbel_wire::OutgoingStream;
 
+use super::answer::broken;
 use super::error::Failure;
 use super::exchange::{Exchange, Miss};
 use super::meter::Meter;
 use super::sse::{Ending, Grammar, Tracker};
-use crate::shell::dispatch::{Outcome, Slot};
+use crate::shell::dispatch::Slot;
 
 /// One newline: a comment with a blank line behind it breaks official clients.
 const KEEPALIVE: Bytes = Bytes::from_static(b": keepalive\n");
@@ -44,6 +45,10 @@ pub(super) struct Relay {
     meter: Meter,
     /// Bytes that came before the relay was made.
     before: Bytes,
+    /// Of an answer that announced its length: what of it has not come, and its last bytes. They wait for the engine's
+    /// end, since hyper asks for nothing behind them.
+    left: Option<u64>,
+    last: Bytes,
     over: bool,
     /// The connection is to break, once what was passed on before is written.
     breaking: bool,
@@ -71,9 +76,18 @@ impl Relay {
         relay
     }
 
-    /// Any other answer, of which a part was read already.
-    pub(super) fn bytes(stream: OutgoingStream, slot: Slot, exchange: Box<Exchange>, before: Bytes) -> Self {
-        Self::new(stream, slot, exchange, None, before)
+    /// Any other answer, of which a part was read already; `announced` is its length, where it said so.
+    pub(super) fn bytes(
+        stream: OutgoingStream,
+        slot: Slot,
+        exchange: Box<Exchange>,
+        before: Bytes,
+        announced: Option<u64>,
+    ) -> Self {
+        let mut relay = Self::new(stream, slot, exchange, None, Bytes::new());
+        relay.left = announced;
+        relay.before = relay.counted_down(before);
+        relay
     }
 
     fn new(
@@ -92,6 +106,8 @@ impl Relay {
             events,
             meter,
             before,
+            left: None,
+            last: Bytes::new(),
             over: false,
             breaking: false,
             quiet,
@@ -111,7 +127,9 @@ impl Relay {
     /// The next bytes for the client.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Broken>>> {
         let next = self.poll_bytes(cx);
-        if let Poll::Ready(Some(Ok(bytes))) = &next {
+        if let Poll::Ready(Some(Ok(bytes))) = &next
+            && !self.over
+        {
             self.exchange.passed(bytes.len());
         }
         next
@@ -150,11 +168,23 @@ impl Relay {
     /// What of the engine's bytes passes to the client now.
     fn passing(&mut self, chunk: Bytes) -> Bytes {
         if self.events.is_none() {
-            return chunk;
+            return self.counted_down(chunk);
         }
         self.exchange.first_bytes();
         let chunk = self.meter.push(chunk);
         self.tracked(chunk)
+    }
+
+    /// The same bytes, or none if they are the last ones of the announced length.
+    fn counted_down(&mut self, chunk: Bytes) -> Bytes {
+        let Some(left) = &mut self.left else { return chunk };
+        *left = left.saturating_sub(chunk.len() as u64);
+        if *left > 0 || chunk.is_empty() {
+            return chunk;
+        }
+        self.exchange.complete();
+        self.last = chunk;
+        Bytes::new()
     }
 
     fn tracked(&mut self, mut chunk: Bytes) -> Bytes {
@@ -169,7 +199,7 @@ impl Relay {
     }
 
     fn is_done(&self) -> bool {
-        self.events.as_ref().is_some_and(Tracker::is_done)
+        !self.last.is_empty() || self.events.as_ref().is_some_and(Tracker::is_done)
     }
 
     /// Waits a little for the engine's end. Without it the stream is reset, which loses nothing but work that
@@ -199,7 +229,10 @@ impl Relay {
                 return match self.events.as_ref().map(Tracker::ending) {
                     // Only its blank line is owed.
                     Some(Ending::Done(missing)) => Poll::Ready(self.succeed(missing)),
-                    _ => self.fail(Miss::TimedOut, cx),
+                    _ => {
+                        self.exchange.missed(Miss::TimedOut);
+                        self.fail(Miss::TimedOut, cx)
+                    }
                 };
             }
             timer.as_mut().reset(now + keepalive);
@@ -217,12 +250,16 @@ impl Relay {
         let miss = self.exchange.judge(self.stream.terminal().as_ref());
         let ending = self.events.as_ref().map(Tracker::ending);
         match (ending, miss) {
+            _ if !self.last.is_empty() => Poll::Ready(self.succeed("")),
             // What the client has is complete, whatever happened to the connection behind it.
             (Some(Ending::Done(missing)), _) => Poll::Ready(self.succeed(missing)),
             (None, None) => Poll::Ready(self.succeed("")),
             (_, Some(miss)) => self.fail(miss, cx),
             // An engine that ends without `[DONE]` has failed.
-            (Some(_), None) => self.fail(Miss::Broke, cx),
+            (Some(_), None) => {
+                self.exchange.missed(Miss::Broke);
+                self.fail(Miss::Broke, cx)
+            }
         }
     }
 
@@ -234,15 +271,20 @@ impl Relay {
     fn succeed(&mut self, missing: &'static str) -> Option<Result<Bytes, Broken>> {
         self.over = true;
         self.count();
+        let last = match missing {
+            "" => std::mem::take(&mut self.last),
+            missing => Bytes::from_static(missing.as_bytes()),
+        };
+        self.exchange.passed(last.len());
         self.exchange.answered(200);
-        (!missing.is_empty()).then(|| Ok(Bytes::from_static(missing.as_bytes())))
+        (!last.is_empty()).then_some(Ok(last))
     }
 
     /// Ends the answer so that no client takes it for success.
     fn fail(&mut self, miss: Miss, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Broken>>> {
         self.over = true;
         self.count();
-        self.slot.report(if miss == Miss::TimedOut { Outcome::Stalled } else { Outcome::Failed });
+        self.slot.report(broken(miss));
         self.exchange.broken(miss);
         let grammar = self.events.as_ref().map(Tracker::grammar).unwrap_or_default();
         let failure = match miss {

@@ -19,6 +19,11 @@ impl Endpoint {
         self.route == Route::Transcriptions
     }
 
+    /// Its stream can be asked to tell the usage: the field for it is one of chat and completions only.
+    pub(super) fn can_tell_usage(self) -> bool {
+        matches!(self.route, Route::Chat | Route::Completions)
+    }
+
     /// The engine keeps what it made, so that a second run would leave two of it.
     pub(super) fn has_effects(self) -> bool {
         self.route == Route::Responses

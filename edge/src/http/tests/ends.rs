@@ -153,6 +153,93 @@ async fn row_52_without_a_stream_a_cut_answer_is_502_and_never_a_short_200() {
 }
 
 #[tokio::test]
+async fn a_provider_whose_answers_break_after_their_head_is_passed_over() {
+    let breaks = |call: Call, how: &'static str| async move {
+        let json = [("content-type", "application/json"), ("content-length", "100")];
+        match how {
+            "cut" => {
+                call.head(200, &json);
+                call.send("{").await;
+                call.complete();
+            }
+            "broken" => {
+                call.head(200, &json[..1]);
+                call.send("{").await;
+                call.fail(InferenceOutcome::EngineBroke, false);
+            }
+            "no status" => {
+                call.head(9_999, &json);
+                call.cancelled().await;
+            }
+            _ => {
+                call.head(200, &json[..1]);
+                call.cancelled().await;
+            }
+        }
+    };
+    for (how, stream) in [("cut", false), ("broken", false), ("no status", false), ("no events", true)] {
+        let mut rig = Rig::new().await;
+        let mut bad = rig.node("m", &[], 4).await;
+        let mut good = rig.node("m", &[], 4).await;
+        let ejected = |rig: &Rig, node: &Node| rig.dispatch.figures(&node.provider).unwrap().ejected;
+        let mut asked = 0;
+        while !ejected(&rig, &bad) {
+            asked += 1;
+            assert!(asked <= 30, "{how}: still given requests");
+            let mut client = Client::connect(rig.http).await;
+            client.send(chat(stream)).await;
+            tokio::select! {
+                call = bad.call() => breaks(call, how).await,
+                call = good.call() => {
+                    if stream {
+                        call.events();
+                        call.send("data: [DONE]\n\n").await;
+                        call.complete();
+                    } else {
+                        call.json("{}").await;
+                    }
+                }
+            }
+            let status = client.reply().await.head.status;
+            assert!(status == 200 || status == 502, "{how}: {status}");
+            rig.idle().await;
+        }
+        assert!(!ejected(&rig, &good));
+    }
+}
+
+#[tokio::test]
+async fn a_large_answer_with_a_length_is_answered_and_has_its_engines_counts() {
+    let (rig, mut node) = Rig::with_node(1).await;
+    let large = "x".repeat(200_000);
+    for length in [Some("200000"), None] {
+        let mut client = Client::connect(rig.http).await;
+        client.send(chat(false)).await;
+        let call = node.call().await;
+        let mut headers = vec![("content-type", "application/json")];
+        headers.extend(length.map(|length| ("content-length", length)));
+        call.head(200, &headers);
+        let text = large.clone();
+        let sending = tokio::spawn(async move {
+            call.send(text).await;
+            call.complete();
+        });
+        let reply = client.reply().await;
+        assert_eq!((reply.head.status, reply.body.len(), reply.ended), (200, 200_000, Ended::Clean));
+        sending.await.unwrap();
+        rig.idle().await;
+    }
+    let metrics = Client::ask(rig.metrics_http, get("/metrics", "")).await;
+    for line in [
+        r#"umbel_edge_requests_total{route="/v1/chat/completions",model="m",code="200"} 2"#,
+        r#"umbel_edge_tokens_total{model="m",direction="output"} 6"#,
+    ] {
+        assert!(metrics.text().contains(line), "{}", metrics.text());
+    }
+    assert!(!metrics.text().contains("umbel_edge_client_disconnects_total{"), "{}", metrics.text());
+}
+
+#[tokio::test]
 async fn what_came_after_done_does_not_undo_it() {
     let (rig, mut node) = Rig::with_node(1).await;
     let (mut client, call) = streaming(&rig, &mut node).await;
@@ -224,11 +311,14 @@ async fn row_55_a_silent_stream_gets_comments_at_boundaries_only() {
     let keepalive = Duration::from_millis(20);
     let setup = Setup { options: FrontOptions { keepalive, ..FrontOptions::default() }, ..Setup::default() };
     let mut rig = Rig::with(setup).await;
-    let mut node = rig.node("m", &[], 1).await;
+    let mut node = rig.node("m", &[], 2).await;
+    // What time is to an edge is seen on a stream beside it.
+    let (mut witness, _beside) = streaming(&rig, &mut node).await;
+    let five = ": keepalive\n".repeat(5);
     let mut client = Client::connect(rig.http).await;
     client.send(chat(true)).await;
     let call = node.call().await;
-    tokio::time::sleep(5 * keepalive).await;
+    witness.until(&five).await;
     call.events();
     assert_eq!(client.head().await.status, 200);
     let mut text = client.until(": keepalive\n: keepalive\n").await;
@@ -236,7 +326,7 @@ async fn row_55_a_silent_stream_gets_comments_at_boundaries_only() {
     call.send("data: {\"a\":").await;
     text.push_str(&client.until("{\"a\":").await);
     // Inside an event nothing may be put in, however long it takes.
-    tokio::time::sleep(5 * keepalive).await;
+    witness.until(&five).await;
     call.send("1}\n\n").await;
     text.push_str(&client.until(": keepalive\n").await);
     call.send("data: [DONE]\n\n").await;

@@ -4,7 +4,9 @@ use umbel_contracts::operations::KeyLimits;
 use umbel_contracts::proto::node::InferenceOutcome;
 
 use super::client::{Client, Reply, chat, get, post};
-use super::rig::{Rig, until};
+use super::rig::{Rig, Setup, until};
+use crate::http::{FrontOptions, StreamUsage};
+use crate::shell::keys::usage::Asked;
 
 const CHAT: &str = r#"{"model":"m","messages":[{"role":"user","content":"a prompt of some tokens"}]}"#;
 
@@ -67,6 +69,62 @@ async fn a_keys_limits_are_told_with_each_answer_and_refused_in_openais_words() 
     for reason in ["key_requests", "key_tokens", "key_at_once"] {
         let line = format!("umbel_edge_rejections_total{{model=\"m\",reason=\"{reason}\"}} 1");
         assert!(metrics.text().contains(&line), "{reason}: {}", metrics.text());
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_an_engine_at_work_has_used_its_prompt() {
+    let (rig, mut node) = Rig::with_node(1).await;
+    let limits = KeyLimits { tokens_per_minute: Some(9), ..KeyLimits::default() };
+    let key = rig.key_with(None, limits).await;
+    let used = async || -> u64 {
+        rig.idle().await;
+        let (rows, _) = rig.keys.usage(&Asked::default(), None, 9).await.unwrap();
+        rows.iter().map(|row| row.counts.prompt_tokens).sum()
+    };
+    let mut client = Client::connect(rig.http).await;
+    client.send(post("/v1/chat/completions", &key, CHAT)).await;
+    let call = node.call().await;
+    drop(client);
+    call.cancelled().await;
+    assert!(used().await > 0, "what the prompt was taken for");
+    // One that leaves the queue was worked on by nobody.
+    let (busy, free) = (rig.key(None).await, rig.key(None).await);
+    let mut first = Client::connect(rig.http).await;
+    first.send(post("/v1/chat/completions", &busy, CHAT)).await;
+    let call = node.call().await;
+    let mut client = Client::connect(rig.http).await;
+    client.send(post("/v1/chat/completions", &free, CHAT)).await;
+    until("it waits", || rig.counts().waiting == 1).await;
+    drop(client);
+    until("it left", || rig.counts().waiting == 0).await;
+    let (rows, _) = rig.keys.usage(&Asked::default(), None, 9).await.unwrap();
+    assert!(rows.iter().any(|row| row.counts.requests == 1 && row.counts.refused == 1), "{rows:?}");
+    drop((first, call));
+    let reply = Client::ask(rig.http, post("/v1/chat/completions", &key, CHAT)).await;
+    refused(&reply, "tokens", "key_tokens", "9 tokens a minute");
+}
+
+#[tokio::test]
+async fn only_routes_that_know_the_usages_field_are_given_it() {
+    let options = FrontOptions { stream_usage: StreamUsage::Always, ..FrontOptions::default() };
+    let mut rig = Rig::with(Setup { options, ..Setup::default() }).await;
+    let mut node = rig.node("m", &[], 1).await;
+    for (path, body, put) in [
+        ("/v1/responses", r#"{"model":"m","input":"a","stream":true}"#, false),
+        ("/v1/embeddings", r#"{"model":"m","input":"a","stream":true}"#, false),
+        ("/v1/rerank", r#"{"model":"m","query":"a","documents":[],"stream":true}"#, false),
+        ("/v1/completions", r#"{"model":"m","prompt":"a","stream":true}"#, true),
+        ("/v1/chat/completions", r#"{"model":"m","messages":[],"stream":true}"#, true),
+    ] {
+        let mut client = Client::connect(rig.http).await;
+        client.send(post(path, "", body)).await;
+        let call = node.call().await;
+        let got = String::from_utf8(call.body.to_vec()).unwrap();
+        assert_eq!((got.contains("include_usage"), got == body), (put, !put), "{path}: {got}");
+        drop(client);
+        call.cancelled().await;
+        rig.idle().await;
     }
 }
 

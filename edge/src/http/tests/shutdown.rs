@@ -2,8 +2,8 @@
 
 use umbel_wire::CloseReason;
 
-use super::client::{Client, Ended, chat, get};
-use super::rig::{Rig, soon};
+use super::client::{Client, Ended, chat, get, post};
+use super::rig::{Rig, soon, until};
 
 #[tokio::test]
 async fn row_93_running_streams_finish_and_new_work_is_refused() {
@@ -41,6 +41,35 @@ async fn row_93_running_streams_finish_and_new_work_is_refused() {
     }
     soon("the listener's end", &mut rig.served).await.unwrap();
     rig.idle().await;
+}
+
+#[tokio::test]
+async fn row_93_what_has_no_head_when_the_drain_is_over_is_told_why() {
+    let (mut rig, mut node) = Rig::with_node(1).await;
+    let mut clients = Vec::new();
+    for path in ["/v1/chat/completions", "/v1/responses"] {
+        let mut client = Client::connect(rig.http).await;
+        client.send(post(path, "", r#"{"model":"m","input":"a"}"#)).await;
+        clients.push(client);
+        until("one more is there", || {
+            let counts = rig.counts();
+            (counts.waiting + counts.in_flight()) as usize == clients.len()
+        })
+        .await;
+    }
+    let call = node.call().await;
+    rig.front.drain();
+    assert_eq!(rig.counts().waiting, 1, "what came before goes on");
+    rig.front.end();
+    rig.edge_side().close(CloseReason::Shutdown);
+    rig.shutdown.cancel();
+    for client in &mut clients {
+        let reply = client.reply().await;
+        assert_eq!((reply.head.status, reply.error_code().as_str()), (503, "draining"), "{}", reply.text());
+    }
+    soon("the listener's end", &mut rig.served).await.unwrap();
+    rig.idle().await;
+    drop(call);
 }
 
 #[tokio::test]
