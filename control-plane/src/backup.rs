@@ -53,5 +53,5 @@ pub fn restore(config: &Config, from: &Path) -> Result<Restored, StartError> {
         .map_err(|error| StartError::State(error.to_string()))?;
     let store = config.state_dir.join(STORE_FILE);
     let plane = Offline { store: &store, owner: STORE_OWNER, about: &config.name };
-    plane.restore(from, ENROLLMENTS, EnrollmentRow::voided).map_err(told)
+    plane.restore(from, ENROLLMENTS, EnrollmentRow::voided, None).map_err(told)
 }

@@ -18,7 +18,7 @@ use umbel_wire::Generation;
 use umbel_wire::clock::Wall;
 use umbel_wire::liveness::Times;
 use umbel_wire::peer::PeerCertificate;
-use umbel_wire::simulation::{End, Outgoing};
+use umbel_wire::simulation::{End, LinkId, Linked, Outgoing, take_bytes};
 use umbel_wire::slots::Slots;
 
 use crate::core::commands::{Commands, PENDING, PendingRow};
@@ -31,9 +31,6 @@ use crate::core::witness::Witness;
 pub use identities::{Change, Changed, Stored, stored};
 pub use relay::Relayed;
 pub use sites::Shown;
-
-/// Names a connection in the world.
-pub type LinkId = u64;
 
 /// Small, so that a history meets many blocks.
 const BLOCK: u64 = 16;
@@ -56,6 +53,12 @@ struct Link {
     end: End,
     certificate: Option<PeerCertificate>,
     state: sites::State,
+}
+
+impl Linked for Link {
+    fn end(&mut self) -> &mut End {
+        &mut self.end
+    }
 }
 
 /// One process of a control plane.
@@ -152,9 +155,7 @@ impl Plane {
 
     /// Bytes to send, and whether the connection is to be closed behind them.
     pub fn take_bytes(&mut self, link: LinkId, now: Instant) -> (Vec<u8>, bool) {
-        let Some(entry) = self.links.get_mut(&link) else { return (Vec::new(), true) };
-        let bytes = entry.end.take_bytes(now);
-        (bytes, entry.end.is_over())
+        take_bytes(&mut self.links, link, now)
     }
 
     /// Connections that exist.

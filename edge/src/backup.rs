@@ -1,8 +1,9 @@
 //! `umbel edge backup` and `restore`, for one that does not run.
 //!
-//! A running one is asked by `edge.backup`. Owns what an edge is called and which of its tokens are open. Leaves the
-//! steps to the store. Invariants: a restored edge is a new incarnation whose open tokens are void, and which holds
-//! certificates newer than its state for approval; what stood in the store's place is kept beside it.
+//! A running one is asked by `edge.backup`. Owns what an edge is called, which of its tokens are open and what its nodes
+//! said. Leaves the steps to the store. Invariants: a restored edge is a new incarnation whose open tokens are void, which
+//! believes of nobody whom it trusts before it is said again, and which holds certificates newer than its state for
+//! approval; what stood in the store's place is kept beside it.
 
 use std::path::Path;
 
@@ -11,8 +12,9 @@ use umbel_store::{Offline, OfflineError};
 
 use crate::app::{STORE_FILE, STORE_OWNER};
 use crate::core::enrollment::EnrollmentRow;
+use crate::core::registry::node::ReportRow;
 use crate::shell::backups;
-use crate::shell::site::ENROLLMENTS;
+use crate::shell::site::{ENROLLMENTS, REPORTS};
 use crate::{Config, StartError};
 
 fn told(error: OfflineError) -> StartError {
@@ -45,5 +47,9 @@ pub fn restore(config: &Config, from: &Path) -> Result<Restored, StartError> {
         .map_err(|error| StartError::State(error.to_string()))?;
     let store = config.state_dir.join(STORE_FILE);
     let edge = Offline { store: &store, owner: STORE_OWNER, about: config.site.as_str() };
-    edge.restore(from, ENROLLMENTS, EnrollmentRow::voided).map_err(told)
+    let trust = |row: serde_json::Value| {
+        let row = serde_json::from_value::<ReportRow>(row).ok()?.of_a_backup()?;
+        serde_json::to_value(row).ok()
+    };
+    edge.restore(from, ENROLLMENTS, EnrollmentRow::voided, Some((REPORTS, &trust))).map_err(told)
 }

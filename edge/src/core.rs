@@ -12,6 +12,7 @@ pub(crate) mod providers;
 pub(crate) mod registry;
 pub(crate) mod requests;
 pub(crate) mod rotation;
+pub(crate) mod session;
 pub(crate) mod settings;
 pub(crate) mod tombstones;
 pub(crate) mod usage;

@@ -6,6 +6,7 @@
 //! answers.
 
 mod applications;
+mod authority;
 mod connections;
 mod control;
 mod disk;
@@ -26,29 +27,26 @@ use umbel_wire::clock::Wall;
 use umbel_wire::guesses::Guesses;
 use umbel_wire::liveness::Times;
 use umbel_wire::peer::PeerCertificate;
-use umbel_wire::simulation::End;
+use umbel_wire::simulation::{Chance, End, LinkId, Linked};
 use umbel_wire::{CloseReason, EdgeId, Generation, NodeId};
 
 use crate::core::admission::{Admission, Limits, Output};
 use crate::core::approval::{Approvals, Past};
-use crate::core::authority::AuthorityRow;
 use crate::core::commands::Commands;
 use crate::core::enrollment::{EnrollmentRow, Refusals, Tokens};
 use crate::core::providers::{self, spec};
 use crate::core::registry::node::{Lifecycle, NodeRow, ReportRow};
 use crate::core::registry::{Call, Registry};
 
-pub use applications::{Answered, RequestId};
+pub use applications::{Answered, ENGINE_FAILED, RequestId, Turn, Wanted};
+pub use authority::{Authorities, AuthorityView};
 pub use control::Said;
 pub use disk::{Mark, OBSERVER};
 pub use membership::{LIFE, Membership};
 pub use operators::{Operation, Outcome};
 pub use restore::restore;
 pub use settings::Own;
-pub use views::{LeaseView, NodeView, Stored, TokenView, View, stored};
-
-/// Names a connection in the world.
-pub type LinkId = u64;
+pub use views::{LeaseView, NodeView, ProviderView, Stored, TokenView, View, stored, token_names};
 
 pub(crate) const NODES: &str = "nodes";
 pub(crate) const REPORTS: &str = "reports";
@@ -60,6 +58,9 @@ const WALL: &str = "wall";
 const WALL_EVERY: Duration = Duration::from_secs(60);
 /// Small, so that a history meets many blocks.
 const BLOCK: u64 = 32;
+
+/// What outlives a process beside its store: its identity towards its control plane, and its authorities.
+pub type Directory = (Membership, Authorities);
 
 /// What an edge is started with.
 #[derive(Clone, Debug)]
@@ -79,6 +80,12 @@ struct Link {
     end: End,
     certificate: Option<PeerCertificate>,
     state: connections::State,
+}
+
+impl Linked for Link {
+    fn end(&mut self) -> &mut End {
+        &mut self.end
+    }
 }
 
 /// One process of an edge.
@@ -109,6 +116,11 @@ pub struct Edge {
     notices: u64,
     uplink: control::Uplink,
     membership: Membership,
+    authorities: Authorities,
+    held: authority::Held,
+    asked: crate::core::rotation::Asked,
+    /// Nodes that were told whom to trust and have not answered, by connection.
+    told: BTreeMap<LinkId, umbel_wire::simulation::Call>,
     approvals: Approvals,
     past: Past,
     /// Commands that took force in memory; so told until nothing is owed any more.
@@ -116,7 +128,7 @@ pub struct Edge {
     /// Only mutations use it: what was online before, and a count.
     spoil: (Option<u32>, u64),
     /// Draws ids; from the seed.
-    luck: u64,
+    luck: Chance,
 }
 
 impl Edge {
@@ -127,7 +139,7 @@ impl Edge {
     pub fn start(
         setup: Setup,
         disk: &mut Disk,
-        membership: Membership,
+        (membership, authorities): Directory,
         now: Instant,
         wall: Wall,
         luck: u64,
@@ -141,8 +153,10 @@ impl Edge {
             Some("revisions begin anew") => revisions.begin_anew(),
             _ => {}
         }
+        let held = authority::Held::load(disk, &authorities)?;
         let period = (setup.heartbeat / 3).clamp(Duration::from_millis(100), Duration::from_secs(5));
         let mut registry = Registry::new(setup.times, period, Generation(generations.last()), now);
+        registry.set_authority(held.row.clone());
         let mut reports = BTreeMap::new();
         for row in disk.load(REPORTS).map_err(|error| text(&error))? {
             reports.insert(row.key.clone(), row.json::<ReportRow>().map_err(|error| text(&error))?);
@@ -164,7 +178,6 @@ impl Edge {
         let floor = disk.get(SELF, WALL).map_err(|error| text(&error))?;
         let floor = Wall(floor.and_then(|row| row.json::<i64>().ok()).unwrap_or(0));
         let first_lease = (generations.last() + 1) << 20;
-        registry.set_authority(AuthorityRow::first(String::new()));
         let settings = settings::Document::load(disk)?;
         registry.set_targets(settings.targets());
         let mut edge = Self {
@@ -191,13 +204,18 @@ impl Edge {
             notices: 0,
             uplink: control::Uplink::new(now, luck),
             membership,
+            authorities,
+            held,
+            asked: crate::core::rotation::Asked::default(),
+            told: BTreeMap::new(),
             approvals: Approvals::default(),
             past: restore::past(disk),
             not_durable: BTreeSet::new(),
             spoil: (None, 0),
-            luck,
+            luck: Chance::new(luck),
             setup,
         };
+        edge.admission.plant(edge.setup.mutation);
         edge.load_commands(disk)?;
         edge.put_in_force(now);
         edge.spoil = (None, 0);
@@ -214,21 +232,8 @@ impl Edge {
         self.setup.mutation == Some(mutation)
     }
 
-    // The next number of this process's chance.
-    fn random(&mut self) -> u64 {
-        self.luck = self.luck.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.luck;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ (mixed >> 31)
-    }
-
     fn node_id(&mut self) -> NodeId {
-        let [high, low] = [self.random(), self.random()];
-        NodeId(
-            uuid::Builder::from_random_bytes((u128::from(high) << 64 | u128::from(low)).to_be_bytes())
-                .into_uuid(),
-        )
+        NodeId(uuid::Builder::from_random_bytes(self.luck.id()).into_uuid())
     }
 
     /// Changes the registry; admission and people learn what follows from it, in this order.
@@ -334,7 +339,8 @@ impl Edge {
             self.change(now, |registry| registry.sweep(now));
             self.end_folds(now);
             self.change(now, |registry| registry.judge_credentials(wall));
-            self.ask_rotations(now, wall);
+            self.catch_up(now);
+            self.ask_nodes(now, wall);
             self.send_settings(now);
             let due = now.saturating_duration_since(self.flushed) >= WALL_EVERY;
             if due || self.registry.has_unsaved() || self.disk.owes() {

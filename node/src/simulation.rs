@@ -8,6 +8,7 @@ mod reports;
 mod rotation;
 mod settings;
 mod streams;
+mod trust;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use umbel_wire::backoff::Backoff;
 use umbel_wire::ca::{BACKDATED, CLIENT_VALIDITY};
 use umbel_wire::clock::Wall;
 use umbel_wire::peer::{PeerCertificate, PeerName};
-use umbel_wire::simulation::{End, Heard, Kept, Keys, Renewal};
+use umbel_wire::simulation::{Chance, End, Heard, Kept, Keys, LinkId, Linked, Renewal, take_bytes};
 use umbel_wire::{
     Attempt, CloseReason, Code, EdgeId, Error, Generation, GoawayReason, InstanceId, KeyHash, NodeId,
     Purpose, Rejection, Welcome,
@@ -31,11 +32,10 @@ use crate::core::identity::{FORMAT, Identity};
 use crate::core::sequence::Sequence;
 use crate::core::settings::Record;
 
+pub use trust::Token;
+
 /// From the beginning of a certificate, which is backdated, to its end.
 const VALIDITY_MS: i64 = (CLIENT_VALIDITY.as_secs() + BACKDATED.as_secs()) as i64 * 1_000;
-
-/// Names a connection in the world.
-pub type LinkId = u64;
 
 /// What one host is.
 #[derive(Clone, Debug)]
@@ -46,6 +46,8 @@ pub struct NodeSetup {
     pub model: String,
     /// How many requests that takes at once.
     pub capacity: u32,
+    /// From how many tokens a request is long, and how many of those at once.
+    pub long: (u32, u32),
     /// How long its engine works on one.
     pub work: Duration,
     /// UUIDs of its GPUs.
@@ -94,6 +96,12 @@ struct Link {
     welcomed: bool,
 }
 
+impl Linked for Link {
+    fn end(&mut self) -> &mut End {
+        &mut self.end
+    }
+}
+
 /// One process of an agent.
 pub struct Node {
     setup: NodeSetup,
@@ -102,7 +110,9 @@ pub struct Node {
     attempt: u64,
     backoff: Backoff,
     dial_at: Option<Instant>,
-    token: Option<(String, [u8; 32])>,
+    token: Option<Token>,
+    /// Nobody whom it trusts vouched for the edge that it dialed last.
+    distrusts: bool,
     links: BTreeMap<LinkId, Link>,
     current: Option<LinkId>,
     dialing: Option<LinkId>,
@@ -115,7 +125,7 @@ pub struct Node {
     trial: settings::Trial,
     streams: streams::Streams,
     last_rejection: Option<Error>,
-    luck: u64,
+    luck: Chance,
 }
 
 impl Node {
@@ -133,6 +143,7 @@ impl Node {
             backoff: Backoff::new(),
             dial_at: None,
             token: None,
+            distrusts: false,
             links: BTreeMap::new(),
             current: None,
             dialing: None,
@@ -144,7 +155,7 @@ impl Node {
             trial: settings::Trial::default(),
             streams: streams::Streams::default(),
             last_rejection: None,
-            luck,
+            luck: Chance::new(luck),
         };
         if node.disk.identity.is_some() {
             node.dial_at = Some(now);
@@ -167,9 +178,9 @@ impl Node {
     }
 
     /// Somebody runs `umbel node enroll`.
-    pub fn join(&mut self, token_id: &str, secret: [u8; 32], now: Instant) {
+    pub fn join(&mut self, token: &Token, now: Instant) {
         if self.disk.identity.is_none() {
-            self.token = Some((token_id.to_owned(), secret));
+            self.token = Some(token.clone());
             if self.dialing.is_none() && !self.reaching {
                 self.dial_at = Some(now);
             }
@@ -213,14 +224,6 @@ impl Node {
         self.current.and_then(|link| self.links.get(&link)).map(|link| link.generation.0)
     }
 
-    fn random(&mut self) -> u64 {
-        self.luck = self.luck.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.luck;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ (mixed >> 31)
-    }
-
     /// The next dial, if one is due now. The world answers with [`Node::connected`] or [`Node::unreachable`].
     pub fn dial(&mut self, now: Instant) -> Option<Dial> {
         if self.dialing.is_some() || self.reaching || self.dial_at.is_none_or(|at| at > now) {
@@ -234,7 +237,7 @@ impl Node {
                 return None;
             }
             // On the disk before it is used: a lost answer is asked for again with it.
-            self.disk.keys.key = Some(self.new_key());
+            self.disk.keys.key = Some(self.luck.bytes());
         }
         self.reaching = true;
         Some(Dial { certificate: self.certificate() })
@@ -253,14 +256,20 @@ impl Node {
         })
     }
 
-    /// TCP and TLS of a dial are done.
-    pub fn connected(&mut self, link: LinkId, now: Instant, wall: Wall) {
+    /// TCP and TLS of a dial are done, and these authorities vouch for who answers. False: the host trusts none of them.
+    #[must_use]
+    pub fn connected(&mut self, link: LinkId, vouching: &[String], now: Instant, wall: Wall) -> bool {
         self.reaching = false;
+        self.distrusts = !self.believes(vouching);
+        if self.distrusts {
+            self.again(now);
+            return false;
+        }
         let (purpose, payload) = match (&self.disk.identity, &self.token) {
-            (None, Some((token_id, secret))) => {
+            (None, Some(token)) => {
                 let request = NodeEnrollRequest {
-                    token_id: token_id.clone(),
-                    token_secret: secret.to_vec(),
+                    token_id: token.token_id.clone(),
+                    token_secret: token.secret.to_vec(),
                     signing_request: self.disk.keys.key.unwrap_or_default().to_vec(),
                     name: String::new(),
                     software_version: String::new(),
@@ -277,6 +286,7 @@ impl Node {
             self.links.insert(link, Link { end, generation, spread, since: now, welcomed: false });
             self.dialing = Some(link);
         }
+        true
     }
 
     /// A dial came to nothing.
@@ -287,7 +297,7 @@ impl Node {
 
     fn again(&mut self, now: Instant) {
         self.rotation.failed(false);
-        let luck = self.random();
+        let luck = self.luck.draw();
         self.dial_at = Some(now + self.backoff.failed(luck));
     }
 
@@ -308,9 +318,7 @@ impl Node {
 
     /// Bytes to send, and whether the connection is to be closed behind them.
     pub fn take_bytes(&mut self, link: LinkId, now: Instant) -> (Vec<u8>, bool) {
-        let Some(entry) = self.links.get_mut(&link) else { return (Vec::new(), true) };
-        let bytes = entry.end.take_bytes(now);
-        (bytes, entry.end.is_over())
+        take_bytes(&mut self.links, link, now)
     }
 
     /// Connections that exist.
@@ -379,6 +387,12 @@ impl Node {
                         entry.end.respond(asked, Ok(Vec::new()));
                     }
                 }
+                Heard::Request(asked, method::NODE_TRUST, payload) => {
+                    let answer = self.told_whom_to_trust(link, &payload);
+                    if let Some(entry) = self.links.get_mut(&link) {
+                        entry.end.respond(asked, answer);
+                    }
+                }
                 Heard::Request(asked, method::NODE_SETTINGS, payload) => {
                     let answer = self.settings_offered(&payload, now);
                     if let Some(entry) = self.links.get_mut(&link) {
@@ -413,6 +427,8 @@ impl Node {
             entry.welcomed = true;
         }
         self.current = Some(link);
+        // What cannot be kept now is told again.
+        let _ = self.trust(hello.ca_certificates);
         self.rotation.accepted(now);
         if hello.rotate_credential {
             self.rotation.rotate(now);
@@ -425,6 +441,10 @@ impl Node {
         self.links.remove(&link);
         let answer = bounds::decode::<NodeEnrollResponse>(&welcome.payload).ok();
         let node_id = answer.as_ref().and_then(|answer| NodeId::parse(&answer.node_id).ok());
+        let pinned = |answer: &NodeEnrollResponse| {
+            self.token.as_ref().is_some_and(|token| token.ca_sha256 == trust::digest(&answer.ca_certificate))
+        };
+        let answer = answer.filter(pinned);
         let (Some(answer), Some(node_id), false) = (answer, node_id, self.disk.full) else {
             return self.again(now);
         };
@@ -436,12 +456,12 @@ impl Node {
             name: answer.name,
             addresses: vec!["edge".to_owned()],
             certificate_chain: vec!["simulated".to_owned()],
-            ca_certificate: String::new(),
+            ca_certificate: trust::digest(&answer.ca_certificate),
             ca_certificates: Vec::new(),
             key_file: "node.key".to_owned(),
             not_after_unix_ms: answer.not_after_unix_ms,
         });
-        self.disk.joined_with = self.token.take().map(|(token, _)| token).unwrap_or_default();
+        self.disk.joined_with = self.token.take().map(|token| token.token_id).unwrap_or_default();
         self.dial_at = Some(now);
     }
 
@@ -454,7 +474,7 @@ impl Node {
             self.dial_at = Some(now);
             return;
         }
-        let luck = self.random();
+        let luck = self.luck.draw();
         self.dial_at = Some(now + self.backoff.rejected(error.code, error.retry_after, luck));
         self.last_rejection = Some(error.clone());
     }
@@ -476,7 +496,7 @@ impl Node {
         let Some(entry) = self.links.get(&link) else { return };
         let lived = now.saturating_duration_since(entry.since);
         let spread = entry.spread;
-        let luck = self.random();
+        let luck = self.luck.draw();
         let hint = match reason {
             CloseReason::ByPeer(goaway) => goaway.retry_after.unwrap_or_default(),
             _ => Duration::ZERO,

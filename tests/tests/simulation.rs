@@ -5,15 +5,18 @@
 //! the same whenever its seed is the same.
 
 mod admins;
+mod authority;
 mod fate;
 mod history;
 mod invariants;
+mod keepers;
 mod luck;
 mod mutations;
 mod network;
 mod people;
 mod plane;
 mod progress;
+mod turns;
 mod world;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -94,4 +97,33 @@ fn each_invariant_can_fail() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// An invariant that no fault of the program breaks may say nothing at all.
+#[test]
+fn each_invariant_has_a_fault_that_it_finds() {
+    let sources = [
+        include_str!("simulation/authority.rs"),
+        include_str!("simulation/invariants.rs"),
+        include_str!("simulation/progress.rs"),
+        include_str!("simulation/turns.rs"),
+        include_str!("simulation/world.rs"),
+    ];
+    let mut names = std::collections::BTreeSet::new();
+    for source in sources {
+        let parts: Vec<_> = source.split('"').collect();
+        for place in parts.windows(3) {
+            let [before, name, after] = place else { continue };
+            let after = after.strip_prefix(',').map(str::trim_start);
+            if before.ends_with("failure(") || after.is_some_and(|after| after.starts_with("||")) {
+                names.insert(*name);
+            }
+        }
+    }
+    assert!(names.len() > 50, "only {names:?} were found");
+    let found: std::collections::BTreeSet<_> = mutations::MUTATIONS.iter().map(|(_, name)| *name).collect();
+    let missing: Vec<_> = names.difference(&found).collect();
+    assert!(missing.is_empty(), "no fault is planted for {missing:?}");
+    let unknown: Vec<_> = found.difference(&names).collect();
+    assert!(unknown.is_empty(), "no invariant is called {unknown:?}");
 }

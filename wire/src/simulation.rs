@@ -26,9 +26,13 @@ use crate::session::table::Key;
 use crate::session::{Session, Settings, Side};
 use crate::version::VersionRange;
 
+mod chance;
 mod credential;
+mod links;
 
+pub use chance::Chance;
 pub use credential::{Kept, Keys, Next, Renewal};
+pub use links::{LinkId, Linked, take_bytes};
 
 /// A request of the peer, to be answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

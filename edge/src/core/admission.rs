@@ -112,6 +112,9 @@ pub(crate) struct Admission {
     prefix_misses: u64,
     passed_over_total: u64,
     outputs: VecDeque<Output>,
+    /// A fault that a simulated world switches on.
+    #[cfg(feature = "simulation")]
+    planted: Option<&'static str>,
 }
 
 impl Admission {
@@ -136,7 +139,31 @@ impl Admission {
             prefix_misses: 0,
             passed_over_total: 0,
             outputs: VecDeque::new(),
+            #[cfg(feature = "simulation")]
+            planted: None,
         }
+    }
+
+    /// A simulated world switches a fault on.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn plant(&mut self, fault: Option<&'static str>) {
+        self.planted = fault;
+    }
+
+    #[cfg(feature = "simulation")]
+    fn has_planted(&self, fault: &str) -> bool {
+        self.planted == Some(fault)
+    }
+
+    #[cfg(not(feature = "simulation"))]
+    #[expect(clippy::unused_self, reason = "as with the feature")]
+    fn has_planted(&self, _: &str) -> bool {
+        false
+    }
+
+    /// What a request costs its key.
+    fn cost(&self, size: Size) -> u64 {
+        if self.has_planted("keys do not take turns") { 0 } else { size.cost() }
     }
 
     /// Other bounds of the queues, for requests that come from now on.
@@ -175,10 +202,11 @@ impl Admission {
         // Whoever waits and fits already has its slot, so a free one belongs to the newcomer.
         match self.grant(now, ask, size, Duration::ZERO) {
             Some(grant) => {
+                let cost = self.cost(size);
                 if let Some(model) = self.models.get_mut(ask.model.0 as usize)
                     && !ask.at_head
                 {
-                    model.queue.charge(ask.class, Who::Key(ask.key), size.cost());
+                    model.queue.charge(ask.class, Who::Key(ask.key), cost);
                 }
                 Decision::Granted(grant)
             }

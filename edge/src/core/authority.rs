@@ -12,6 +12,7 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use umbel_contracts::operations::{CaRotateArgs, CaStep};
 use umbel_wire::clock::Wall;
 use umbel_wire::{Code, Error};
 
@@ -74,6 +75,29 @@ impl AuthorityRow {
     /// Whom nodes are told to trust, the one that signs first.
     pub(crate) fn trusted(&self) -> impl Iterator<Item = &String> {
         [Some(&self.signing), self.next.as_ref(), self.previous.as_ref()].into_iter().flatten()
+    }
+
+    /// Those that vouch for the nodes' port, the one that signs first: whoever trusts one of them reaches this edge. A next
+    /// one vouches for nothing before it signs.
+    pub(crate) fn vouching(&self) -> impl Iterator<Item = &String> {
+        [Some(&self.signing), self.previous.as_ref()].into_iter().flatten()
+    }
+
+    /// The trusted one that a token's text names, which its host compares. Without a name it is from before the last
+    /// change; one that is over finds the one that signs, and its host refuses.
+    pub(crate) fn named(&self, sha256: &str) -> &str {
+        let before = self.previous.as_ref().filter(|_| sha256.is_empty());
+        self.trusted().find(|one| *one == sha256).or(before).unwrap_or(&self.signing)
+    }
+
+    /// Whether a node with these in its trust has to be told whom to trust: neither one more nor one less. One that said
+    /// nothing cannot be told.
+    pub(crate) fn tells(&self, trusts: &[String]) -> bool {
+        let mut trusts: Vec<_> = trusts.iter().collect();
+        let mut bundle: Vec<_> = self.trusted().collect();
+        trusts.sort_unstable();
+        bundle.sort_unstable();
+        !trusts.is_empty() && trusts != bundle
     }
 
     /// The one that is trusted in the end.
@@ -184,6 +208,30 @@ pub(crate) fn nobody_is_left(
     Err(Error::new(Code::Conflict, "CA_LACKING", message))
 }
 
+/// The row after a step, or why it is refused. `made`: the new one of a `begin`. `left`: nodes and tokens that the end of
+/// a change would leave behind.
+pub(crate) fn after(
+    row: &AuthorityRow,
+    step: &CaRotateArgs,
+    made: Option<String>,
+    left: impl FnOnce() -> (Vec<Arc<Node>>, Vec<EnrollmentRow>),
+    now: Wall,
+) -> Result<AuthorityRow, Error> {
+    match step.step {
+        CaStep::Begin => row.begin(made.unwrap_or_default()),
+        CaStep::Switch => row.switch(),
+        CaStep::Abort => row.abort(),
+        CaStep::Finish => {
+            let after = row.finish()?;
+            if !step.leave_behind {
+                let (nodes, tokens) = left();
+                nobody_is_left(row, nodes, &tokens, now)?;
+            }
+            Ok(after)
+        }
+    }
+}
+
 /// What follows on a phase.
 pub(crate) fn next_step(phase: Phase) -> &'static str {
     match phase {
@@ -207,8 +255,11 @@ pub(crate) fn taken_up(stored: Option<AuthorityRow>, found: &[String]) -> Option
         Some(row) if there(&row.signing) => {
             // A next or previous one without its key is nothing that could be switched to or vouch for anybody.
             let next = row.next.filter(|one| there(one));
+            let over = row.previous.as_ref().is_some_and(|one| !there(one));
             let previous = row.previous.filter(|one| there(one));
-            Some((AuthorityRow { next, previous, ..row }, false))
+            // A change whose previous one is gone was finished, whatever an older store says.
+            let first = row.first && !over;
+            Some((AuthorityRow { next, previous, first, ..row }, false))
         }
         // The store is older than the directory: what is there signs.
         Some(_) => {
@@ -250,6 +301,22 @@ mod tests {
     }
 
     #[test]
+    fn nodes_are_told_exactly_whom_to_trust_and_a_token_finds_the_one_it_names() {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let settled = AuthorityRow::first("a".into());
+        let begun = settled.begin("b".into()).unwrap();
+        let switched = begun.switch().unwrap();
+        let over = switched.finish().unwrap();
+        assert!(begun.tells(&names(&["a"])) && !begun.tells(&names(&["b", "a"])) && !begun.tells(&[]));
+        assert!(settled.tells(&names(&["a", "b"])), "an aborted one is taken away again");
+        assert!(over.tells(&names(&["a", "b"])) && !over.tells(&names(&["b"])));
+        assert_eq!(begun.vouching().collect::<Vec<_>>(), ["a"]);
+        assert_eq!(switched.vouching().collect::<Vec<_>>(), ["b", "a"]);
+        assert_eq!((switched.named(""), switched.named("a"), switched.named("b")), ("a", "a", "b"));
+        assert_eq!((begun.named(""), begun.named("b"), over.named("a")), ("a", "b", "b"));
+    }
+
+    #[test]
     fn what_is_stored_follows_the_keys_that_are_there() {
         let found = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
         assert_eq!(taken_up(None, &[]), None);
@@ -259,6 +326,10 @@ mod tests {
         assert_eq!(taken_up(Some(switched.clone()), &found(&["a", "b"])), Some((switched.clone(), false)));
         let (row, lost) = taken_up(Some(switched), &found(&["b"])).unwrap();
         assert_eq!((row.phase(), row.signing.as_str(), lost), (Phase::Settled, "b", false));
+        // An older backup of the store, from before the end of that change.
+        let switched = AuthorityRow::first("a".into()).begin("b".into()).unwrap().switch().unwrap();
+        let (row, _) = taken_up(Some(switched), &found(&["b"])).unwrap();
+        assert!(row.lacks(&[]), "who never said whom it trusts may trust the one that is gone");
         // An older backup of the store than the last change.
         let (row, lost) = taken_up(Some(AuthorityRow::first("a".into())), &found(&["b"])).unwrap();
         assert_eq!((row.signing.as_str(), row.first, lost), ("b", false, true));

@@ -1,12 +1,14 @@
 //! Who may come in at the nodes' port, and which of two connections with one identity stays.
 //!
-//! Owns the order of the checks of a hello and what each leaves behind in the registry. Leaves probing, waiting and
-//! answering to the shell. Invariant: credential and slot are one step, before a probe and again after it, so that a
+//! Owns the order of the checks of a hello, what each leaves behind in the registry, and the answer. Leaves probing, waiting
+//! and answering to the shell. Invariant: credential and slot are one step, before a probe and again after it, so that a
 //! revocation cannot slip between; a stranger learns nothing but that.
 
 use std::time::Instant;
 
-use umbel_contracts::NODE_PROTOCOL;
+use umbel_contracts::proto::node::{NodeHelloRequest, NodeHelloResponse};
+use umbel_contracts::{NODE_PROTOCOL, bounds};
+use umbel_store::AuditRecord;
 use umbel_wire::clock::Wall;
 use umbel_wire::peer::PeerCertificate;
 use umbel_wire::slots::{Accepted, Knock, Probe, Refusal};
@@ -15,8 +17,10 @@ use umbel_wire::{
     VersionRange, negotiate,
 };
 
+use super::authority::AuthorityRow;
 use super::credentials::{self, Good, MINUTES};
-use super::registry::{Registry, StaleGeneration};
+use super::registry::{Registry, StaleGeneration, reports};
+use super::rotation;
 
 /// What a newcomer shows, and when and where.
 #[derive(Clone, Copy, Debug)]
@@ -108,6 +112,95 @@ pub(crate) fn probed<H: Clone>(
         registry.registered(id, accepted.generation);
     }
     Ok(answer)
+}
+
+/// A hello of somebody whose credential is good, read.
+#[derive(Debug)]
+pub(crate) struct Read {
+    pub(crate) protocol: u32,
+    pub(crate) hello: NodeHelloRequest,
+    /// Whose row may have to change before it is judged: the shown key may be the pending one.
+    pub(crate) named: Option<NodeId>,
+}
+
+/// Reads a hello. Who it is comes first: a stranger learns nothing else. `withheld`: what one who is not known is told
+/// instead.
+pub(crate) fn read(
+    credential: Result<(NodeId, Good), Error>,
+    withheld: impl FnOnce() -> Option<Error>,
+    yours: VersionRange,
+    payload: &[u8],
+) -> Result<Read, Box<Rejection>> {
+    let refuse = |error: Error| Box::new(Rejection { error, verdict: None, yours, mine: NODE_PROTOCOL });
+    credential.map_err(|error| refuse(withheld().unwrap_or(error)))?;
+    let protocol = protocol(yours)?;
+    let hello = bounds::decode::<NodeHelloRequest>(payload).map_err(refuse)?;
+    reports::check_hello(&hello).map_err(refuse)?;
+    let named = NodeId::parse(&hello.node_id).ok();
+    Ok(Read { protocol, hello, named })
+}
+
+/// Another process shows the identity of a connected node. The audit's entry, unless it is told already.
+pub(crate) fn duplicate<H: Clone>(
+    registry: &mut Registry<H>,
+    id: NodeId,
+    now: Instant,
+    wall: Wall,
+) -> Option<AuditRecord> {
+    let news = registry.duplicate(id, now, wall.unix_ms());
+    let record = AuditRecord::new("node.duplicate_refused", id.to_string(), "refused").by("edge");
+    news.then(|| record.because("another process shows this node's identity"))
+}
+
+/// The answer to a hello that owns its node, but for the bundle of authorities.
+#[derive(Debug)]
+pub(crate) struct Greeted {
+    pub(crate) answer: NodeHelloResponse,
+    /// It does not trust exactly whom it is to trust. It has the bundle with its answer: it says so when it is asked, and
+    /// is not taken for one that lacks it.
+    pub(crate) is_told: bool,
+}
+
+/// Takes up what an accepted hello says.
+///
+/// # Errors
+/// Superseded, or ended by people, between its registration and here.
+pub(crate) fn greeted<H: Clone>(
+    registry: &mut Registry<H>,
+    shown: Shown<'_>,
+    (id, generation, protocol): (NodeId, Generation, u32),
+    hello: NodeHelloRequest,
+    authority: &AuthorityRow,
+) -> Result<Greeted, Error> {
+    let trusts = hello.trusted_ca_sha256.clone();
+    let answer = registry.greet(id, generation, protocol, hello, shown.now, shown.wall.unix_ms());
+    registry.trusts(id, generation, &trusts);
+    let Ok(mut answer) = answer else {
+        return Err(credential(registry, shown).err().unwrap_or_else(reports::stale_error));
+    };
+    answer.edge_id = shown.edge.to_string();
+    let node = registry.node(&id);
+    let rotates = node.is_some_and(|node| rotation::wanted(&node.row, authority, shown.wall).is_some());
+    answer.rotate_credential = rotates;
+    let is_told = node.is_some_and(|node| authority.tells(&node.report.trusts));
+    if is_told {
+        registry.given_trust(id, generation);
+    }
+    Ok(Greeted { answer, is_told })
+}
+
+/// What becomes of a connection that a newer one of its node has replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Replaced {
+    /// One of the same process finishes its streams.
+    Drains,
+    /// One of another process is told and closed.
+    Closes,
+}
+
+/// By the processes that hold the old one and the new one.
+pub(crate) fn replaced(old: InstanceId, new: InstanceId) -> Replaced {
+    if old == new { Replaced::Drains } else { Replaced::Closes }
 }
 
 /// What becomes of an accepted connection when its time to name its leases is over; `None`: it stays.

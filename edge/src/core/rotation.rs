@@ -1,20 +1,24 @@
 //! A node's credential is replaced in two phases: given, then shown.
 //!
-//! Owns what each phase does to the stored row, and when a new certificate is wanted. Leaves the rules that a control
-//! plane has too to `umbel_wire::rotation::acceptor`, signing, storing and asking the node to the shell. Invariant: a node has one active credential and at most one that is pending; the
+//! Owns what each phase does to the stored row, when a new certificate is wanted, and how often a node is asked. Leaves the
+//! rules that a control plane has too to `umbel_wire::rotation::acceptor`, signing, storing and asking the node to the
+//! shell. Invariant: a node has one active credential and at most one that is pending; the
 //! first hello with the pending one retires the active one, in one write.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
 use umbel_store::{AuditRecord, Commit};
 use umbel_wire::clock::Wall;
 use umbel_wire::rotation::acceptor::{self, Holder, Unfit, due, lost};
-use umbel_wire::{Error, KeyHash, NodeId};
+use umbel_wire::{Error, Generation, KeyHash, NodeId};
 
 use super::authority::AuthorityRow;
 use super::registry::node::{Credential, Lifecycle, Node, NodeRow};
 
 /// People are told of a certificate that ends within this time: two weeks, when one that renews itself at two thirds
 /// of 90 days has failed to do so for two weeks.
-pub(crate) const WARNED: std::time::Duration = std::time::Duration::from_secs(14 * 24 * 3600);
+pub(crate) const WARNED: Duration = Duration::from_secs(14 * 24 * 3600);
 
 /// Why a new certificate is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,6 +63,58 @@ pub(crate) fn wanted(row: &NodeRow, authority: &AuthorityRow, now: Wall) -> Opti
         at => at,
     };
     (now >= due(Wall(begun), Wall(credential.not_after_unix_ms))).then_some(Cause::Age)
+}
+
+/// What a connected node has to be asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Wish {
+    /// To trust other authorities than it said.
+    Trust,
+    /// To get a new certificate.
+    Rotate(Cause),
+}
+
+/// What is wanted of a node now.
+pub(crate) fn wishes(node: &Node, authority: &AuthorityRow, now: Wall) -> impl Iterator<Item = Wish> {
+    // One that was given a bundle and did not say that it has it is asked again, even if what it said is right now.
+    let unsaid = node.session.as_ref().is_some_and(|session| session.given_trust);
+    let may_be_told = !node.report.trusts.is_empty();
+    let trust = ((unsaid && may_be_told) || authority.tells(&node.report.trusts)).then_some(Wish::Trust);
+    let rotate = wanted(&node.row, authority, now).map(Wish::Rotate);
+    [trust, rotate].into_iter().flatten()
+}
+
+/// A node that was asked and has not done it is asked again after this.
+const AGAIN: Duration = Duration::from_secs(120);
+
+/// Who was asked for what, and when. Another bundle of authorities is asked for at once, whoever was just asked to trust the
+/// one before: else two would be trusted for longer than a change says.
+#[derive(Debug, Default)]
+pub(crate) struct Asked {
+    last: HashMap<(NodeId, bool), (Generation, Instant)>,
+    bundle: Vec<String>,
+}
+
+impl Asked {
+    /// A look at everybody begins.
+    pub(crate) fn look(&mut self, authority: &AuthorityRow, now: Instant) {
+        self.last.retain(|_, (_, at)| now.saturating_duration_since(*at) < AGAIN);
+        if !self.bundle.iter().eq(authority.trusted()) {
+            self.bundle = authority.trusted().cloned().collect();
+            self.last.retain(|(_, is_trust), _| !is_trust);
+        }
+    }
+
+    /// Whether it is to be asked over this connection now.
+    pub(crate) fn may(&self, id: NodeId, generation: Generation, wish: Wish) -> bool {
+        let last = self.last.get(&(id, wish == Wish::Trust));
+        last.is_none_or(|(of, _)| *of != generation)
+    }
+
+    /// It is asked.
+    pub(crate) fn note(&mut self, id: NodeId, generation: Generation, wish: Wish, now: Instant) {
+        self.last.insert((id, wish == Wish::Trust), (generation, now));
+    }
 }
 
 /// How a node's credential stands.
@@ -151,7 +207,7 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use umbel_store::Position;
 
-    use super::super::registry::node::{KeyState, ReportRow, Retirement, Wanted};
+    use super::super::registry::node::{KeyState, ReportRow, Retirement, Session, Wanted};
     use super::*;
 
     const DAY: i64 = 24 * 3_600_000;
@@ -194,6 +250,39 @@ mod tests {
         (old.credential.issued_at_unix_ms, old.credential.issuer) = (0, String::new());
         assert_eq!(wanted(&old, &authority, at(59)), None);
         assert_eq!(wanted(&old, &authority, at(60)), Some(Cause::Age));
+    }
+
+    #[test]
+    fn who_was_asked_is_left_in_peace_for_a_while_unless_it_is_for_another_bundle() {
+        let (now, id, generation) = (Instant::now(), NodeId::random(), Generation(1));
+        let rotate = Wish::Rotate(Cause::Operator);
+        let begun = AuthorityRow::first("a".into()).begin("b".into()).unwrap();
+        let mut asked = Asked::default();
+        asked.look(&begun, now);
+        for wish in [Wish::Trust, rotate] {
+            assert!(asked.may(id, generation, wish));
+            asked.note(id, generation, wish, now);
+        }
+        let soon = now + Duration::from_secs(1);
+        asked.look(&begun, soon);
+        assert!(!asked.may(id, generation, Wish::Trust) && !asked.may(id, generation, rotate));
+        assert!(asked.may(id, Generation(2), Wish::Trust), "a new connection knows nothing of it");
+        // The change is taken back a second later.
+        asked.look(&begun.abort().unwrap(), soon);
+        assert!(asked.may(id, generation, Wish::Trust) && !asked.may(id, generation, rotate));
+        asked.look(&begun.abort().unwrap(), now + AGAIN);
+        assert!(asked.may(id, generation, rotate));
+    }
+
+    #[test]
+    fn who_was_given_a_bundle_and_did_not_say_so_is_told_again() {
+        let (authority, mut node) = (AuthorityRow::first("a".into()), node());
+        node.report.trusts = vec!["a".into()];
+        assert_eq!(wishes(&node, &authority, NOW).count(), 0);
+        // It said hello during a change, got both with its welcome, and the change was taken back before it was asked.
+        let (generation, protocol) = (Generation(1), 1);
+        node.session = Some(Session { generation, protocol, named: true, leaving: false, given_trust: true });
+        assert_eq!(wishes(&node, &authority, NOW).collect::<Vec<_>>(), [Wish::Trust]);
     }
 
     #[test]

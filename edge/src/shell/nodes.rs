@@ -14,9 +14,8 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use prost::Message;
+use umbel_contracts::NODE_PROTOCOL;
 use umbel_contracts::proto::node::NodeHelloRequest;
-use umbel_contracts::{NODE_PROTOCOL, bounds};
-use umbel_store::AuditRecord;
 use umbel_wire::clock::Wall;
 use umbel_wire::slots::{Knock, Owner, Probe, Refusal};
 use umbel_wire::{
@@ -25,9 +24,7 @@ use umbel_wire::{
 };
 
 use crate::core::approval::{self, Past};
-use crate::core::door::{self, Shown};
-use crate::core::registry::reports;
-use crate::core::rotation::wanted as rotates;
+use crate::core::door::{self, Replaced, Shown};
 use crate::shell::site::Site;
 
 pub(crate) use self::rotation::{Nudge, keep as keep_credentials};
@@ -97,15 +94,11 @@ struct Judged {
 
 async fn judge(site: &Arc<Site>, newcomer: &Newcomer) -> Result<Judged, Box<Rejection>> {
     let refuse = |error: Error| Box::new(rejection(newcomer, error));
-    // Who it is comes first: a stranger learns nothing else.
-    site.read(|registry| door::credential(registry, shown(site, newcomer)))
-        .map_err(|error| refuse(withheld(site, newcomer).unwrap_or(error)))?;
-    let protocol = door::protocol(newcomer.hello().versions)?;
-    let hello = bounds::decode::<NodeHelloRequest>(&newcomer.hello().payload).map_err(refuse)?;
-    reports::check_hello(&hello).map_err(refuse)?;
-    if let Some(certificate) = newcomer.certificate()
-        && let Ok(named) = NodeId::parse(&hello.node_id)
-    {
+    let credential = site.read(|registry| door::credential(registry, shown(site, newcomer)));
+    let said = newcomer.hello();
+    let door::Read { protocol, hello, named } =
+        door::read(credential, || withheld(site, newcomer), said.versions, &said.payload)?;
+    if let (Some(certificate), Some(named)) = (newcomer.certificate(), named) {
         rotation::shown(site, named, &certificate.key_hash).await.map_err(refuse)?;
     }
     let (id, knock) = site
@@ -190,40 +183,27 @@ impl Drop for ProbeGuard<'_> {
 }
 
 fn duplicate(site: &Site, id: NodeId) {
-    let wall = site.wall().unix_ms();
-    if site.change(|registry| registry.duplicate(id, clock::now(), wall)) {
-        let record = AuditRecord::new("node.duplicate_refused", id.to_string(), "refused");
-        site.audit_soon(vec![record.by("edge").because("another process shows this node's identity")]);
-    }
+    let record = site.change(|registry| door::duplicate(registry, id, clock::now(), site.wall()));
+    site.audit_soon(record.into_iter().collect());
 }
 
 fn accept(site: &Arc<Site>, newcomer: Newcomer, judged: Judged) {
     let Judged { id, protocol, generation, superseded, hello } = judged;
     let address = newcomer.address();
-    let now = site.wall();
-    let wall = now.unix_ms();
-    let trusts = hello.trusted_ca_sha256.clone();
-    let applied = site.change(|registry| {
-        let answer = registry.greet(id, generation, protocol, hello, clock::now(), wall);
-        registry.trusts(id, generation, &trusts);
-        answer
-    });
-    let Ok(mut answer) = applied else {
-        // Superseded or ended by people between its registration and here.
-        let ended = site.read(|registry| door::credential(registry, shown(site, &newcomer)));
-        let error = ended.err().unwrap_or_else(reports::stale_error);
-        let rejection = rejection(&newcomer, error);
-        return newcomer.reject(rejection);
-    };
-    answer.edge_id = site.edge_id.to_string();
     let held = site.authorities.held();
+    let (own, shown) = ((id, generation, protocol), shown(site, &newcomer));
+    let greeted = site.change(|registry| door::greeted(registry, shown, own, hello, &held.row));
+    let door::Greeted { mut answer, is_told } = match greeted {
+        Ok(greeted) => greeted,
+        Err(error) => {
+            let rejection = rejection(&newcomer, error);
+            return newcomer.reject(rejection);
+        }
+    };
     answer.ca_certificates = held.bundle();
-    if !rotation::trusts_all(&trusts, &held) {
-        // It has the bundle with this answer: it says so when it is asked, and is not taken for one that lacks it.
+    if is_told {
         site.rotations.now();
     }
-    let row = site.read(|registry| registry.node(&id).map(|node| node.row.clone()));
-    answer.rotate_credential = row.is_some_and(|row| rotates(&row, &held.row, now).is_some());
     let welcome = WelcomeOut {
         protocol,
         generation,
@@ -250,7 +230,7 @@ fn accept(site: &Arc<Site>, newcomer: Newcomer, judged: Judged) {
 
 /// An old connection of the same process finishes its streams; one of another process is told and closed.
 fn retire(new: &Connection, old: Owner<Connection>, instance: InstanceId) {
-    if old.instance != instance {
+    if door::replaced(old.instance, instance) == Replaced::Closes {
         return old.handle.close(CloseReason::Superseded);
     }
     let new = new.clone();

@@ -4,6 +4,7 @@
 //! lease that was granted is ended here exactly once, by its stream's terminal or by its node's loss.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use prost::Message;
@@ -14,11 +15,14 @@ use umbel_wire::simulation::Outgoing;
 
 use super::{Edge, LinkId};
 use crate::core::admission::{
-    Ask, Class, Decision, Grant, KeyNumber, LeaseId, NORMAL_CLASS, ProviderSpec, Ticket,
+    Ask, Class, Decision, Grant, KeyNumber, LeaseId, NORMAL_CLASS, Outcome, ProviderSpec, Ticket,
 };
 
 /// Names a request in the world.
 pub type RequestId = u64;
+
+/// The reason of an engine that failed.
+pub const ENGINE_FAILED: &str = "ENGINE_FAILED";
 
 /// What an application got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,40 +35,91 @@ pub enum Answered {
     Refused,
 }
 
+/// What an application asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// The model.
+    pub model: String,
+    /// Whose request it is.
+    pub key: u32,
+    /// Its key's priority; a lower one is served first.
+    pub class: u8,
+    /// Bytes of its prompt.
+    pub prompt_bytes: u64,
+}
+
+/// What happened to a request at admission, in the order in which it happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// It waits from now on.
+    Waits(RequestId),
+    /// It has a slot of this provider. `cost`: the tokens that its key is charged for.
+    Granted {
+        /// Which.
+        request: RequestId,
+        /// Where.
+        provider: String,
+        /// Tokens.
+        cost: u64,
+    },
+    /// It does not wait any more, without a slot.
+    Gone(RequestId),
+}
+
+/// A lease with an open stream.
+pub(super) struct Held {
+    pub(super) request: RequestId,
+    pub(super) grant: Grant,
+    pub(super) provider: Arc<str>,
+}
+
 /// The requests in hand.
 #[derive(Default)]
 pub(super) struct Requests {
     waiting: BTreeMap<Ticket, RequestId>,
     granted: Vec<(RequestId, Grant)>,
-    pub(super) open: BTreeMap<(LinkId, Outgoing), (RequestId, LeaseId)>,
+    pub(super) open: BTreeMap<(LinkId, Outgoing), Held>,
     answered: Vec<(RequestId, Answered)>,
+    turns: Vec<Turn>,
     /// Their connection broke beside a newer one: held until their node says that it does not carry them.
     orphans: BTreeSet<LeaseId>,
 }
 
 impl Edge {
     /// An application asks for a model.
-    pub fn ask(&mut self, request: RequestId, model: &str, key: u32, now: Instant) {
+    pub fn ask(&mut self, request: RequestId, wanted: &Wanted, now: Instant) {
         if self.is("the site waits for its control plane") && self.plane_generation().is_none() {
             self.requests.answered.push((request, Answered::Refused));
             return;
         }
-        let Some(model) = self.admission.resolve(model) else {
+        let Some(model) = self.admission.resolve(&wanted.model) else {
             self.requests.answered.push((request, Answered::Refused));
             return;
         };
-        let ask = Ask::new(model, KeyNumber(key), Class(NORMAL_CLASS));
+        let class = if self.is("classes are all the same") { NORMAL_CLASS } else { wanted.class };
+        let prompt_bytes = if self.is("a long request takes any slot") { 0 } else { wanted.prompt_bytes };
+        let ask = Ask { prompt_bytes, ..Ask::new(model, KeyNumber(wanted.key), Class(class)) };
         let more = u32::from(self.is("more is given than there is"));
         self.spoil_capacity(now, more);
         let decision = self.admission.admit(now, &ask);
         self.spoil_capacity(now, 0);
         match decision {
-            Decision::Granted(grant) => self.requests.granted.push((request, grant)),
-            Decision::Waiting(ticket) => drop(self.requests.waiting.insert(ticket, request)),
+            Decision::Granted(grant) => self.is_granted(request, grant),
+            Decision::Waiting(ticket) => {
+                self.requests.waiting.insert(ticket, request);
+                self.requests.turns.push(Turn::Waits(request));
+            }
             Decision::Refused(_) => self.requests.answered.push((request, Answered::Refused)),
         }
         self.settle(now);
         self.open_granted(now);
+    }
+
+    fn is_granted(&mut self, request: RequestId, grant: Grant) {
+        let provider = self.admission.spec(grant.provider).map(|spec| spec.provider_id.to_string());
+        let cost = grant.estimated_tokens.max(1);
+        self.requests.turns.push(Turn::Granted { request, provider: provider.unwrap_or_default(), cost });
+        self.requests.granted.push((request, grant));
     }
 
     // A fault that only the world switches on.
@@ -86,10 +141,11 @@ impl Edge {
         let waiting = self.requests.waiting.iter().find(|(_, one)| **one == request);
         if let Some(ticket) = waiting.map(|(ticket, _)| *ticket) {
             self.requests.waiting.remove(&ticket);
+            self.requests.turns.push(Turn::Gone(request));
             self.admission.withdraw(ticket);
         }
-        let open = self.requests.open.iter().find(|(_, (one, _))| *one == request);
-        if let Some(((link, stream), (_, lease))) = open.map(|(at, held)| (*at, *held)) {
+        let open = self.requests.open.iter().find(|(_, held)| held.request == request);
+        if let Some(((link, stream), lease)) = open.map(|(at, held)| (*at, held.grant.lease)) {
             if let Some(entry) = self.links.get_mut(&link) {
                 entry.end.abandon(stream);
             }
@@ -101,7 +157,7 @@ impl Edge {
 
     pub(super) fn granted_waiter(&mut self, now: Instant, ticket: Ticket, grant: Grant) {
         match self.requests.waiting.remove(&ticket) {
-            Some(request) => self.requests.granted.push((request, grant)),
+            Some(request) => self.is_granted(request, grant),
             None => {
                 self.admission.end(now, grant.lease);
             }
@@ -110,6 +166,7 @@ impl Edge {
 
     pub(super) fn refused_waiter(&mut self, ticket: Ticket) {
         if let Some(request) = self.requests.waiting.remove(&ticket) {
+            self.requests.turns.push(Turn::Gone(request));
             self.requests.answered.push((request, Answered::Refused));
         }
     }
@@ -132,10 +189,10 @@ impl Edge {
                 let end = &mut self.links.get_mut(&link)?.end;
                 let stream =
                     end.open(now, method::INFERENCE, open.encode_to_vec(), Duration::from_secs(600)).ok()?;
-                Some((link, stream))
+                Some(((link, stream), Held { request, grant, provider: spec.provider_id }))
             });
             match opened {
-                Some(at) => drop(self.requests.open.insert(at, (request, grant.lease))),
+                Some((at, held)) => drop(self.requests.open.insert(at, held)),
                 None => {
                     self.admission.end(now, grant.lease);
                     self.settle(now);
@@ -146,13 +203,24 @@ impl Edge {
     }
 
     pub(super) fn terminal(&mut self, link: LinkId, stream: Outgoing, terminal: &Terminal, now: Instant) {
-        let Some((request, lease)) = self.requests.open.remove(&(link, stream)) else { return };
+        let Some(held) = self.requests.open.remove(&(link, stream)) else { return };
+        let (request, lease) = (held.request, held.grant.lease);
         let answered = match terminal {
             Terminal::Ended { error: None, .. } => Answered::Complete,
             _ => Answered::Failed,
         };
         match terminal {
-            Terminal::Ended { .. } => {
+            Terminal::Ended { error, .. } => {
+                let outcome = match error {
+                    None => Some(Outcome::Answered),
+                    Some(error) => (error.reason == ENGINE_FAILED).then_some(Outcome::Failed),
+                };
+                if outcome == Some(Outcome::Answered) {
+                    self.admission.streaming(now, lease);
+                }
+                if let Some(outcome) = outcome {
+                    self.admission.report(now, held.grant.avoid, lease, outcome, false);
+                }
                 if !self.is("a lease outlives its stream") {
                     self.admission.end(now, lease);
                 }
@@ -160,7 +228,7 @@ impl Edge {
             Terminal::Lost(_) => {
                 let lost = self.serving(link).filter(|_| self.admission.phase(lease).is_some());
                 if let Some(serving) = lost {
-                    self.admission.node_lost(now, serving.id, serving.generation);
+                    self.admission.node_lost(now, serving.own.id, serving.own.generation);
                     self.requests.orphans.insert(lease);
                     if self.is("a broken connection frees its slots") {
                         self.admission.end(now, lease);
@@ -182,12 +250,17 @@ impl Edge {
         self.requests.orphans.iter().filter(|lease| self.admission.phase(**lease).is_some()).count()
     }
 
-    pub(super) fn waiting_requests(&self) -> usize {
-        self.requests.waiting.len()
+    pub(super) fn waiting_requests(&self) -> Vec<RequestId> {
+        self.requests.waiting.values().copied().collect()
     }
 
     /// Answers that applications got.
     pub fn answered(&mut self) -> Vec<(RequestId, Answered)> {
         std::mem::take(&mut self.requests.answered)
+    }
+
+    /// What happened at admission since the last time.
+    pub fn turns(&mut self) -> Vec<Turn> {
+        std::mem::take(&mut self.requests.turns)
     }
 }

@@ -1,29 +1,25 @@
 //! The nodes' connections: hello, arbitration, naming of leases, reports, the end.
 //!
-//! Owns the order that `shell/nodes.rs` and `shell/nodes/session.rs` have, as steps. Leaves every verdict to
-//! `core/door` and the registry.
+//! Owns what `shell/nodes.rs` waits for, as steps. Leaves the order of what is judged and taken up to `core/door` and
+//! `core/session`, which both call.
 
 use std::time::{Duration, Instant};
 
 use prost::Message;
-use umbel_contracts::proto::node::{
-    NodeDeclared, NodeEngines, NodeHeartbeat, NodeHeartbeatAck, NodeHelloRequest, NodeInventory, NodeLeases,
-    NodeLeasesAck, NodeTelemetry,
-};
-use umbel_contracts::{NODE_PROTOCOL, bounds, event, method};
+use umbel_contracts::proto::node::NodeHelloRequest;
+use umbel_contracts::{NODE_PROTOCOL, event, method};
 use umbel_wire::clock::Wall;
 use umbel_wire::io::accept::{HelloIn, WelcomeOut};
 use umbel_wire::peer::PeerCertificate;
-use umbel_wire::simulation::{End, Heard};
+use umbel_wire::simulation::{End, Heard, take_bytes};
 use umbel_wire::slots::{Accepted, Knock, Owner, Probe, Refusal};
-use umbel_wire::{
-    CloseReason, Code, Error, Generation, GoawayReason, Intervals, NodeId, Purpose, Rejection, limits,
-};
+use umbel_wire::{CloseReason, Code, Error, GoawayReason, Intervals, NodeId, Purpose, Rejection, limits};
 
 use super::{Edge, Link, LinkId};
 use crate::core::admission::LeaseId;
-use crate::core::door::{self, Shown};
+use crate::core::door::{self, Replaced, Shown};
 use crate::core::registry::{StaleGeneration, reports};
+use crate::core::session::{Moment, Naming, NotTaken, Said, Session, named};
 
 const PROBE: Duration = Duration::from_secs(1);
 const NAMING: Duration = Duration::from_secs(10);
@@ -57,14 +53,11 @@ pub(super) struct Probing {
 
 #[derive(Clone, Copy)]
 pub(super) struct Serving {
-    pub(super) id: NodeId,
-    pub(super) generation: Generation,
+    pub(super) own: Session,
     named: bool,
     naming_until: Option<Instant>,
     /// Replaced by a newer one of the same process: it ends when it is idle, or then.
     retiring: Option<Instant>,
-    /// When it was last asked for a new certificate.
-    pub(super) asked_at: Option<Instant>,
 }
 
 impl Link {
@@ -106,9 +99,7 @@ impl Edge {
 
     /// Bytes to send, and whether the connection is to be closed behind them.
     pub fn take_bytes(&mut self, link: LinkId, now: Instant) -> (Vec<u8>, bool) {
-        let Some(entry) = self.links.get_mut(&link) else { return (Vec::new(), true) };
-        let bytes = entry.end.take_bytes(now);
-        (bytes, entry.end.is_over())
+        take_bytes(&mut self.links, link, now)
     }
 
     /// Connections that exist.
@@ -145,7 +136,7 @@ impl Edge {
     }
 
     fn naming_is_over(&mut self, link: LinkId, serving: Serving, now: Instant, wall: Wall) {
-        let (id, generation) = (serving.id, serving.generation);
+        let Session { id, generation } = serving.own;
         let named = serving.named;
         let over = self.change(now, |registry| door::naming_is_over(registry, id, generation, named));
         let Some(reason) = over else { return };
@@ -179,14 +170,14 @@ impl Edge {
                 }
                 Heard::Terminal(stream, terminal) => self.terminal(link, stream, &terminal, now),
                 Heard::Goaway(goaway) => {
-                    if let Some(serving) = self.serving(link)
-                        && !goaway.closing
-                        && goaway.reason == GoawayReason::Shutdown.name()
-                    {
-                        self.change(now, |registry| registry.leaving(serving.id, serving.generation));
+                    if let Some(serving) = self.serving(link) {
+                        self.change(now, |registry| serving.own.drains(registry, &goaway));
                     }
                 }
                 Heard::Closed(reason) => self.closed(link, &reason, now),
+                Heard::Answer(call, answer) if self.told.get(&link) == Some(&call) => {
+                    self.trust_answered(link, answer, now);
+                }
                 Heard::Answer(call, answer) => self.settings_answered(link, call, answer, now),
                 Heard::Acknowledged(..) => {}
                 Heard::Stream(stream, ..) => {
@@ -201,10 +192,11 @@ impl Edge {
 
     fn closed(&mut self, link: LinkId, reason: &CloseReason, now: Instant) {
         self.sent.remove(&link);
+        self.told.remove(&link);
         let state = self.links.get_mut(&link).map(|entry| std::mem::replace(&mut entry.state, State::Over));
         match state {
             Some(State::Serving(serving)) => {
-                let (id, mut generation) = (serving.id, serving.generation);
+                let Session { id, mut generation } = serving.own;
                 if self.is("a late close ends the newest") {
                     generation = self.registry.slots.owner(&id).map_or(generation, |owner| owner.generation);
                 }
@@ -227,12 +219,6 @@ impl Edge {
         match self.links.get(&link).map(|entry| &entry.state) {
             Some(State::Serving(serving)) => Some(*serving),
             _ => None,
-        }
-    }
-
-    pub(super) fn asked(&mut self, link: LinkId, now: Instant) {
-        if let Some(Link { state: State::Serving(serving), .. }) = self.links.get_mut(&link) {
-            serving.asked_at = Some(now);
         }
     }
 
@@ -281,14 +267,11 @@ impl Edge {
             now,
             wall,
         };
-        if let Err(error) = door::credential(&self.registry, shown) {
-            return Err(refuse(self.withheld(link, now, wall).unwrap_or(error)));
-        }
-        let protocol = door::protocol(said.versions)?;
-        let hello = bounds::decode::<NodeHelloRequest>(&said.payload).map_err(refuse)?;
-        reports::check_hello(&hello).map_err(refuse)?;
-        if let Some(certificate) = &certificate
-            && let Ok(named) = NodeId::parse(&hello.node_id)
+        let credential = door::credential(&self.registry, shown);
+        let (versions, payload) = (said.versions, said.payload.clone());
+        let door::Read { protocol, hello, named } =
+            door::read(credential, || self.withheld(link, now, wall), versions, &payload)?;
+        if let (Some(certificate), Some(named)) = (&certificate, named)
             && let Some(error) = self.shows(link, &said, named, certificate.key_hash, tries, wall)
         {
             return error.map_or(Ok(()), |error| Err(refuse(error)));
@@ -313,12 +296,6 @@ impl Edge {
             }
         }
         Ok(())
-    }
-
-    fn credential_error(&self, link: LinkId, said: &HelloIn, now: Instant, wall: Wall) -> Option<Error> {
-        let certificate = self.links.get(&link).and_then(|entry| entry.certificate.as_ref());
-        let (instance, attempt, edge) = (said.instance, said.attempt, &self.setup.edge_id);
-        door::credential(&self.registry, Shown { certificate, instance, attempt, edge, now, wall }).err()
     }
 
     // The old connection said something, or the probe's time is over.
@@ -346,7 +323,8 @@ impl Edge {
             Ok(Ok(accepted)) => self.accept(link, id, protocol, accepted, &said, hello, now, wall),
             Ok(Err(refusal)) => {
                 if refusal == Refusal::Duplicate {
-                    self.change(now, |registry| registry.duplicate(id, now, wall.unix_ms()));
+                    let record = self.change(now, |registry| door::duplicate(registry, id, now, wall));
+                    self.observe(now, record.into_iter().collect());
                 }
                 self.refuse(link, refusal.error());
             }
@@ -367,15 +345,17 @@ impl Edge {
         wall: Wall,
     ) {
         let generation = accepted.generation;
-        let greeted =
-            self.change(now, |registry| registry.greet(id, generation, protocol, hello, now, wall.unix_ms()));
-        let Ok(mut answer) = greeted else {
-            // Superseded or ended by people between its registration and here.
-            let ended = self.credential_error(link, said, now, wall);
-            return self.refuse(link, ended.unwrap_or_else(reports::stale_error));
+        let certificate = self.links.get(&link).and_then(|entry| entry.certificate.clone());
+        let (instance, attempt, edge) = (said.instance, said.attempt, self.setup.edge_id.clone());
+        let shown = Shown { certificate: certificate.as_ref(), instance, attempt, edge: &edge, now, wall };
+        let authority = self.held.row.clone();
+        let own = (id, generation, protocol);
+        let greeted = self.change(now, |registry| door::greeted(registry, shown, own, hello, &authority));
+        let mut answer = match greeted {
+            Ok(greeted) => greeted.answer,
+            Err(error) => return self.refuse(link, error),
         };
-        answer.edge_id = self.setup.edge_id.to_string();
-        answer.rotate_credential = self.rotates(id, wall);
+        answer.ca_certificates = self.bundle();
         let welcome = WelcomeOut {
             protocol,
             generation,
@@ -388,9 +368,12 @@ impl Edge {
             max_streams: limits::STREAMS_NODE,
             payload: answer.encode_to_vec(),
         };
-        let naming_until = Some(now + NAMING);
-        let serving =
-            Serving { id, generation, named: false, naming_until, retiring: None, asked_at: Some(now) };
+        let serving = Serving {
+            own: Session { id, generation },
+            named: false,
+            naming_until: Some(now + NAMING),
+            retiring: None,
+        };
         let Some(entry) = self.links.get_mut(&link) else { return };
         entry.state = State::Serving(serving);
         let heard = entry.end.welcome(now, &welcome);
@@ -402,7 +385,7 @@ impl Edge {
 
     // An old connection of the same process finishes its streams; one of another process is told and closed.
     fn retire(&mut self, old: Owner<LinkId>, said: &HelloIn, now: Instant, wall: Wall) {
-        if old.instance != said.instance {
+        if door::replaced(old.instance, said.instance) == Replaced::Closes {
             return self.close_link(old.handle, CloseReason::Superseded, now, wall);
         }
         if let Some(Link { state: State::Serving(serving), end, .. }) = self.links.get_mut(&old.handle) {
@@ -416,13 +399,6 @@ impl Edge {
         (Duration::from_millis(5) * nodes).max(Duration::from_millis(200))
     }
 
-    fn stale(&mut self, link: LinkId, serving: Serving, now: Instant, wall: Wall) -> Error {
-        if self.registry.slots.owner(&serving.id).is_none() {
-            self.close_link(link, CloseReason::Superseded, now, wall);
-        }
-        reports::stale_error()
-    }
-
     fn request(
         &mut self,
         link: LinkId,
@@ -432,69 +408,11 @@ impl Edge {
         wall: Wall,
     ) -> Result<Vec<u8>, Error> {
         let serving = self.serving(link).ok_or_else(reports::stale_error)?;
-        match number {
-            method::NODE_HEARTBEAT => self.heartbeat(link, serving, payload, now, wall),
-            method::NODE_LEASES => self.leases(link, serving, payload, now, wall),
-            _ => Err(Error::new(Code::Unimplemented, "UNKNOWN_METHOD", "not simulated")),
-        }
-    }
-
-    fn heartbeat(
-        &mut self,
-        link: LinkId,
-        serving: Serving,
-        payload: &[u8],
-        now: Instant,
-        wall: Wall,
-    ) -> Result<Vec<u8>, Error> {
-        let mut heartbeat = bounds::decode::<NodeHeartbeat>(payload)?;
-        let (id, generation) = (serving.id, serving.generation);
-        let taken = self.change(now, |registry| {
-            let settings = heartbeat.settings.take();
-            registry.heartbeat(id, generation, heartbeat, now, wall.unix_ms())?;
-            if let Some(state) = settings {
-                registry.settings_said(id, generation, state)?;
-            }
-            Ok(registry.desired_settings(&id).version)
+        let answer = Said::request(number, payload).map_err(NotTaken::from).and_then(|said| match said {
+            Said::Leases(leases) => named(&mut Names { edge: self, link, own: serving.own, now }, &leases),
+            said => self.says(serving.own, said, now, wall),
         });
-        let desired_settings_version = match taken {
-            Ok(version) => version,
-            Err(StaleGeneration) => return Err(self.stale(link, serving, now, wall)),
-        };
-        let spread = u32::try_from(self.spread().as_millis()).unwrap_or(u32::MAX);
-        let ack = NodeHeartbeatAck {
-            received_at_unix_ms: wall.unix_ms(),
-            desired_settings_version,
-            reconnect_spread_ms: spread,
-        };
-        Ok(ack.encode_to_vec())
-    }
-
-    fn leases(
-        &mut self,
-        link: LinkId,
-        serving: Serving,
-        payload: &[u8],
-        now: Instant,
-        wall: Wall,
-    ) -> Result<Vec<u8>, Error> {
-        let named: Vec<LeaseId> =
-            bounds::decode::<NodeLeases>(payload)?.lease_ids.into_iter().map(LeaseId).collect();
-        let (id, generation) = (serving.id, serving.generation);
-        if !self.registry.slots.is_current(&id, generation) {
-            return Err(self.stale(link, serving, now, wall));
-        }
-        let cancel = self.admission.carried(now, id, generation, &named);
-        self.settle(now);
-        if let Some(Link { state: State::Serving(serving), .. }) = self.links.get_mut(&link) {
-            serving.named = true;
-        }
-        let complete = cancel.is_empty() || self.is("slots are free before their streams ended");
-        if complete && self.change(now, |registry| registry.complete(id, generation)).is_err() {
-            return Err(self.stale(link, serving, now, wall));
-        }
-        let cancel_lease_ids = cancel.into_iter().map(|lease| lease.0).collect();
-        Ok(NodeLeasesAck { cancel_lease_ids }.encode_to_vec())
+        self.taken(link, serving.own, answer, now, wall)
     }
 
     fn event(
@@ -505,28 +423,67 @@ impl Edge {
         now: Instant,
         wall: Wall,
     ) -> Result<(), Error> {
-        let serving = self.serving(link).ok_or_else(reports::stale_error)?;
-        let (id, generation, wall_ms) = (serving.id, serving.generation, wall.unix_ms());
-        match number {
-            event::NODE_INVENTORY => {
-                let report = bounds::decode::<NodeInventory>(payload)?;
-                self.change(now, |registry| registry.inventory(id, generation, report, now, wall_ms))
-            }
-            event::NODE_TELEMETRY => {
-                let report = bounds::decode::<NodeTelemetry>(payload)?;
-                let taken =
-                    self.change(now, |registry| registry.telemetry(id, generation, report, now, wall_ms));
-                self.spoil(id, now);
-                taken
-            }
-            event::NODE_ENGINES => {
-                let report = bounds::decode::<NodeEngines>(payload)?;
-                let taken = self.change(now, |registry| registry.engines(id, generation, report));
-                taken.map_err(|StaleGeneration| self.stale(link, serving, now, wall))
-            }
-            event::NODE_DECLARED => bounds::decode::<NodeDeclared>(payload).map(drop),
-            _ => Err(Error::new(Code::Unimplemented, "UNKNOWN_EVENT", "not simulated")),
+        let own = self.serving(link).ok_or_else(reports::stale_error)?.own;
+        let taken = Said::event(number, payload).map_err(NotTaken::from);
+        let taken = taken.and_then(|said| self.says(own, said, now, wall));
+        if number == event::NODE_TELEMETRY {
+            self.spoil(own.id, now);
         }
+        self.taken(link, own, taken, now, wall).map(drop)
+    }
+
+    fn says(&mut self, own: Session, said: Said, now: Instant, wall: Wall) -> Result<Vec<u8>, NotTaken> {
+        let spread = self.spread();
+        self.change(now, |registry| own.says(registry, said, Moment { now, wall, spread }))
+    }
+
+    fn taken<T>(
+        &mut self,
+        link: LinkId,
+        own: Session,
+        result: Result<T, NotTaken>,
+        now: Instant,
+        wall: Wall,
+    ) -> Result<T, Error> {
+        result.map_err(|not| match not {
+            NotTaken::Refused(error) => error,
+            NotTaken::Stale => {
+                let (error, close) = own.stale(&self.registry);
+                close.into_iter().for_each(|reason| self.close_link(link, reason, now, wall));
+                error
+            }
+        })
+    }
+}
+
+/// A connection that names its leases.
+struct Names<'a> {
+    edge: &'a mut Edge,
+    link: LinkId,
+    own: Session,
+    now: Instant,
+}
+
+impl Naming for Names<'_> {
+    fn is_current(&mut self) -> bool {
+        self.edge.registry.slots.is_current(&self.own.id, self.own.generation)
+    }
+
+    fn carried(&mut self, named: &[u64]) -> Vec<u64> {
+        let (id, generation) = (self.own.id, self.own.generation);
+        let named: Vec<_> = named.iter().copied().map(LeaseId).collect();
+        let cancel = self.edge.admission.carried(self.now, id, generation, &named);
+        self.edge.settle(self.now);
+        if let Some(Link { state: State::Serving(serving), .. }) = self.edge.links.get_mut(&self.link) {
+            serving.named = true;
+        }
+        let free = self.edge.is("slots are free before their streams ended");
+        cancel.into_iter().filter(|_| !free).map(|lease| lease.0).collect()
+    }
+
+    fn complete(&mut self) -> Result<(), StaleGeneration> {
+        let (id, generation) = (self.own.id, self.own.generation);
+        self.edge.change(self.now, |registry| registry.complete(id, generation))
     }
 }
 

@@ -19,7 +19,7 @@ use umbel_contracts::{CONTROL_PROTOCOL, bounds, event, method};
 use umbel_wire::backoff::Backoff;
 use umbel_wire::clock::Wall;
 use umbel_wire::peer::PeerCertificate;
-use umbel_wire::simulation::{Call, End, Heard, Incoming, Renewal};
+use umbel_wire::simulation::{Call, Chance, End, Heard, Incoming, Renewal};
 use umbel_wire::{Attempt, CloseReason, Code, Error, Generation, InstanceId, Purpose};
 
 use super::{Edge, LinkId, Operation, Outcome};
@@ -58,18 +58,20 @@ pub(super) struct Uplink {
     refusal: String,
     /// The dial after the end of this connection is due at once: it shows another certificate.
     at_once: bool,
-    luck: u64,
+    luck: Chance,
 }
 
 impl Uplink {
     pub(super) fn new(now: Instant, luck: u64) -> Self {
-        let mut uplink = Self {
+        // A chance of its own: the site's is the same whether it has a control plane or not.
+        let mut luck = Chance::new(luck ^ 0x0C0F_FEE0);
+        Self {
             link: None,
             backoff: Backoff::new(),
             dial_at: Some(now),
             reaching: false,
             attempt: 0,
-            instance: InstanceId([0; 16]),
+            instance: InstanceId(luck.id()),
             sequence: 0,
             events: Arc::default(),
             carried: BTreeMap::new(),
@@ -78,31 +80,18 @@ impl Uplink {
             renewal: Renewal::default(),
             refusal: String::new(),
             at_once: false,
-            luck: luck ^ 0x0C0F_FEE0,
-        };
-        let [high, low] = [uplink.random(), uplink.random()];
-        uplink.instance = InstanceId((u128::from(high) << 64 | u128::from(low)).to_be_bytes());
-        uplink
-    }
-
-    // A chance of its own: the site's is the same whether it has a control plane or not.
-    fn random(&mut self) -> u64 {
-        self.luck = self.luck.wrapping_mul(0xD129_0DD5_3E9B_A1F3).wrapping_add(0x9E37_79B9_7F4A_7C15);
-        self.luck ^ (self.luck >> 29)
+            luck,
+        }
     }
 
     fn again(&mut self, now: Instant) {
         self.renewal.failed(false);
-        let luck = self.random();
+        let luck = self.luck.draw();
         self.dial_at = Some(now + self.backoff.failed(luck));
     }
 
     pub(super) fn key(&mut self) -> [u8; 32] {
-        let mut key = [0; 32];
-        for part in key.chunks_mut(8) {
-            part.copy_from_slice(&self.random().to_be_bytes());
-        }
-        key
+        self.luck.bytes()
     }
 
     pub(super) fn refusal(&self) -> &str {
@@ -302,7 +291,7 @@ impl Edge {
                 }
                 Heard::Rejected(rejection) => {
                     self.uplink.link = None;
-                    let (error, luck) = (rejection.error, self.uplink.random());
+                    let (error, luck) = (rejection.error, self.uplink.luck.draw());
                     let again = matches!(error.code, Code::Unavailable | Code::InsufficientStorage);
                     if self.membership.enrolls("").is_some() {
                         if !again && error.reason != "TOKEN_BUSY" {
@@ -343,7 +332,7 @@ impl Edge {
         if own.generation.is_none() {
             return self.uplink.again(now);
         }
-        let luck = self.uplink.random();
+        let luck = self.uplink.luck.draw();
         let pause = self.uplink.backoff.lost(now.saturating_duration_since(own.since), own.spread, luck);
         self.uplink.dial_at = Some(now + pause);
     }

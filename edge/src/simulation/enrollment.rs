@@ -16,6 +16,7 @@ use umbel_wire::io::accept::HelloIn;
 use umbel_wire::secret::Secret;
 use umbel_wire::{Code, Error, KeyHash, NodeId, ca};
 
+use super::authority::certificate;
 use super::connections::State;
 use super::disk::{Enrolling, Then};
 use super::{ENROLLMENTS, Edge, LinkId, NODES};
@@ -69,7 +70,7 @@ impl Edge {
                     Place::New => (self.node_id(), false),
                     Place::Again(node) | Place::Of(node) => (node.id, true),
                 };
-                let (credential, chain) = (credential(key, wall), vec![key.0.to_vec()]);
+                let (credential, chain) = (self.credential(key, wall), vec![key.0.to_vec()]);
                 let name = self.registry.free_name(id, &row.name);
                 let claimant =
                     Claimant { row: &row, position, id, place, name: &name, credential, chain, wall };
@@ -80,8 +81,8 @@ impl Edge {
                     entry.state = State::Enrolling;
                 }
             }
-            (Claim::Replay(claimed), Some(_)) => match self.replayed(&claimed) {
-                Some((id, row)) => self.hand_out(link, id, &row, claimed.certificate_chain),
+            (Claim::Replay(claimed), Some((token, _))) => match self.replayed(&claimed) {
+                Some((id, row)) => self.hand_out(link, id, &token, &row, claimed.certificate_chain),
                 None => {
                     let error = Claim::Refused(Refusal::CredentialVoid).error().unwrap_or_else(malformed);
                     self.refuse(link, error);
@@ -125,16 +126,17 @@ impl Edge {
         match result {
             Ok(position) => {
                 let chain = token.token.claim.as_ref().map(|claim| claim.certificate_chain.clone());
-                self.tokens.apply(token, position);
+                self.tokens.apply(token.clone(), position);
                 let row = node.clone();
+                let trusts = vec![self.held.row.named(&token.ca_sha256).to_owned()];
                 self.change(now, |registry| {
                     if known {
-                        registry.moved_host(id, node, position, Vec::new());
+                        registry.moved_host(id, node, position, trusts);
                     } else {
-                        registry.insert(id, node, position, ReportRow::default());
+                        registry.insert(id, node, position, ReportRow { trusts, ..ReportRow::default() });
                     }
                 });
-                self.hand_out(link, id, &row, chain.unwrap_or_default());
+                self.hand_out(link, id, &token, &row, chain.unwrap_or_default());
             }
             // Somebody else was faster: taken up as it stands on the disk, and judged anew.
             Err(CommitError::Conflict(_)) => {
@@ -161,13 +163,20 @@ impl Edge {
         }
     }
 
-    fn hand_out(&mut self, link: LinkId, id: NodeId, row: &NodeRow, certificate_chain: Vec<Vec<u8>>) {
+    fn hand_out(
+        &mut self,
+        link: LinkId,
+        id: NodeId,
+        token: &EnrollmentRow,
+        row: &NodeRow,
+        certificate_chain: Vec<Vec<u8>>,
+    ) {
         let response = NodeEnrollResponse {
             node_id: id.to_string(),
             edge_id: self.setup.edge_id.to_string(),
             name: row.name.clone(),
             certificate_chain,
-            ca_certificate: Vec::new(),
+            ca_certificate: certificate(self.held.row.named(&token.ca_sha256)),
             not_after_unix_ms: row.credential.not_after_unix_ms,
         };
         if let Some(entry) = self.links.get_mut(&link) {
@@ -177,14 +186,16 @@ impl Edge {
     }
 }
 
-/// The credential of a key that is signed now.
-pub(super) fn credential(key: KeyHash, wall: Wall) -> Credential {
-    let validity: Duration = ca::CLIENT_VALIDITY;
-    Credential {
-        key_sha256: key.to_string(),
-        not_after_unix_ms: (wall + validity).unix_ms(),
-        revoked_at_unix_ms: None,
-        issued_at_unix_ms: wall.unix_ms(),
-        issuer: String::new(),
+impl Edge {
+    /// The credential of a key that is signed now.
+    pub(super) fn credential(&self, key: KeyHash, wall: Wall) -> Credential {
+        let validity: Duration = ca::CLIENT_VALIDITY;
+        Credential {
+            key_sha256: key.to_string(),
+            not_after_unix_ms: (wall + validity).unix_ms(),
+            revoked_at_unix_ms: None,
+            issued_at_unix_ms: wall.unix_ms(),
+            issuer: self.held.row.signing.clone(),
+        }
     }
 }

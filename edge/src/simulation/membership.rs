@@ -15,7 +15,7 @@ use umbel_wire::peer::{PeerCertificate, PeerName};
 use umbel_wire::simulation::{Call, Keys, Next};
 use umbel_wire::{Error, KeyHash};
 
-use super::Edge;
+use super::{Directory, Edge};
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a certificate of this world lasts.
@@ -70,8 +70,8 @@ impl Edge {
 
     /// The process is killed: its directory is left, beside the store.
     #[must_use]
-    pub fn crash(self) -> Membership {
-        self.membership
+    pub fn crash(self) -> Directory {
+        (self.membership, self.authorities)
     }
 
     /// Somebody runs `umbel edge enroll`.

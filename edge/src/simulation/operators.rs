@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use umbel_contracts::objects::CommandPhase;
+use umbel_contracts::operations::CaStep;
 use umbel_store::simulation::Disk;
 use umbel_store::{AuditRecord, Commit, CommitError, Owed, Position};
 use umbel_wire::clock::Wall;
@@ -16,6 +17,7 @@ use umbel_wire::{KeyHash, NodeId};
 
 use super::disk::Then;
 use super::{COMMANDS, ENROLLMENTS, Edge, NODES};
+use crate::core::authority::AuthorityRow;
 use crate::core::commands::{Begin, CommandRow, Request};
 use crate::core::enrollment::EnrollmentRow;
 use crate::core::registry::node::{Decision, NodeRow, Wanted};
@@ -53,6 +55,8 @@ pub enum Operation {
     Decommission(String),
     /// A host whose certificate a restored edge does not know is let in, by its key.
     Approve(String),
+    /// A step of a change of authority, and whether it goes on although nodes lack the new one.
+    Authority(CaStep, bool),
     /// Another value of a field of the settings, by its path.
     Settings(String, String),
 }
@@ -81,6 +85,7 @@ pub(super) enum Change {
     Node(NodeId, NodeRow),
     Token(EnrollmentRow),
     Settings(Box<Proposal>),
+    Authority(AuthorityRow),
 }
 
 impl Operation {
@@ -100,6 +105,7 @@ impl Operation {
             Self::Decommission(_) => "node.decommission",
             Self::Approve(_) => "node.credential.approve",
             Self::Settings(..) => "settings.set",
+            Self::Authority(..) => "ca.rotate",
         }
     }
 
@@ -107,7 +113,11 @@ impl Operation {
     #[must_use]
     pub fn node(&self) -> Option<&str> {
         match self {
-            Self::Mint { .. } | Self::RevokeToken(_) | Self::Approve(_) | Self::Settings(..) => None,
+            Self::Mint { .. }
+            | Self::RevokeToken(_)
+            | Self::Approve(_)
+            | Self::Settings(..)
+            | Self::Authority(..) => None,
             Self::Eligible(node, _)
             | Self::Drain(node, _)
             | Self::Disable(node, _)
@@ -132,6 +142,7 @@ impl Operation {
             | Self::Mint { .. }
             | Self::RevokeToken(_)
             | Self::Approve(_)
+            | Self::Authority(..)
             | Self::Settings(..) => {}
         }
     }
@@ -193,14 +204,25 @@ impl Edge {
                     nodes: Vec::new(),
                     until_unix_ms: None,
                 };
-                self.carry_out(id, operation.clone(), row, 0, wall);
+                self.carry_out(id, operation.clone(), row, 0, (now, wall));
             }
         }
         self.open_granted(now);
     }
 
-    fn carry_out(&mut self, id: &str, operation: Operation, row: CommandRow, tries: u32, wall: Wall) {
-        match self.plan(&operation, wall) {
+    fn carry_out(
+        &mut self,
+        id: &str,
+        operation: Operation,
+        row: CommandRow,
+        tries: u32,
+        (now, wall): (Instant, Wall),
+    ) {
+        let planned = match &operation {
+            Operation::Authority(step, leave) => self.plan_authority(id, (*step, *leave), now, wall),
+            _ => self.plan(&operation, wall),
+        };
+        match planned {
             Err(reason) => {
                 self.commands.forget(id);
                 self.outcome(id, Outcome::Refused(reason));
@@ -243,7 +265,7 @@ impl Edge {
                 };
                 let row: EnrollmentRow = serde_json::from_value(serde_json::json!({
                     "token": token, "name": name, "eligible": true, "created_by": "operator",
-                    "replaces": replaces,
+                    "replaces": replaces, "ca_sha256": self.held.row.signing,
                 }))
                 .map_err(|error| error.to_string())?;
                 let commit = Commit::new().require_absent(ENROLLMENTS, token_id.clone()).put_json(
@@ -292,6 +314,7 @@ impl Edge {
         wall: Wall,
     ) {
         let Some(Running { operation, tries, row, change }) = self.running.remove(id) else { return };
+        self.step_is_over(id);
         let outcome = match result {
             Ok(position) => {
                 match change {
@@ -304,12 +327,13 @@ impl Edge {
                     }
                     Change::Token(stored) => self.tokens.apply(stored, position),
                     Change::Settings(proposal) => self.settings_stored(*proposal, position, now),
+                    Change::Authority(row) => self.authority_stored(row, now),
                 }
                 self.commands.apply(id, &row);
                 Outcome::Done
             }
             Err(CommitError::Conflict(_)) if tries < 3 => {
-                return self.carry_out(id, operation, row, tries + 1, wall);
+                return self.carry_out(id, operation, row, tries + 1, (now, wall));
             }
             Err(CommitError::ReadOnly(_)) if operation.ends_harm() => {
                 self.in_memory(id, &operation, &row, change, now);
@@ -342,7 +366,7 @@ impl Edge {
                     })
                 }
             }
-            Change::Settings(_) | Change::Approved { .. } => owed,
+            Change::Settings(_) | Change::Authority(_) | Change::Approved { .. } => owed,
             Change::Token(stored) => {
                 let revoked = stored.token.revoked_at_unix_ms;
                 let token_id = stored.token.token_id.clone();

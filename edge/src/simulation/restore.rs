@@ -11,7 +11,7 @@ use umbel_wire::clock::Wall;
 use umbel_wire::{Error, NodeId};
 
 use super::operators::Change;
-use super::{ENROLLMENTS, Edge, LinkId};
+use super::{ENROLLMENTS, Edge, LinkId, REPORTS};
 use crate::core::approval::{self, Past};
 use crate::core::enrollment::EnrollmentRow;
 use crate::core::registry::node::ReportRow;
@@ -30,6 +30,12 @@ pub fn restore(disk: &mut Disk, backup: &Backup, wall: Wall, mutation: Option<&'
         Some((stored.key, row.voided(wall.unix_ms())?))
     });
     let commit = open.fold(Commit::new(), |commit, (key, row)| commit.put_json(ENROLLMENTS, key, &row));
+    let rows = disk.load(REPORTS).unwrap_or_default();
+    let said = rows.into_iter().filter_map(|stored| {
+        let row = stored.json::<ReportRow>().ok()?;
+        Some((stored.key, row.of_a_backup()?))
+    });
+    let commit = said.fold(commit, |commit, (key, row)| commit.put_json(REPORTS, key, &row));
     disk.commit(&commit, wall.unix_ms()).is_ok()
 }
 

@@ -5,7 +5,9 @@
 use std::time::{Duration, Instant};
 
 use prost::Message;
-use umbel_contracts::proto::node::{NodeCredentialRequest, NodeCredentialResponse, NodeRotate};
+use umbel_contracts::proto::node::{
+    NodeCredentialRequest, NodeCredentialResponse, NodeRotate, NodeTrust, NodeTrustAck,
+};
 use umbel_contracts::{bounds, method};
 use umbel_store::{Commit, CommitError, Position};
 use umbel_wire::clock::Wall;
@@ -14,14 +16,13 @@ use umbel_wire::simulation::Asked;
 use umbel_wire::{Code, Error, KeyHash, NodeId};
 
 use super::disk::{Giving, Showing, Then};
-use super::enrollment::credential;
 use super::{Edge, LinkId, NODES};
-use crate::core::authority::AuthorityRow;
+use crate::core::authority::Phase;
 use crate::core::registry::node::NodeRow;
 use crate::core::registry::reports;
-use crate::core::rotation;
+use crate::core::rotation::{self, Wish};
+use crate::core::session::Session;
 
-const AGAIN: Duration = Duration::from_secs(120);
 const TIMEOUT: Duration = Duration::from_secs(10);
 const TRIES: u32 = 3;
 
@@ -31,10 +32,6 @@ fn contended() -> Error {
 
 fn unavailable() -> Error {
     Error::new(Code::Unavailable, "STORE_READ_ONLY", "the edge cannot write its store now")
-}
-
-fn authority() -> AuthorityRow {
-    AuthorityRow::first(String::new())
 }
 
 impl Edge {
@@ -102,13 +99,13 @@ impl Edge {
         wall: Wall,
     ) -> Result<(), Error> {
         let serving = self.serving(link).ok_or_else(reports::stale_error)?;
-        let (id, generation) = (serving.id, serving.generation);
+        let (id, generation) = (serving.own.id, serving.own.generation);
         let current = self.registry.slots.is_current(&id, generation);
         let node = self.registry.node(&id).filter(|_| current).ok_or_else(reports::stale_error)?;
         let holder = self.registry.by_key(&key).map(|holder| holder.id);
         rotation::may_have(node, &key, holder)?;
-        let cause = rotation::wanted(&node.row, &authority(), wall);
-        let (row, also) = rotation::give(node, credential(key, wall), cause, holder.is_some());
+        let cause = rotation::wanted(&node.row, &self.held.row, wall);
+        let (row, also) = rotation::give(node, self.credential(key, wall), cause, holder.is_some());
         let commit = stored(id, node.position, &row).and(also);
         let giving = Giving { link, asked, key, id, row, tries };
         self.disk.propose(commit, Then::Given(Box::new(giving)));
@@ -149,26 +146,51 @@ impl Edge {
         }
     }
 
-    /// Whether a new certificate is wanted of this node.
-    pub(super) fn rotates(&self, id: NodeId, wall: Wall) -> bool {
-        self.registry.node(&id).is_some_and(|node| rotation::wanted(&node.row, &authority(), wall).is_some())
+    /// Asks connected nodes for new certificates, and tells them whom to trust, where that is wanted.
+    pub(super) fn ask_nodes(&mut self, now: Instant, wall: Wall) {
+        self.asked.look(&self.held.row, now);
+        for link in self.links() {
+            let Some(Session { id, generation }) = self.serving(link).map(|serving| serving.own) else {
+                continue;
+            };
+            let node = self.registry.node(&id).filter(|_| self.registry.slots.is_current(&id, generation));
+            let wishes: Vec<_> =
+                node.into_iter().flat_map(|node| rotation::wishes(node, &self.held.row, wall)).collect();
+            for wish in wishes {
+                let late = self.is("nodes are not told that a change is over");
+                let untold = late && wish == Wish::Trust && self.held.row.phase() == Phase::Settled;
+                if self.asked.may(id, generation, wish) && !untold {
+                    self.asked.note(id, generation, wish, now);
+                    if wish == Wish::Trust {
+                        self.change(now, |registry| registry.given_trust(id, generation));
+                    }
+                    self.ask_node(link, wish, now);
+                }
+            }
+        }
     }
 
-    /// Asks connected nodes for new certificates where they are wanted.
-    pub(super) fn ask_rotations(&mut self, now: Instant, wall: Wall) {
-        for link in self.links() {
-            let Some(serving) = self.serving(link) else { continue };
-            let fresh = serving.asked_at.is_none_or(|at| now.saturating_duration_since(at) >= AGAIN);
-            let current = self.registry.slots.is_current(&serving.id, serving.generation);
-            if !fresh || !current || !self.rotates(serving.id, wall) {
-                continue;
+    fn ask_node(&mut self, link: LinkId, wish: Wish, now: Instant) {
+        let (number, message) = match wish {
+            Wish::Rotate(cause) => {
+                (method::NODE_ROTATE, NodeRotate { cause: cause.name().to_owned() }.encode_to_vec())
             }
-            let message = NodeRotate { cause: "operator".to_owned() }.encode_to_vec();
-            self.asked(link, now);
-            if let Some(entry) = self.links.get_mut(&link) {
-                // One that cannot be asked now is asked again.
-                drop(entry.end.request(now, method::NODE_ROTATE, message, TIMEOUT));
-            }
+            Wish::Trust => (method::NODE_TRUST, NodeTrust { ca_certificates: self.bundle() }.encode_to_vec()),
+        };
+        let Some(entry) = self.links.get_mut(&link) else { return };
+        // One that cannot be asked now is asked again.
+        if let (Ok(call), Wish::Trust) = (entry.end.request(now, number, message, TIMEOUT), wish) {
+            self.told.insert(link, call);
+        }
+    }
+
+    /// A node says whom it trusts now.
+    pub(super) fn trust_answered(&mut self, link: LinkId, answer: Result<bytes::Bytes, Error>, now: Instant) {
+        self.told.remove(&link);
+        let ack = answer.and_then(|bytes| bounds::decode::<NodeTrustAck>(&bytes));
+        if let (Some(serving), Ok(ack)) = (self.serving(link), ack) {
+            let (own, trusts) = (serving.own, ack.trusted_ca_sha256);
+            self.change(now, |registry| registry.trusts(own.id, own.generation, &trusts));
         }
     }
 }

@@ -187,8 +187,9 @@ impl Edge {
             (self.serving(link), result.ok().and_then(|result| result.state))
         {
             // From an older connection it says nothing.
-            let _ =
-                self.change(now, |registry| registry.settings_said(serving.id, serving.generation, state));
+            let _ = self.change(now, |registry| {
+                registry.settings_said(serving.own.id, serving.own.generation, state)
+            });
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use umbel_contracts::proto::control::EdgeNodeSnapshot;
 use umbel_store::simulation::Disk;
 
-use super::{Edge, Own};
+use super::{Edge, Own, RequestId};
 use crate::core::admission::LeaseId;
 use crate::core::registry::Moment;
 use crate::core::registry::node::NodeRow;
@@ -35,7 +35,9 @@ pub struct View {
     /// Leases whose connection broke beside a newer one and that their node has not confirmed.
     pub orphans: usize,
     /// Requests that wait here.
-    pub waiting: usize,
+    pub waiting: Vec<RequestId>,
+    /// How often a provider was passed over, in this process.
+    pub passed_over: u64,
     /// Observations told by this process, and those that are not in the audit yet.
     pub observations: (u64, u64),
     /// Audited changes that the disk refused to this process, and of them those that no entry tells of yet.
@@ -63,8 +65,8 @@ pub struct NodeView {
     pub newest_lives: bool,
     /// Its lifecycle's word.
     pub state: &'static str,
-    /// May be given requests now, of each provider: as dispatch sees it, with what it holds.
-    pub dispatchable: Vec<(String, bool, u32, u32)>,
+    /// Each provider, as dispatch sees it.
+    pub dispatchable: Vec<ProviderView>,
     /// Cursors of inventory and telemetry.
     pub cursors: (u64, u64),
     /// When the last good telemetry was observed, by the node's clock.
@@ -84,9 +86,28 @@ pub struct TokenView {
     pub revoked: bool,
 }
 
+/// A provider, with what it holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProviderView {
+    /// `NODE_ID/NAME`.
+    pub id: String,
+    /// May be given a request now, if a slot is free and it is not passed over.
+    pub open: bool,
+    /// It fails more than its peers, and is passed over for a while.
+    pub ejected: bool,
+    /// Requests at once, and leases held.
+    pub slots: (u32, u32),
+    /// The same of long ones.
+    pub long_slots: (u32, u32),
+}
+
 /// A lease with an open stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseView {
+    /// Of this request.
+    pub request: RequestId,
+    /// A slot of this provider.
+    pub provider: String,
     /// Which.
     pub lease: u64,
     /// Admission counts it.
@@ -113,17 +134,20 @@ impl Edge {
                 .requests
                 .open
                 .iter()
-                .map(|((link, _), (_, lease))| LeaseView {
-                    lease: lease.0,
-                    counted: self.counts(*lease),
+                .map(|((link, _), held)| LeaseView {
+                    request: held.request,
+                    provider: held.provider.to_string(),
+                    lease: held.grant.lease.0,
+                    counted: self.counts(held.grant.lease),
                     current: self.serving(*link).is_some_and(|serving| {
-                        self.registry.slots.is_current(&serving.id, serving.generation)
+                        self.registry.slots.is_current(&serving.own.id, serving.own.generation)
                     }),
                 })
                 .collect(),
             held: (totals.in_flight(), totals.waiting),
             orphans: self.orphans(),
             waiting: self.waiting_requests(),
+            passed_over: self.admission.choice_figures().passed_over_total,
             observations: self.disk.observations(),
             refusals: self.disk.observing.refusals(),
             online_and_available: (self.spoil.0.unwrap_or(counts.nodes_online), counts.providers_available),
@@ -167,7 +191,7 @@ impl Edge {
             newest_lives: self.links.iter().any(|(link, entry)| {
                 let serving = self.serving(*link);
                 let newest =
-                    serving.is_some_and(|one| one.id == node.id && one.generation == node.generation);
+                    serving.is_some_and(|one| one.own.id == node.id && one.own.generation == node.generation);
                 newest && !entry.end.is_over()
             }),
             retired_keys: node.row.retired.iter().map(|one| one.key_sha256.clone()).collect(),
@@ -178,7 +202,13 @@ impl Edge {
             dispatchable: providers
                 .filter_map(|id| {
                     let figures = self.admission.figures(&id)?;
-                    Some((id, figures.open, figures.in_flight, figures.capacity))
+                    Some(ProviderView {
+                        id,
+                        open: figures.open,
+                        ejected: figures.ejected,
+                        slots: (figures.capacity, figures.in_flight),
+                        long_slots: (figures.long_capacity, figures.long_in_flight),
+                    })
                 })
                 .collect(),
             cursors: (node.report.inventory_sequence, node.report.telemetry_sequence),
@@ -216,6 +246,13 @@ pub fn stored(disk: &mut Disk) -> Stored {
     }
     stored.commands = disk.load(super::COMMANDS).unwrap_or_default().into_iter().map(|row| row.key).collect();
     stored
+}
+
+/// The authority that a stored token's text names.
+#[must_use]
+pub fn token_names(disk: &mut Disk, token_id: &str) -> Option<String> {
+    let stored = disk.get(super::ENROLLMENTS, token_id).ok()??;
+    stored.json::<crate::core::enrollment::EnrollmentRow>().ok().map(|row| row.ca_sha256)
 }
 
 /// What a disk holds.

@@ -63,7 +63,7 @@ pub use error::{CommitError, Gone, OpenError, ReadError, RestoreError};
 pub use handle::{Health, Store};
 pub use marks::HighWater;
 pub use observed::Observed;
-pub use offline::{BackedUp, BackupFolder, Offline, OfflineError, PutBack};
+pub use offline::{BackedUp, BackupFolder, Offline, OfflineError, Over, PutBack};
 pub use opening::Origin;
 pub use owed::{Amend, Owed, Settled};
 pub use restore::{Restored, Restoring};

@@ -166,7 +166,7 @@ impl Offline<'_> {
     }
 
     /// Puts a backup in the store's place. `voided`: what becomes of a row of the daemon's enrollment tokens at this time
-    /// (milliseconds since 1970); `None` if the token is not open.
+    /// (milliseconds since 1970); `None` if the token is not open. `over`: the same for what nodes or others said.
     ///
     /// # Errors
     /// If the daemon runs, or the file is no backup of it. Nothing has changed then.
@@ -175,12 +175,18 @@ impl Offline<'_> {
         from: &Path,
         tokens: &'static str,
         voided: impl Fn(Token, i64) -> Option<Token>,
+        over: Option<Over<'_>>,
     ) -> Result<PutBack, OfflineError> {
         let restoring = Restoring::begin(from, self.store, self.owner, self.about)
             .map_err(|error| OfflineError::NoBackup(error.to_string()))?;
         blocking(async {
             let store = restoring.open(self.owner)?;
-            let count = void(&store, tokens, voided).await;
+            let mut count = void(&store, tokens, voided).await;
+            if let (Ok(_), Some((table, over))) = (&count, over)
+                && let Err(error) = void(&store, table, |row, _| over(row)).await
+            {
+                count = Err(error);
+            }
             let incarnation = store.incarnation().to_owned();
             store.close().await;
             let voided = count?;
@@ -190,6 +196,9 @@ impl Offline<'_> {
         })
     }
 }
+
+/// Rows of another table that say nothing any more as they stand, and what becomes of each; `None`: it stays.
+pub type Over<'a> = (&'static str, &'a dyn Fn(serde_json::Value) -> Option<serde_json::Value>);
 
 // Whoever has a token that was open then may not be whom it was meant for any more.
 async fn void<Token: Serialize + DeserializeOwned>(

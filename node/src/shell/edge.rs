@@ -356,6 +356,11 @@ impl Handler for Taker {
                 });
             }
             method::NODE_TRUST => {
+                // What an older connection still carries was overtaken by what the newer one said at its welcome.
+                if self.edge.current() != Some(self.generation) {
+                    let message = "a newer connection has taken over; it says whom to trust";
+                    return request.respond(Err(Error::new(Code::Conflict, "STALE_GENERATION", message)));
+                }
                 let credentials = Arc::clone(&self.edge.credentials);
                 tokio::spawn(async move {
                     let answer = match bounds::decode::<NodeTrust>(&request.payload) {

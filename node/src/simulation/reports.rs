@@ -11,10 +11,10 @@ use umbel_contracts::proto::node::{
 };
 use umbel_contracts::{bounds, event, method};
 use umbel_wire::clock::Wall;
-use umbel_wire::simulation::Call;
+use umbel_wire::simulation::{Call, LinkId};
 use umbel_wire::{Code, Error, Intervals};
 
-use super::{LinkId, Node};
+use super::{Node, trust};
 
 pub(super) const INVENTORY: usize = 0;
 pub(super) const TELEMETRY: usize = 1;
@@ -143,12 +143,15 @@ impl Node {
                 kind: "sim".to_owned(),
                 model: self.setup.model.clone(),
                 capacity: self.setup.capacity,
+                long_context_threshold_tokens: self.setup.long.0,
+                long_context_capacity: self.setup.long.1,
                 status: Some(self.status()),
                 ..DeclaredEngine::default()
             }],
             inventory,
             applied_settings_version: self.settings_version(),
             settings: Some(self.settings_state()),
+            trusted_ca_sha256: self.trusts().iter().map(|one| trust::certificate(one)).collect(),
             ..NodeHelloRequest::default()
         }
     }

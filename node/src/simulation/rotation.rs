@@ -7,27 +7,19 @@ use std::time::{Duration, Instant};
 use prost::Message;
 use umbel_contracts::proto::node::{NodeCredentialRequest, NodeCredentialResponse};
 use umbel_contracts::{bounds, method};
-use umbel_wire::simulation::{Call, Next};
+use umbel_wire::simulation::{Call, LinkId, Next};
 
-use super::{LinkId, Node};
+use super::Node;
 
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Node {
-    pub(super) fn new_key(&mut self) -> [u8; 32] {
-        let mut key = [0; 32];
-        for part in key.chunks_mut(8) {
-            part.copy_from_slice(&self.random().to_be_bytes());
-        }
-        key
-    }
-
     /// Goes one step on.
     pub(super) fn go_on(&mut self, now: Instant) {
         if self.rotation.next_deadline().is_none_or(|at| at > now) {
             return;
         }
-        let key = self.new_key();
+        let key = self.luck.bytes();
         let before = self.disk.keys.spare;
         match self.rotation.go_on(&mut self.disk.keys, now, self.disk.full, || key) {
             Next::Nothing => {}

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use umbel_contracts::bounds;
 use umbel_contracts::proto::node::InferenceOpen;
-use umbel_wire::simulation::Incoming;
+use umbel_wire::simulation::{Incoming, LinkId};
 use umbel_wire::{Code, Error};
 
-use super::{LinkId, Node};
+use super::Node;
 
 /// How long an engine takes to notice that nobody listens.
 const STOPS: Duration = Duration::from_millis(300);
@@ -20,11 +20,14 @@ struct Relayed {
     lease: u64,
     ends: Instant,
     cancelled: bool,
+    fails: bool,
 }
 
 #[derive(Default)]
 pub(super) struct Streams {
     relayed: Vec<Relayed>,
+    /// Its engine answers with an error.
+    fails: bool,
 }
 
 impl Streams {
@@ -65,18 +68,22 @@ impl Node {
         self.streams.relayed.iter().map(|one| (one.lease, one.link, one.cancelled)).collect()
     }
 
+    /// From now on its engine fails what it is given, or serves again.
+    pub fn engine_fails(&mut self, fails: bool) {
+        self.streams.fails = fails;
+    }
+
     pub(super) fn take_stream(&mut self, link: LinkId, stream: Incoming, message: &[u8], now: Instant) {
         let open = bounds::decode::<InferenceOpen>(message).ok();
         let current = self.current == Some(link);
         let Some(entry) = self.links.get_mut(&link) else { return };
         match open.filter(|open| current && open.generation == entry.generation.0) {
-            Some(open) => self.streams.relayed.push(Relayed {
-                link,
-                stream,
-                lease: open.lease_id,
-                ends: now + self.setup.work,
-                cancelled: false,
-            }),
+            Some(open) => {
+                let fails = self.streams.fails;
+                let ends = now + if fails { STOPS } else { self.setup.work };
+                let lease = open.lease_id;
+                self.streams.relayed.push(Relayed { link, stream, lease, ends, cancelled: false, fails });
+            }
             None => {
                 let error =
                     Error::new(Code::Conflict, "STALE_GENERATION", "a newer connection has taken over");
@@ -96,7 +103,9 @@ impl Node {
         let over: Vec<Relayed> = over;
         for one in over {
             if let Some(entry) = self.links.get_mut(&one.link) {
-                let error = one.cancelled.then(|| Error::new(Code::Cancelled, "CANCELLED", "it was reset"));
+                let cancelled = || Error::new(Code::Cancelled, "CANCELLED", "it was reset");
+                let failed = || Error::new(Code::Unavailable, "ENGINE_FAILED", "the engine answered 500");
+                let error = one.cancelled.then(cancelled).or_else(|| one.fails.then(failed));
                 entry.end.end(one.stream, error, false);
             }
         }

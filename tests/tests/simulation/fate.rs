@@ -22,6 +22,7 @@ enum Undo {
     DiskFrozen,
     NodeDisk(usize),
     Gpu(usize),
+    Engine(usize),
 }
 
 /// Faults to come.
@@ -69,7 +70,7 @@ impl World {
 
     fn strike(&mut self) {
         let number = self.luck.between(0, self.hosts.len() as u64) as usize;
-        match self.luck.between(0, 28) {
+        match self.luck.between(0, 32) {
             0 | 1 if self.edge.process.is_some() => {
                 let power = self.luck.one_in(3);
                 self.tell(if power { "edge loses power" } else { "edge is killed" });
@@ -135,6 +136,11 @@ impl World {
                 self.with_node(number, |node, now, _| node.gpu_missing(&uuid, true, now));
                 self.for_a_while(60, Undo::Gpu(number));
             }
+            28..=30 => {
+                self.tell(format!("node {number}'s engine fails"));
+                self.with_node(number, |node, _, _| node.engine_fails(true));
+                self.for_a_while(60, Undo::Engine(number));
+            }
             19 | 20 => self.reset_one(number),
             21 => self.copy(number),
             23 | 24 if self.edge.process.is_some() => self.back_up(),
@@ -172,7 +178,8 @@ impl World {
             return;
         }
         self.wipe(number);
-        self.with_node(number, |node, now, _| node.join(&token, secret, now));
+        let token = self.token(&token, secret);
+        self.with_node(number, |node, now, _| node.join(&token, now));
     }
 
     // Somebody who can write the edge's files takes the newest entries out of its audit.
@@ -295,6 +302,10 @@ impl World {
             Undo::NodeDisk(number) => {
                 self.tell(format!("node {number}'s disk has room"));
                 self.node_disk(number, false);
+            }
+            Undo::Engine(number) => {
+                self.tell(format!("node {number}'s engine serves"));
+                self.with_node(number, |node, _, _| node.engine_fails(false));
             }
             Undo::Gpu(number) => {
                 self.tell(format!("node {number}'s GPU is back"));

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use umbel_control_plane::simulation::Shown;
-use umbel_edge::simulation::{NodeView, OBSERVER, Operation, View, stored};
+use umbel_edge::simulation::{NodeView, OBSERVER, Operation, ProviderView, View, stored};
 use umbel_store::AuditRecord;
 use umbel_store::simulation::{Disk, weight};
 
@@ -39,6 +39,8 @@ pub(crate) struct Judge {
     edge_tokens: BTreeMap<String, String>,
     /// Commands that ran.
     ran: BTreeSet<String>,
+    /// Of those, the ones whose entries somebody cut off.
+    cut_off: BTreeSet<String>,
     fresh: bool,
 }
 
@@ -73,13 +75,16 @@ impl Judge {
             plane_commits: 0,
             edge_tokens: BTreeMap::new(),
             ran: BTreeSet::new(),
+            cut_off: BTreeSet::new(),
             fresh: false,
         }
     }
 
     /// Somebody cut the audit: that it goes back is not the program's fault.
     pub(crate) fn cut(&mut self, disk: &mut Disk) {
-        self.audited.1 = disk.audit_head().unwrap_or_default().sequence;
+        let (last, left) = commands_in_audit(disk);
+        self.audited.1 = last;
+        self.cut_off.extend(self.ran.difference(&left).cloned());
     }
 
     /// The edge's store is an older one.
@@ -95,14 +100,9 @@ impl Judge {
         }
         self.settings_version = 0;
         self.audited = (0, 0);
-        self.ran.clear();
-        let mut last = 0;
-        while let Some(page) = disk.audit_after(last, 1_000).ok().filter(|page| !page.is_empty()) {
-            last = page.last().map_or(last, |entry| entry.sequence);
-            self.ran
-                .extend(page.into_iter().map(|entry| entry.record.command_id).filter(|id| !id.is_empty()));
-        }
-        self.audited.1 = last;
+        (self.audited.1, self.ran) = commands_in_audit(disk);
+        let known = on_disk.commands.iter().filter(|id| self.cut_off.contains(*id));
+        self.ran.extend(known.cloned());
         let known: BTreeSet<_> = on_disk.nodes.iter().map(|(id, ..)| id.clone()).collect();
         self.lost = hosts.into_iter().filter(|id| !known.contains(id)).collect();
     }
@@ -117,9 +117,19 @@ impl Judge {
     }
 }
 
-type Found = Result<(), (&'static str, String)>;
+// The last entry, and every command that one tells of.
+fn commands_in_audit(disk: &mut Disk) -> (u64, BTreeSet<String>) {
+    let (mut last, mut commands) = (0, BTreeSet::new());
+    while let Some(page) = disk.audit_after(last, 1_000).ok().filter(|page| !page.is_empty()) {
+        last = page.last().map_or(last, |entry| entry.sequence);
+        commands.extend(page.into_iter().map(|entry| entry.record.command_id).filter(|id| !id.is_empty()));
+    }
+    (last, commands)
+}
 
-fn must(holds: bool, invariant: &'static str, what: impl FnOnce() -> String) -> Found {
+pub(crate) type Found = Result<(), (&'static str, String)>;
+
+pub(crate) fn must(holds: bool, invariant: &'static str, what: impl FnOnce() -> String) -> Found {
     if holds { Ok(()) } else { Err((invariant, what())) }
 }
 
@@ -158,8 +168,10 @@ impl World {
             of_node(&mut self.judge, node)?;
         }
         leases(&view)?;
+        self.turns_are_fair(&view)?;
         observed(&self.judge, &view)?;
         tokens(&mut self.judge, &view)?;
+        self.authority_changes()?;
         self.hosts_are_known(&view)?;
         self.strangers_wait(&view)?;
         self.answers_are_there()
@@ -172,6 +184,7 @@ impl World {
             process.or_else(|| host.disk.as_ref().and_then(|disk| disk.node_id()))
         };
         let hosts = self.hosts.iter().filter_map(ids).collect();
+        self.keepers.restored();
         self.judge.restored(&mut self.edge.disk, hosts);
         let commands = stored(&mut self.edge.disk).commands.into_iter().collect();
         self.people.restored(&commands);
@@ -240,6 +253,7 @@ impl World {
             must(opens, "one key on the node's disk is always accepted", || {
                 format!("node {number} has {keys:?}, its edge takes {:?}", known.opening_keys)
             })?;
+            self.is_not_locked_out(number, &id)?;
         }
         Ok(())
     }
@@ -506,7 +520,8 @@ fn views_agree(view: &View) -> Found {
     for node in &view.nodes {
         let told = &node.snapshot;
         online += u32::from(node.state == "online");
-        for (id, open, in_flight, capacity) in &node.dispatchable {
+        for provider in &node.dispatchable {
+            let ProviderView { id, open, slots: (capacity, in_flight), .. } = provider;
             let may = told.connected && told.eligible && !told.draining && node.state == "online";
             must(may || !open, "no work for a node that is not online", || {
                 format!("{id} takes requests; connected {}, {}", told.connected, node.state)
@@ -551,8 +566,8 @@ fn leases(view: &View) -> Found {
     must(view.held.0 as usize == open + view.orphans, "a lease ends with its stream", || {
         format!("{} leases are held, {open} streams are open, {} are orphans", view.held.0, view.orphans)
     })?;
-    must(view.held.1 as usize == view.waiting, "a request has one answer", || {
-        format!("{} wait at admission, {} here", view.held.1, view.waiting)
+    must(view.held.1 as usize == view.waiting.len(), "a request has one answer", || {
+        format!("{} wait at admission, {:?} here", view.held.1, view.waiting)
     })
 }
 

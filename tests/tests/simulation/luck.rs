@@ -1,20 +1,18 @@
-//! All chance of a world: splitmix64 from its seed.
+//! All chance of a world, from its seed.
+
+use umbel_wire::simulation::Chance;
 
 /// A stream of numbers.
 #[derive(Clone, Debug)]
-pub(crate) struct Luck(u64);
+pub(crate) struct Luck(Chance);
 
 impl Luck {
     pub(crate) fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0xD129_0DD5_3E9B_A1F3) ^ 0x5851_F42D_4C95_7F2D)
+        Self(Chance::new(seed.wrapping_mul(0xD129_0DD5_3E9B_A1F3) ^ 0x5851_F42D_4C95_7F2D))
     }
 
     pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ (mixed >> 31)
+        self.0.draw()
     }
 
     /// In `low..high`.

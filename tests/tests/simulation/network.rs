@@ -17,8 +17,8 @@ pub(crate) type LinkId = u64;
 pub(crate) enum Packet {
     /// To the dialed side: TCP and TLS, with the certificate shown.
     Open(Option<Box<PeerCertificate>>),
-    /// To the side that dials: both are done.
-    Opened,
+    /// To the side that dials: both are done, and these authorities vouch for the other.
+    Opened(Vec<String>),
     Bytes(Vec<u8>),
     /// The other side is gone, and its kernel says so.
     End,

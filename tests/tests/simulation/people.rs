@@ -5,9 +5,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use umbel_edge::simulation::{Answered, Operation, Outcome, RequestId};
-use umbel_node::simulation::NodeDisk;
+use umbel_edge::simulation::{Answered, Operation, Outcome, RequestId, Wanted, token_names};
+use umbel_node::simulation::{NodeDisk, Token};
 
+use super::turns::LONG;
 use super::world::World;
 
 /// An operator asks again after this.
@@ -192,6 +193,7 @@ impl World {
         let Some(node) = &self.hosts[number].process else { return };
         let reason = node.last_rejection().map(|error| error.reason.to_string()).unwrap_or_default();
         let identity = node.identity();
+        let distrusts = node.distrusts();
         let replaces = match (reason.as_str(), &identity) {
             ("KEY_IN_USE", None) => {
                 // A key that the edge knows although its answer was lost for good: a new token needs a new key.
@@ -211,6 +213,12 @@ impl World {
             ("CREDENTIAL_REVOKED" | "CREDENTIAL_RETIRED" | "CERTIFICATE_EXPIRED", Some(id)) => {
                 self.wipe(number);
                 Some(id.clone())
+            }
+            // Whoever was left behind is enrolled anew.
+            (_, Some(id)) if distrusts => {
+                let id = id.clone();
+                self.wipe(number);
+                Some(id)
             }
             ("CREDENTIAL_HELD", Some(_)) => return self.approve(number),
             ("CERTIFICATE_UNKNOWN", Some(_)) if self.hosts[number].unknown => {
@@ -258,7 +266,7 @@ impl World {
         self.start_node(number);
     }
 
-    fn ask(&mut self, operation: Operation, host: Option<usize>) {
+    pub(crate) fn ask(&mut self, operation: Operation, host: Option<usize>) {
         self.people.numbers += 1;
         let id = format!("command-{:06}", self.people.numbers);
         let asked = Asked { operation, again: self.time, host, attempts: 0, sent: false, repeated: false };
@@ -272,7 +280,8 @@ impl World {
         asked.attempts += 1;
         let (operation, host) = (asked.operation.clone(), asked.host);
         self.tell(format!("{id}: {}", said(&operation)));
-        if self.plane.is_chosen() {
+        self.leaves_behind(&operation);
+        if !matches!(operation, Operation::Authority(..)) && self.plane.is_chosen() {
             return self.send_through(id, &operation);
         }
         if self.edge.paused {
@@ -286,8 +295,8 @@ impl World {
             let early = self.luck.one_in(3);
             let known = self.people.done.iter().any(|(done, _)| done == id);
             if early || known {
-                let (token_id, secret) = (token_id.clone(), *secret);
-                self.with_node(number, |node, now, _| node.join(&token_id, secret, now));
+                let token = self.token(token_id, *secret);
+                self.with_node(number, |node, now, _| node.join(&token, now));
             }
         }
         self.with_edge(|edge, now, wall| edge.operate(id, &operation, now, wall));
@@ -313,6 +322,14 @@ impl World {
         }
     }
 
+    /// A token's text: the authority that signs when it is made, which it names.
+    pub(crate) fn token(&mut self, token_id: &str, secret: [u8; 32]) -> Token {
+        let named = token_names(&mut self.edge.disk, token_id);
+        let signing = || self.edge.process.as_ref().map(|edge| edge.authority().signing);
+        let ca_sha256 = named.or_else(signing).unwrap_or_default();
+        Token { token_id: token_id.to_owned(), secret, ca_sha256 }
+    }
+
     /// Hosts whose tokens are good try them.
     pub(crate) fn hand_out_tokens(&mut self) {
         let done = std::mem::take(&mut self.people.tokens);
@@ -325,10 +342,11 @@ impl World {
         self.people.tokens = left;
         for (token, (number, secret)) in ready {
             // Sometimes two hosts are given the same one.
-            self.with_node(number, |node, now, _| node.join(&token, secret, now));
+            let token = self.token(&token, secret);
+            self.with_node(number, |node, now, _| node.join(&token, now));
             if self.luck.one_in(4) {
                 let other = self.luck.between(0, self.hosts.len() as u64) as usize;
-                self.with_node(other, |node, now, _| node.join(&token, secret, now));
+                self.with_node(other, |node, now, _| node.join(&token, now));
             }
         }
     }
@@ -384,15 +402,14 @@ impl World {
         if self.edge.process.is_none() || self.edge.paused {
             return;
         }
-        self.people.ever += 1;
-        let request = self.people.ever;
+        // Somebody floods now and then.
+        let (key, count) = if self.luck.one_in(20) { (1, 9) } else { (self.luck.between(0, 4) as u32, 1) };
         let model = format!("m{}", self.luck.between(0, 2));
-        let key = self.luck.between(0, 3) as u32;
-        self.people.requests.insert(request);
-        let free = self.has_free(&model);
-        self.with_edge(|edge, now, _| edge.ask(request, &model, key, now));
-        if free && (self.people.refused == Some(request) || self.edge_queues()) {
-            self.people.held_up.push(request);
+        for _ in 0..count {
+            let prompt_bytes = if self.luck.one_in(5) { LONG } else { self.luck.between(40, 2_000) };
+            // One key goes before the others.
+            let class = if key == 3 { 64 } else { 128 };
+            self.request_one(&Wanted { model: model.clone(), key, class, prompt_bytes });
         }
         if self.luck.one_in(6) {
             let open: Vec<_> = self.people.requests.iter().copied().collect();
@@ -405,22 +422,35 @@ impl World {
         }
     }
 
+    fn request_one(&mut self, wanted: &Wanted) {
+        self.people.ever += 1;
+        let request = self.people.ever;
+        self.people.requests.insert(request);
+        self.turns.asks(request, wanted);
+        let free = wanted.prompt_bytes < LONG && self.has_free(&wanted.model);
+        self.with_edge(|edge, now, _| edge.ask(request, wanted, now));
+        if free && (self.people.refused == Some(request) || self.edge_queues()) {
+            self.people.held_up.push(request);
+        }
+    }
+
     // A slot is free for the model, nobody waits, and there is no control plane to ask.
     fn has_free(&self, model: &str) -> bool {
         let edge = self.edge.process.as_ref().filter(|edge| edge.plane_generation().is_none());
         let Some(view) = edge.map(|edge| edge.view(self.now(self.edge.clocks))) else { return false };
-        view.waiting == 0
+        view.waiting.is_empty()
             && view.nodes.iter().any(|node| {
-                node.dispatchable.iter().any(|(id, open, in_flight, capacity)| {
-                    let told = node.snapshot.providers.iter().find(|one| one.provider_id == *id);
-                    told.is_some_and(|told| told.model == model) && *open && in_flight < capacity
+                node.dispatchable.iter().any(|one| {
+                    let told = node.snapshot.providers.iter().find(|told| told.provider_id == one.id);
+                    let free = one.open && !one.ejected && one.slots.1 < one.slots.0;
+                    told.is_some_and(|told| told.model == model) && free
                 })
             })
     }
 
     fn edge_queues(&self) -> bool {
         let now = self.now(self.edge.clocks);
-        self.edge.process.as_ref().is_some_and(|edge| edge.view(now).waiting > 0)
+        self.edge.process.as_ref().is_some_and(|edge| !edge.view(now).waiting.is_empty())
     }
 
     /// Everybody may serve again.

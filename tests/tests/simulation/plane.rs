@@ -285,7 +285,7 @@ impl World {
                     return self.plane.send(link, Way::Down, Packet::End, self.time);
                 }
                 wire.upper_has = true;
-                self.plane.send(link, Way::Down, Packet::Opened, self.time);
+                self.plane.send(link, Way::Down, Packet::Opened(Vec::new()), self.time);
                 let certificate = certificate.map(|shown| *shown);
                 self.with_plane(|plane, _, now, _| plane.connect(link, certificate, now));
             }
@@ -300,7 +300,7 @@ impl World {
             (Way::Up, Packet::Bytes(_)) if wire.lower_has => {
                 self.plane.send(link, Way::Down, Packet::End, self.time);
             }
-            (Way::Down, Packet::Opened) if wire.dialed_until.is_some() => {
+            (Way::Down, Packet::Opened(_)) if wire.dialed_until.is_some() => {
                 wire.dialed_until = None;
                 self.with_edge(|edge, now, _| edge.plane_connected(link, now));
             }
@@ -315,7 +315,7 @@ impl World {
                 wire.lower_has = false;
                 self.with_edge(|edge, now, wall| edge.plane_lost(link, now, wall));
             }
-            (Way::Down, Packet::Bytes(_) | Packet::Opened) if wire.upper_has => {
+            (Way::Down, Packet::Bytes(_) | Packet::Opened(_)) if wire.upper_has => {
                 self.plane.send(link, Way::Up, Packet::End, self.time);
             }
             _ => {}

@@ -21,6 +21,7 @@ impl World {
         self.tell("everything is mended");
         self.mend();
         self.people.rest();
+        self.keepers.rest();
         let end = self.time + REST;
         while self.time < end {
             self.run_until((self.time + Duration::from_secs(30)).min(end))?;
@@ -30,8 +31,11 @@ impl World {
         }
         self.allow_all();
         self.run_until(self.time + Duration::from_secs(60))?;
-        match self.waits_for() {
-            Some(what) => Err(self.history.failure("progress", what)),
+        if let Some(what) = self.waits_for() {
+            return Err(self.history.failure("progress", what));
+        }
+        match self.trusts_too_many() {
+            Some(what) => Err(self.history.failure("two authorities are trusted only in an overlap", what)),
             None => Ok(()),
         }
     }
@@ -60,11 +64,11 @@ impl World {
                 return Some(format!("node {number} believes in another generation"));
             }
         }
-        if let Some(what) = self.plane_waits_for() {
+        if let Some(what) = self.keepers_wait_for().or_else(|| self.plane_waits_for()) {
             return Some(what);
         }
-        if view.held.0 > 0 || view.waiting > 0 {
-            return Some(format!("{} leases held, {} requests wait", view.held.0, view.waiting));
+        if view.held.0 > 0 || !view.waiting.is_empty() {
+            return Some(format!("{} leases held, {:?} wait", view.held.0, view.waiting));
         }
         (!self.people.is_idle()).then(|| "somebody waits for an answer".to_owned())
     }

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use umbel_edge::simulation::{Edge, Membership, Setup};
+use umbel_edge::simulation::{Directory, Edge, Setup, Turn};
 use umbel_node::simulation::{Node, NodeDisk, NodeSetup};
 use umbel_store::simulation::{Backup, Disk};
 use umbel_wire::EdgeId;
@@ -14,10 +14,12 @@ use umbel_wire::liveness::Times;
 
 use super::history::{Failure, History};
 use super::invariants::Judge;
+use super::keepers::Keepers;
 use super::luck::Luck;
 use super::network::{LinkId, Network, Packet, Path, Way};
 use super::people::People;
 use super::plane::PlaneHost;
+use super::turns::Turns;
 
 /// 2026-06-01, when every world begins.
 pub(crate) const BEGIN: i64 = 1_780_272_000_000;
@@ -47,10 +49,20 @@ pub(crate) struct EdgeHost {
     pub(crate) starts: u64,
     /// The last backup.
     pub(crate) backup: Option<Backup>,
-    /// Its directory of the control plane, while no process has it.
-    pub(crate) membership: Membership,
+    /// Its directories, while no process has them.
+    pub(crate) directory: Directory,
     /// Something is being written until then; then its answer comes.
     writing: Option<(Duration, bool)>,
+}
+
+impl EdgeHost {
+    /// From now on the authorities' files cannot be used, or they can again.
+    pub(crate) fn authorities_unusable(&mut self, unusable: bool) {
+        self.directory.1.unusable(unusable);
+        if let Some(edge) = &mut self.process {
+            edge.authorities().unusable(unusable);
+        }
+    }
 }
 
 /// A node's machine.
@@ -79,6 +91,10 @@ pub(crate) struct World {
     pub(crate) hosts: Vec<Host>,
     pub(crate) network: Network,
     pub(crate) people: People,
+    pub(crate) keepers: Keepers,
+    pub(crate) turns: Turns,
+    /// What happened at admission and was not judged yet.
+    pub(crate) turned: Vec<Turn>,
     pub(crate) judge: Judge,
     pub(crate) mutation: Option<&'static str>,
     pub(crate) fates: super::fate::Fates,
@@ -105,11 +121,14 @@ impl World {
                 frozen: false,
                 starts: 0,
                 backup: None,
-                membership: Membership::default(),
+                directory: Directory::default(),
                 writing: None,
             },
             plane: PlaneHost::new(seed),
             people: People::new(count),
+            keepers: Keepers::new(seed),
+            turns: Turns::default(),
+            turned: Vec::new(),
             judge: Judge::new(),
             fates: super::fate::Fates::default(),
             stands: 0,
@@ -152,8 +171,8 @@ impl World {
             mutation: self.mutation,
         };
         let (now, wall, luck) = (self.now(self.edge.clocks), self.wall(self.edge.clocks), self.luck.next());
-        let membership = self.edge.membership.clone();
-        match Edge::start(setup, &mut self.edge.disk, membership, now, wall, luck) {
+        let directory = self.edge.directory.clone();
+        match Edge::start(setup, &mut self.edge.disk, directory, now, wall, luck) {
             Ok(edge) => {
                 self.tell("edge starts");
                 self.edge.process = Some(edge);
@@ -169,11 +188,13 @@ impl World {
     /// The edge's process is killed. Its kernel tells the peers, unless the power is gone.
     pub(crate) fn kill_edge(&mut self, power: bool) {
         if let Some(process) = self.edge.process.take() {
-            self.edge.membership = process.crash();
+            self.edge.directory = process.crash();
         }
         self.edge.paused = false;
         self.edge.writing = None;
         self.people.edge_died();
+        self.turns.edge_died();
+        self.turned.clear();
         self.plane_loses_edge(power);
         let links: Vec<LinkId> =
             self.network.wires.iter().filter(|(_, wire)| wire.upper_has).map(|(link, _)| *link).collect();
@@ -267,6 +288,7 @@ impl World {
             }
             consider(self.fates.next(), Next::Fate);
             consider(self.people.next(), Next::People);
+            consider(self.keepers.next, Next::Keepers);
             self.stands = if next > self.time { 0 } else { self.stands + 1 };
             if self.stands > STANDSTILL {
                 let what = format!("{what:?} is due again and again");
@@ -283,6 +305,7 @@ impl World {
                 Next::Plane => self.work_plane(),
                 Next::Fate => self.fate(),
                 Next::People => self.people_act(),
+                Next::Keepers => self.keepers_act(),
             }
             self.network.forget();
             if matches!(what, Next::Plane) {
@@ -328,6 +351,7 @@ impl World {
             self.history.tell(self.time, format!("command {id}: {outcome:?}"));
             self.people.outcome(&id, outcome);
         }
+        self.turned.extend(edge.turns());
         for (request, answered) in edge.answered() {
             self.people.answered(request, answered);
         }
@@ -359,11 +383,15 @@ impl World {
         let clocks = self.hosts[number].clocks;
         let (now, wall) = (self.now(clocks), self.wall(clocks));
         let Some(node) = &mut self.hosts[number].process else { return };
-        let before = (node.generation(), node.last_rejection().map(|error| error.reason.clone()));
+        let before =
+            (node.generation(), node.last_rejection().map(|error| error.reason.clone()), node.trusts());
         work(node, now, wall);
-        let after = (node.generation(), node.last_rejection().map(|error| error.reason.clone()));
+        let after =
+            (node.generation(), node.last_rejection().map(|error| error.reason.clone()), node.trusts());
         if before != after {
-            let what = format!("node {number}: generation {:?}, refused {:?}", after.0, after.1);
+            let trusts: Vec<_> = after.2.iter().map(|one| one.get(..16)).collect();
+            let what =
+                format!("node {number}: generation {:?}, refused {:?}, trusts {trusts:?}", after.0, after.1);
             self.history.tell(self.time, what);
         }
         for link in node.links() {
@@ -411,7 +439,8 @@ impl World {
                     return self.network.send(link, Way::Down, Packet::End, self.time, &mut self.luck);
                 }
                 wire.upper_has = true;
-                self.network.send(link, Way::Down, Packet::Opened, self.time, &mut self.luck);
+                let vouching = self.edge.process.as_ref().map(|edge| edge.vouching()).unwrap_or_default();
+                self.network.send(link, Way::Down, Packet::Opened(vouching), self.time, &mut self.luck);
                 self.with_edge(|edge, now, _| edge.connect(link, certificate.map(|shown| *shown), now));
             }
             (Way::Up, Packet::Bytes(bytes)) if wire.upper_has => {
@@ -425,9 +454,15 @@ impl World {
             (Way::Up, Packet::Bytes(_)) if wire.lower_has => {
                 self.network.send(link, Way::Down, Packet::End, self.time, &mut self.luck);
             }
-            (Way::Down, Packet::Opened) if wire.dialed_until.is_some() => {
+            (Way::Down, Packet::Opened(vouching)) if wire.dialed_until.is_some() => {
                 wire.dialed_until = None;
-                self.with_node(host, |node, now, wall| node.connected(link, now, wall));
+                let mut trusted = true;
+                self.with_node(host, |node, now, wall| {
+                    trusted = node.connected(link, &vouching, now, wall);
+                });
+                if !trusted {
+                    self.hang_up(link, Way::Down, false);
+                }
             }
             (Way::Down, Packet::End) if wire.dialed_until.is_some() => {
                 wire.dialed_until = None;
@@ -441,7 +476,7 @@ impl World {
                 wire.lower_has = false;
                 self.with_node(host, |node, now, wall| node.lost(link, now, wall));
             }
-            (Way::Down, Packet::Bytes(_) | Packet::Opened) if wire.upper_has => {
+            (Way::Down, Packet::Bytes(_) | Packet::Opened(_)) if wire.upper_has => {
                 self.network.send(link, Way::Up, Packet::End, self.time, &mut self.luck);
             }
             _ => {}
@@ -460,14 +495,18 @@ enum Next {
     Plane,
     Fate,
     People,
+    Keepers,
 }
 
 fn host(number: usize, luck: &mut Luck, mutation: Option<&'static str>) -> Host {
+    let capacity = luck.between(1, 4) as u32;
     Host {
         setup: NodeSetup {
             edge_id: EdgeId::parse("site").unwrap(),
             model: format!("m{}", number % 2),
-            capacity: luck.between(1, 4) as u32,
+            capacity,
+            // The second model knows no long requests.
+            long: if number.is_multiple_of(2) { (1_000, capacity / 2) } else { (0, 0) },
             work: Duration::from_millis(luck.between(50, 20_000)),
             gpus: vec![format!("GPU-{number}-a"), format!("GPU-{number}-b")],
             mutation,

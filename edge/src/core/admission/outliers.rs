@@ -329,7 +329,10 @@ impl Admission {
             model.heads.watched = true;
             self.timers.insert((now + LOOK, Timer::Look(lease.model)));
         }
-        if let Standing::Due { silent } = provider.health.standing {
+        let standing = provider.health.standing;
+        if let Standing::Due { silent } = standing
+            && !self.has_planted("who is tried gets more")
+        {
             let standing = Standing::Tried { lease: id, silent, until: None };
             self.stand(now, lease.provider, standing);
         }

@@ -96,10 +96,14 @@ impl Admission {
     /// Gives free slots of a model to those who wait, best first, until no one who fits is left.
     pub(super) fn hand_over(&mut self, now: Instant, index: ModelIndex) {
         self.seat(now, index);
+        if self.has_planted("a freed slot is given to nobody") {
+            return;
+        }
         while let Some(ticket) = self.next_waiter(now, index) {
             let Some(waiter) = self.leave(ticket) else { return };
+            let cost = self.cost(waiter.size);
             let Some(model) = self.models.get_mut(index.0 as usize) else { return };
-            model.queue.serve(now, waiter.spot(), ticket, waiter.size.cost());
+            model.queue.serve(now, waiter.spot(), ticket, cost);
             let waited = now.saturating_duration_since(waiter.arrived);
             match self.grant(now, &waiter.ask, waiter.size, waited) {
                 Some(grant) => self.outputs.push_back(Output::Granted(ticket, grant)),

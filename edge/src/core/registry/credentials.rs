@@ -3,6 +3,8 @@
 //! Leaves the rules to `core/rotation`. Invariant: a problem appears and goes with what causes it, and a look that
 //! finds nothing new changes nothing.
 
+use std::sync::Arc;
+
 use data_encoding::HEXLOWER;
 use umbel_wire::clock::Wall;
 use umbel_wire::{Generation, NodeId};
@@ -64,6 +66,7 @@ impl<H: Clone> Registry<H> {
         if !self.slots.is_current(&id, generation) {
             return;
         }
+        self.set_given_trust(id, generation, false);
         let trusts: Vec<String> = digests.iter().take(TRUSTS_MAX).map(|one| HEXLOWER.encode(one)).collect();
         if self.nodes.get(&id).is_some_and(|node| node.report.trusts != trusts) {
             let lacks = self.lacks(&trusts);
@@ -72,6 +75,24 @@ impl<H: Clone> Registry<H> {
                 node.lacks_authority = lacks;
             });
             self.unsaved.insert(id);
+        }
+    }
+
+    /// A node is given a bundle of authorities over this connection: until it says whom it trusts, nobody knows.
+    pub(crate) fn given_trust(&mut self, id: NodeId, generation: Generation) {
+        self.set_given_trust(id, generation, true);
+    }
+
+    // Nothing that is shown: the revision stays.
+    fn set_given_trust(&mut self, id: NodeId, generation: Generation, given: bool) {
+        if let Some(node) = self.nodes.get_mut(&id)
+            && node
+                .session
+                .as_ref()
+                .is_some_and(|one| one.generation == generation && one.given_trust != given)
+            && let Some(session) = &mut Arc::make_mut(node).session
+        {
+            session.given_trust = given;
         }
     }
 

@@ -87,6 +87,15 @@ pub(crate) struct ReportRow {
     pub(crate) telemetry: Option<Kept<NodeTelemetry>>,
 }
 
+impl ReportRow {
+    /// What a restore from a backup makes of it: whom the node trusted then says nothing of whom it trusts now, and the end
+    /// of a change of authority must not be judged by it. `None`: it stays as it is.
+    pub(crate) fn of_a_backup(mut self) -> Option<Self> {
+        let said = !std::mem::take(&mut self.trusts).is_empty();
+        said.then_some(self)
+    }
+}
+
 /// The connection that owns a node now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Session {
@@ -96,6 +105,8 @@ pub(crate) struct Session {
     pub(crate) named: bool,
     /// Its agent said that it ends: what runs goes on, nothing new comes.
     pub(crate) leaving: bool,
+    /// It was given a bundle of authorities and has not said since whom it trusts: what it said before may be over.
+    pub(crate) given_trust: bool,
 }
 
 /// The account of each report stream.

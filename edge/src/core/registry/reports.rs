@@ -102,7 +102,8 @@ impl<H: Clone> Registry<H> {
             .collect();
         let not_ready = not_ready(states.values().map(Box::as_ref));
         self.change(id, |node| {
-            node.session = Some(Session { generation, protocol, named: false, leaving: false });
+            let session = Session { generation, protocol, named: false, leaving: false, given_trust: false };
+            node.session = Some(session);
             node.protocol = protocol;
             node.generation = generation;
             node.engines = states;

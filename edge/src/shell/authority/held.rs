@@ -18,7 +18,7 @@ use umbel_wire::files;
 use umbel_wire::tls::{TlsServer, wire_server};
 
 use crate::StartError;
-use crate::core::authority::{AuthorityRow, Phase, taken_up};
+use crate::core::authority::{AuthorityRow, taken_up};
 
 /// Most authorities that are looked at: the one of the directory and what changes left.
 const MOST: usize = 16;
@@ -68,9 +68,9 @@ impl Held {
 
     /// The trusted one that a token's text names. Without a name it is from before the last change.
     pub(crate) fn named(&self, sha256: &str) -> &Authority {
-        let at = self.row.trusted().position(|one| one == sha256).and_then(|at| self.trusted.get(at));
-        let before = self.trusted.last().filter(|_| sha256.is_empty() && self.row.phase() == Phase::Switched);
-        at.or(before).unwrap_or(&self.signing)
+        let named = self.row.named(sha256);
+        let at = self.row.trusted().position(|one| one == named).and_then(|at| self.trusted.get(at));
+        at.unwrap_or(&self.signing)
     }
 
     /// Whether any authority of this site has signed a client's certificate, whatever is trusted now.
@@ -84,9 +84,9 @@ impl Held {
         let now = Wall::now();
         let made = self.signing.issue_server(&[name.to_owned()], now, SERVER_VALIDITY)?;
         let mut chain = made.chain;
-        if self.row.phase() == Phase::Switched
-            && let Some(previous) = self.trusted.get(1)
-        {
+        let vouches = |one: &String| self.row.trusted().position(|trusted| trusted == one);
+        let others = self.row.vouching().skip(1).filter_map(vouches);
+        for previous in others.filter_map(|at| self.trusted.get(at)) {
             match previous.bridge(self.signing.certificate_der(), now) {
                 Ok(bridge) => chain.push(bridge),
                 Err(error) => tracing::warn!(%error, "nodes that lack the new authority cannot connect"),

@@ -4,11 +4,9 @@
 //! that asks connected nodes. Leaves the rules to `core/rotation`. Invariant: whatever is given is stored before it
 //! is answered; nobody is asked by two rounds at once.
 
-use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use data_encoding::HEXLOWER;
 use futures_util::stream::{self, StreamExt};
 use prost::Message;
 use tokio::sync::Notify;
@@ -23,8 +21,7 @@ use umbel_wire::{Code, Connection, Error, Generation, KeyHash, NodeId, clock};
 
 use crate::core::registry::node::Credential;
 use crate::core::registry::reports;
-use crate::core::rotation;
-use crate::shell::authority::Held;
+use crate::core::rotation::{self, Asked, Wish};
 use crate::shell::operations::catch_up;
 use crate::shell::site::Site;
 
@@ -32,8 +29,6 @@ use crate::shell::site::Site;
 const TRIES: usize = 8;
 /// Between two looks at everybody; a change of authority and an operator's wish wake the task.
 const LOOK: Duration = Duration::from_secs(30);
-/// A node that was asked and has not done it is asked again after this.
-const AGAIN: Duration = Duration::from_secs(120);
 /// Nodes asked at once.
 const AT_ONCE: usize = 64;
 /// A round asks this many at most, so that a site does not shake hands anew all at once.
@@ -128,35 +123,22 @@ pub(super) async fn give(
     Err(contended())
 }
 
-/// What a connected node has to be asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Ask {
-    Trust,
-    Rotate(rotation::Cause),
-}
-
 struct Due {
     id: NodeId,
     generation: Generation,
     connection: Connection,
-    ask: Ask,
+    wish: Wish,
 }
 
 /// Asks connected nodes what they have to be asked, and judges how long certificates last, until it is cancelled.
 pub(crate) async fn keep(site: Arc<Site>, shutdown: CancellationToken) {
-    let mut asked: HashMap<(NodeId, bool), (Generation, Instant)> = HashMap::new();
+    let mut asked = Asked::default();
     loop {
         catch_up(&site).await;
         let wall = site.wall();
         site.change(|registry| registry.judge_credentials(wall));
-        let now = clock::now();
-        let due = due(&site, |id, generation, ask| {
-            let last = asked.get(&(id, ask == Ask::Trust));
-            last.is_none_or(|(of, at)| *of != generation || now.saturating_duration_since(*at) >= AGAIN)
-        });
+        let due = due(&site, &mut asked);
         let more = due.len() >= A_ROUND;
-        asked.retain(|_, (_, at)| now.saturating_duration_since(*at) < AGAIN);
-        asked.extend(due.iter().map(|one| ((one.id, one.ask == Ask::Trust), (one.generation, now))));
         let answers = stream::iter(due).map(|one| ask(&site, one)).buffer_unordered(AT_ONCE);
         let round = answers.for_each(|()| std::future::ready(()));
         if shutdown.run_until_cancelled(round).await.is_none() {
@@ -171,31 +153,19 @@ pub(crate) async fn keep(site: Arc<Site>, shutdown: CancellationToken) {
     }
 }
 
-/// Whether what a hello said of its trust is exactly what is told now. One that says nothing cannot be told.
-pub(super) fn trusts_all(said: &[Vec<u8>], held: &Held) -> bool {
-    let mut said: Vec<_> = said.iter().map(|one| HEXLOWER.encode(one)).collect();
-    let mut bundle = held.digests();
-    said.sort_unstable();
-    bundle.sort_unstable();
-    said.is_empty() || said == bundle
-}
-
-fn due(site: &Site, may: impl Fn(NodeId, Generation, Ask) -> bool) -> Vec<Due> {
-    let (held, wall) = (site.authorities.held(), site.wall());
-    let mut bundle = held.digests();
-    bundle.sort_unstable();
+/// Whoever has to be asked now, and notes it.
+fn due(site: &Site, asked: &mut Asked) -> Vec<Due> {
+    let (held, wall, now) = (site.authorities.held(), site.wall(), clock::now());
+    asked.look(&held.row, now);
     site.read(|registry| {
         let mut due = Vec::new();
         for (id, owner) in registry.slots.owners() {
             let Some(node) = registry.node(id).filter(|node| node.session.is_some()) else { continue };
-            let mut trusts = node.report.trusts.clone();
-            trusts.sort_unstable();
-            let trust = (!trusts.is_empty() && trusts != bundle).then_some(Ask::Trust);
-            let rotate = rotation::wanted(&node.row, &held.row, wall).map(Ask::Rotate);
-            for ask in [trust, rotate].into_iter().flatten() {
-                if due.len() < A_ROUND && may(*id, owner.generation, ask) {
+            for wish in rotation::wishes(node, &held.row, wall) {
+                if due.len() < A_ROUND && asked.may(*id, owner.generation, wish) {
+                    asked.note(*id, owner.generation, wish, now);
                     let (generation, connection) = (owner.generation, owner.handle.clone());
-                    due.push(Due { id: *id, generation, connection, ask });
+                    due.push(Due { id: *id, generation, connection, wish });
                 }
             }
         }
@@ -204,13 +174,14 @@ fn due(site: &Site, may: impl Fn(NodeId, Generation, Ask) -> bool) -> Vec<Due> {
 }
 
 async fn ask(site: &Site, due: Due) {
-    let Due { id, generation, connection, ask } = due;
-    let result = match ask {
-        Ask::Rotate(cause) => {
+    let Due { id, generation, connection, wish } = due;
+    let result = match wish {
+        Wish::Rotate(cause) => {
             let message = NodeRotate { cause: cause.name().to_owned() };
             connection.request(method::NODE_ROTATE, message.encode_to_vec(), ANSWER).await.map(drop)
         }
-        Ask::Trust => {
+        Wish::Trust => {
+            site.change(|registry| registry.given_trust(id, generation));
             let message = NodeTrust { ca_certificates: site.authorities.held().bundle() };
             let answer = connection.request(method::NODE_TRUST, message.encode_to_vec(), ANSWER).await;
             answer.and_then(|answer| bounds::decode::<NodeTrustAck>(&answer)).map(|ack| {
@@ -219,6 +190,6 @@ async fn ask(site: &Site, due: Due) {
         }
     };
     if let Err(error) = result {
-        tracing::info!(node = %id, ?ask, code = error.code.name(), reason = %error.reason, "a node did not do it");
+        tracing::info!(node = %id, ?wish, code = error.code.name(), reason = %error.reason, "a node did not do it");
     }
 }

@@ -1,32 +1,24 @@
 //! One accepted connection of a node.
 //!
-//! Owns what its requests and events do. Leaves every decision to the registry and to admission. Invariant:
-//! everything it does carries its generation; once another has taken over, nothing it says counts and its close
-//! changes nothing (row 8).
+//! Owns its answers, and its one certificate at a time. Leaves what is said to `core/session` and admission. Invariant:
+//! everything it does carries its generation.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use prost::Message;
-use umbel_contracts::proto::node::{
-    NodeDeclared, NodeEngines, NodeHeartbeat, NodeHeartbeatAck, NodeInventory, NodeLeases, NodeLeasesAck,
-    NodeTelemetry,
-};
-use umbel_contracts::{bounds, event, method};
+use umbel_contracts::method;
 use umbel_wire::{
-    CloseReason, Code, Connection, Error, Generation, Goaway, GoawayReason, Handler, IncomingRequest, NodeId,
-    UnderWay, clock,
+    CloseReason, Code, Connection, Error, Generation, Goaway, Handler, IncomingRequest, NodeId, UnderWay,
+    clock,
 };
 
 use crate::core::door;
-use crate::core::registry::{StaleGeneration, reports};
+use crate::core::registry::StaleGeneration;
+use crate::core::session::{Moment, Naming, NotTaken, Said, Session, named};
 use crate::shell::site::Site;
 
 use super::rotation;
-
-/// Most leases that a node may say it carries: its streams, twice over.
-const LEASES_MAX: usize = 2_048;
 
 /// Between two certificates for one connection: each is a signature and a write.
 const ASKING: Duration = Duration::from_secs(1);
@@ -34,72 +26,48 @@ const ASKING: Duration = Duration::from_secs(1);
 /// The handler of one generation.
 pub(super) struct NodeSession {
     site: Arc<Site>,
-    id: NodeId,
-    generation: Generation,
+    own: Session,
     named: AtomicBool,
     asking: Arc<AtomicBool>,
 }
 
 impl NodeSession {
     pub(super) fn new(site: Arc<Site>, id: NodeId, generation: Generation) -> Self {
-        Self { site, id, generation, named: AtomicBool::new(false), asking: Arc::default() }
+        let own = Session { id, generation };
+        Self { site, own, named: AtomicBool::new(false), asking: Arc::default() }
     }
 
     /// The time for naming leases has passed since WELCOME.
     pub(super) fn naming_is_over(&self, site: &Site, connection: &Connection) {
         let named = self.named.load(Ordering::SeqCst);
-        let over = |registry: &mut _| door::naming_is_over(registry, self.id, self.generation, named);
+        let Session { id, generation } = self.own;
+        let over = |registry: &mut _| door::naming_is_over(registry, id, generation, named);
         if let Some(reason) = site.change(over) {
-            tracing::warn!(node = %self.id, generation = %self.generation, "its naming of leases came to nothing: {reason}");
+            tracing::warn!(node = %id, %generation, "its naming of leases came to nothing: {reason}");
             return connection.close(reason);
         }
-        site.settings.nudge(self.id);
+        site.settings.nudge(id);
     }
 
-    fn leases(&self, connection: &Connection, payload: &[u8]) -> Result<Vec<u8>, Error> {
-        let leases = bounds::decode::<NodeLeases>(payload)?.lease_ids;
-        if leases.len() > LEASES_MAX {
-            let message = format!("a node carries at most {LEASES_MAX} leases");
-            return Err(Error::new(Code::InvalidArgument, "TOO_MANY_LEASES", message));
+    fn says(&self, said: Said) -> Result<Vec<u8>, NotTaken> {
+        if let Said::Leases(leases) = said {
+            return named(&mut &*self, &leases);
         }
-        let current = self.site.read(|registry| registry.slots.is_current(&self.id, self.generation));
-        if !current {
-            return Err(self.stale(connection));
-        }
-        let cancel = self.site.dispatch.carried(self.id, self.generation, &leases);
-        self.named.store(true, Ordering::SeqCst);
-        // The slots of leases that it must end first are not free yet: it names them again when they are gone.
-        if cancel.is_empty() {
-            let complete = self.site.change(|registry| registry.complete(self.id, self.generation));
-            complete.map_err(|StaleGeneration| self.stale(connection))?;
-            self.site.settings.nudge(self.id);
-        }
-        Ok(NodeLeasesAck { cancel_lease_ids: cancel }.encode_to_vec())
+        let (now, wall, spread) = (clock::now(), self.site.wall(), self.site.reconnect_spread());
+        self.site.change(|registry| self.own.says(registry, said, Moment { now, wall, spread }))
     }
 
-    fn heartbeat(&self, connection: &Connection, payload: &[u8]) -> Result<Vec<u8>, Error> {
-        let mut heartbeat = bounds::decode::<NodeHeartbeat>(payload)?;
-        if heartbeat.engines.len() > reports::ENGINES_MAX {
-            let message = format!("a node has at most {} engines", reports::ENGINES_MAX);
-            return Err(Error::new(Code::InvalidArgument, "TOO_MANY_ENGINES", message));
-        }
-        let wall = self.site.wall().unix_ms();
-        let taken = self.site.change(|registry| {
-            let settings = heartbeat.settings.take();
-            registry.heartbeat(self.id, self.generation, heartbeat, clock::now(), wall)?;
-            if let Some(state) = settings {
-                registry.settings_said(self.id, self.generation, state)?;
+    fn taken<T>(&self, connection: &Connection, result: Result<T, NotTaken>) -> Result<T, Error> {
+        result.map_err(|not| match not {
+            NotTaken::Refused(error) => error,
+            NotTaken::Stale => {
+                let (error, close) = self.site.read(|registry| self.own.stale(registry));
+                let Session { id, generation } = self.own;
+                tracing::info!(node = %id, %generation, replaced = close.is_none(), "an older connection spoke");
+                close.into_iter().for_each(|reason| connection.close(reason));
+                error
             }
-            Ok(registry.desired_settings(&self.id).version)
-        });
-        let desired_settings_version = taken.map_err(|StaleGeneration| self.stale(connection))?;
-        let spread = u32::try_from(self.site.reconnect_spread().as_millis()).unwrap_or(u32::MAX);
-        let ack = NodeHeartbeatAck {
-            received_at_unix_ms: wall,
-            desired_settings_version,
-            reconnect_spread_ms: spread,
-        };
-        Ok(ack.encode_to_vec())
+        })
     }
 
     // One at a time: each is a signature and a write.
@@ -109,7 +77,7 @@ impl NodeSession {
             let error = Error::new(Code::ResourceExhausted, "ASKING_ALREADY", message);
             return request.respond(Err(error.with_retry_after(Duration::from_secs(1))));
         };
-        let (site, id, generation) = (Arc::clone(&self.site), self.id, self.generation);
+        let (site, Session { id, generation }) = (Arc::clone(&self.site), self.own);
         tokio::spawn(async move {
             site.trip("credential");
             let answer = rotation::give(&site, id, generation, &request.payload).await;
@@ -118,16 +86,23 @@ impl NodeSession {
             drop(asking);
         });
     }
+}
 
-    // A heartbeat taken from a connection that owns nothing would keep a node visible nowhere (row 4). One that was
-    // replaced may still finish its streams; where nobody owns the node it has to dial anew.
-    fn stale(&self, connection: &Connection) -> Error {
-        let replaced = self.site.read(|registry| registry.slots.owner(&self.id).is_some());
-        tracing::info!(node = %self.id, generation = %self.generation, replaced, "an older connection spoke");
-        if !replaced {
-            connection.close(CloseReason::Superseded);
-        }
-        reports::stale_error()
+impl Naming for &NodeSession {
+    fn is_current(&mut self) -> bool {
+        self.site.read(|registry| registry.slots.is_current(&self.own.id, self.own.generation))
+    }
+
+    fn carried(&mut self, named: &[u64]) -> Vec<u64> {
+        let cancel = self.site.dispatch.carried(self.own.id, self.own.generation, named);
+        self.named.store(true, Ordering::SeqCst);
+        cancel
+    }
+
+    fn complete(&mut self) -> Result<(), StaleGeneration> {
+        self.site.change(|registry| registry.complete(self.own.id, self.own.generation))?;
+        self.site.settings.nudge(self.own.id);
+        Ok(())
     }
 }
 
@@ -136,55 +111,23 @@ impl Handler for NodeSession {
         if request.method == method::NODE_CREDENTIAL {
             return self.credential(request);
         }
-        let answer = match request.method {
-            method::NODE_HEARTBEAT => self.heartbeat(connection, &request.payload),
-            method::NODE_LEASES => self.leases(connection, &request.payload),
-            _ => Err(Error::new(
-                Code::Unimplemented,
-                "UNKNOWN_METHOD",
-                "this edge does not know the method; it may be older than the agent",
-            )),
-        };
-        request.respond(answer);
+        let said = Said::request(request.method, &request.payload);
+        let answer = said.map_err(NotTaken::from).and_then(|said| self.says(said));
+        request.respond(self.taken(connection, answer));
     }
 
     fn on_event(&self, connection: &Connection, event: u32, _key: &str, payload: &[u8]) -> Result<(), Error> {
-        let now = clock::now();
-        let wall = self.site.wall().unix_ms();
-        let (id, generation) = (self.id, self.generation);
-        match event {
-            event::NODE_INVENTORY => {
-                let report = bounds::decode::<NodeInventory>(payload)?;
-                self.site.change(|registry| registry.inventory(id, generation, report, now, wall))
-            }
-            event::NODE_TELEMETRY => {
-                let report = bounds::decode::<NodeTelemetry>(payload)?;
-                self.site.change(|registry| registry.telemetry(id, generation, report, now, wall))
-            }
-            event::NODE_ENGINES => {
-                let report = bounds::decode::<NodeEngines>(payload)?;
-                let taken = self.site.change(|registry| registry.engines(id, generation, report));
-                taken.map_err(|StaleGeneration| self.stale(connection))
-            }
-            event::NODE_DECLARED => {
-                let declared = bounds::decode::<NodeDeclared>(payload)?;
-                self.site.change(|registry| registry.redeclared(id, generation, declared, wall))
-            }
-            _ => Err(Error::new(Code::Unimplemented, "UNKNOWN_EVENT", "this edge does not know the event")),
-        }
+        let taken = Said::event(event, payload).map_err(NotTaken::from).and_then(|said| self.says(said));
+        self.taken(connection, taken).map(drop)
     }
 
     fn on_goaway(&self, _connection: &Connection, goaway: &Goaway) {
-        if !goaway.closing && goaway.reason == GoawayReason::Shutdown.name() {
-            self.site.change(|registry| registry.leaving(self.id, self.generation));
-        }
+        self.site.change(|registry| self.own.drains(registry, goaway));
     }
 
     fn on_closed(&self, _connection: &Connection, reason: &CloseReason) {
-        let why = reason.name();
-        let owner = self.site.change(|registry| registry.closed(self.id, self.generation, why));
-        tracing::info!(
-            node = %self.id, generation = %self.generation, owned = owner.is_some(), "a node's connection ended: {reason}"
-        );
+        let (why, Session { id, generation }) = (reason.name(), self.own);
+        let owner = self.site.change(|registry| registry.closed(id, generation, why));
+        tracing::info!(node = %id, %generation, owned = owner.is_some(), "a node's connection ended: {reason}");
     }
 }

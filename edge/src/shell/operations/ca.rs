@@ -17,7 +17,7 @@ use umbel_wire::{Code, Error};
 
 use super::{args, result, stored, unknown};
 use crate::StartError;
-use crate::core::authority::{AuthorityRow, lacking, next_step, nobody_is_left};
+use crate::core::authority::{self, AuthorityRow, lacking, next_step};
 use crate::core::commands::Request;
 use crate::core::registry::node::Node;
 use crate::shell::authority::Held;
@@ -109,19 +109,11 @@ fn after(
     step: &CaRotateArgs,
     made: Option<String>,
 ) -> Result<AuthorityRow, Error> {
-    match step.step {
-        CaStep::Begin => row.begin(made.unwrap_or_default()),
-        CaStep::Switch => row.switch(),
-        CaStep::Abort => row.abort(),
-        CaStep::Finish => {
-            let after = row.finish()?;
-            if !step.leave_behind {
-                let tokens = site.tokens.lock().unwrap_or_else(PoisonError::into_inner).all();
-                nobody_is_left(row, site.nodes().1, &tokens, site.wall())?;
-            }
-            Ok(after)
-        }
-    }
+    let left = || {
+        let tokens = site.tokens.lock().unwrap_or_else(PoisonError::into_inner).all();
+        (site.nodes().1, tokens)
+    };
+    authority::after(row, step, made, left, site.wall())
 }
 
 fn told(site: &Site, held: &Held) -> CaResult {
