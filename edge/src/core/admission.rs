@@ -156,7 +156,6 @@ impl Admission {
     }
 
     #[cfg(not(feature = "simulation"))]
-    #[expect(clippy::unused_self, reason = "as with the feature")]
     fn has_planted(&self, _: &str) -> bool {
         false
     }
