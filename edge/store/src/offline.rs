@@ -259,13 +259,13 @@ mod tests {
         assert!(made.file.starts_with(&backups.directory) && made.bytes > 0 && made.sha256.len() == 64);
         // The first one is spent.
         let voided = |(n, ended): (u8, i64), now| (n > 0 && ended == 0).then_some((n, now));
-        let back = daemon.restore(&made.file, "tokens", voided).unwrap();
+        let back = daemon.restore(&made.file, "tokens", voided, None).unwrap();
         assert_eq!(back.voided, 2);
         assert!(back.kept.unwrap().exists(), "what stood there is kept");
-        let again = daemon.restore(&made.file, "tokens", voided).unwrap();
+        let again = daemon.restore(&made.file, "tokens", voided, None).unwrap();
         assert_ne!(back.incarnation, again.incarnation);
         let other = Offline { about: "ber2", ..daemon };
-        let refused = other.restore(&made.file, "tokens", voided).unwrap_err();
+        let refused = other.restore(&made.file, "tokens", voided, None).unwrap_err();
         assert!(matches!(refused, OfflineError::NoBackup(_)), "{refused:?}");
         let store = Store::open_existing(&path, "edge").unwrap();
         let rows = runtime.block_on(store.load_json::<(u8, i64)>("tokens")).unwrap();
