@@ -11,6 +11,7 @@ use data_encoding::BASE64URL_NOPAD;
 use sha2::{Digest, Sha256};
 use zeroize::Zeroizing;
 
+use crate::clock::Wall;
 use crate::ids::EdgeId;
 use crate::secret::{Secret, SecretHash, SecretText, random_bytes};
 
@@ -213,11 +214,17 @@ impl EnrollmentToken {
     }
 }
 
-/// A new random id for a token or key: 16 hex digits. It names the credential in logs and lists.
+/// A new random id for a token or key: 16 hex digits. It names the credential in logs and lists, and is no secret.
+///
+/// The second of its making stands in front: tokens of one roll-out are written and used together, and stand side by side
+/// in their issuer's store.
 #[must_use]
 pub fn new_id() -> String {
-    let mut bytes = [0; 8];
-    random_bytes(&mut bytes);
+    let [.., high, middle, low] = (Wall::now().unix_ms() / 1_000).to_be_bytes();
+    let mut bytes = [high, middle, low, 0, 0, 0, 0, 0];
+    if let Some(random) = bytes.get_mut(3..) {
+        random_bytes(random);
+    }
     data_encoding::HEXLOWER.encode(&bytes)
 }
 

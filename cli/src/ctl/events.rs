@@ -107,8 +107,9 @@ impl<'a> Reader<'a> {
     async fn about(&mut self, event: &EventObject) -> String {
         let Some(node_id) = &event.node_id else { return String::new() };
         if !self.names.contains_key(node_id) {
-            // Once an id: a node that nobody names any more keeps the start of its id.
-            self.names.insert(node_id.clone(), node_id.chars().take(8).collect());
+            // Once an id: a node that nobody names any more keeps the end of its id, which no other has.
+            let end = node_id.rsplit('-').next().unwrap_or_default();
+            self.names.insert(node_id.clone(), end.to_owned());
             if let Ok(nodes) = self.nodes().await {
                 self.names.extend(nodes.items.into_iter().map(|item| (item.node.node_id, item.node.name)));
             }
