@@ -54,7 +54,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// # Errors
 /// What kept it from starting: [`StartError::exit_code`] says with which code to exit.
 pub fn run(config: Config) -> Result<(), StartError> {
-    // One thread: in a trial of the bare relay it did more than two that share the work (BENCHMARKS.md, choices).
+    // One thread: two that share the work take an eighth to a half more of it (BENCHMARKS.md).
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

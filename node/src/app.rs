@@ -49,7 +49,7 @@ pub fn run(config: Config) -> Result<(), StartError> {
     result
 }
 
-/// The agent's runtime: one thread. In a trial of the bare relay it did more than two that share the work.
+/// The agent's runtime: one thread. Two that share the work take an eighth to a half more of it (BENCHMARKS.md).
 pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, StartError> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
