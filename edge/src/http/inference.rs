@@ -24,7 +24,7 @@ use super::exchange::{self, Exchange, Miss, judge};
 use super::openai::refuse;
 use super::request::{self, Asked, BadRequest};
 use super::routes::Endpoint;
-use super::{Front, StreamUsage, headers};
+use super::{Front, StreamUsage, headers, limits};
 use crate::core::keys::{Caller, KeyRefusal};
 use crate::core::usage::Usage;
 use crate::shell::dispatch::{Admitted, Ask, Slot};
@@ -84,7 +84,9 @@ impl Inference<'_> {
         let started = self.request(false, 0, 0).started(None);
         let (reason, usage) = (Some(failure.reason), Usage::default());
         self.front.dispatch.requests().refused(started, End { status, reason, usage, answer_bytes: 0 });
-        refuse(self.front, self.endpoint.route, failure)
+        let mut response = refuse(self.front, self.endpoint.route, failure);
+        limits::tell(&self.caller.standing(Instant::now()), response.headers_mut());
+        response
     }
 
     async fn read(&self, body: &Bytes) -> Result<Asked, BadRequest> {

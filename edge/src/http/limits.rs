@@ -55,7 +55,7 @@ fn number(value: u64) -> HeaderValue {
 }
 
 /// Tells where a key stands.
-fn tell(standing: &Standing, headers: &mut HeaderMap) {
+pub(super) fn tell(standing: &Standing, headers: &mut HeaderMap) {
     let mut put = |[limit, remaining, reset]: Names, window: &Window| {
         headers.insert(limit, HeaderValue::from(window.limit));
         headers.insert(remaining, HeaderValue::from(window.remaining));

@@ -18,7 +18,7 @@ use super::connection::{Peer, Upload};
 use super::error::Failure;
 use super::inference::Inference;
 use super::routes::endpoint;
-use super::{Front, headers, health, models};
+use super::{Front, headers, health, limits, models};
 use crate::core::keys::{Caller, KeyRefusal};
 use crate::metrics::{Route, UNKNOWN_MODEL};
 
@@ -107,13 +107,17 @@ fn beside(front: &Arc<Front>, peer: Peer, parts: &Parts) -> Response<Answer> {
     }
     match caller(front, parts, peer) {
         Err(refusal) => refuse(front, Route::Models, &Failure::key(refusal)),
-        Ok(caller) => match models::answer(front, &caller, id) {
-            Ok(response) => {
-                front.metrics.answered(Route::Models, UNKNOWN_MODEL, 200);
-                response
-            }
-            Err(failure) => refuse(front, Route::Models, &failure),
-        },
+        Ok(caller) => {
+            let mut response = match models::answer(front, &caller, id) {
+                Ok(response) => {
+                    front.metrics.answered(Route::Models, UNKNOWN_MODEL, 200);
+                    response
+                }
+                Err(failure) => refuse(front, Route::Models, &failure),
+            };
+            limits::tell(&caller.standing(Instant::now()), response.headers_mut());
+            response
+        }
     }
 }
 

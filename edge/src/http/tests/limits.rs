@@ -44,6 +44,17 @@ async fn a_keys_limits_are_told_with_each_answer_and_refused_in_openais_words() 
     refused(&reply, "requests", "key_requests", "2 requests a minute (requests_per_minute)");
     assert_eq!(reply.head.get("x-ratelimit-remaining-requests"), Some("0"));
 
+    // It is told on answers that no limit has a part in, too.
+    for (request, status) in [
+        (get("/v1/models", &by_requests), 200),
+        (post("/v1/chat/completions", &by_requests, "{"), 400),
+        (post("/v1/chat/completions", &by_requests, r#"{"model":"other"}"#), 404),
+    ] {
+        let reply = Client::ask(rig.http, request).await;
+        assert_eq!(reply.head.status, status);
+        assert_eq!(reply.head.get("x-ratelimit-remaining-requests"), Some("0"), "{status}");
+    }
+
     let by_tokens = limits(KeyLimits { tokens_per_minute: Some(9), ..KeyLimits::default() }).await;
     let mut client = Client::connect(rig.http).await;
     client.send(post("/v1/chat/completions", &by_tokens, CHAT)).await;
