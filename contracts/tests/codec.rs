@@ -47,7 +47,7 @@ codecs! {
         Goaway;
     "umbel.control.v1", umbel_contracts::proto::control, bounded:
         EdgeEnrollRequest EdgeEnrollResponse Operation EdgeHelloRequest EdgeHelloResponse EdgeHeartbeat
-        EdgeHeartbeatAck Revision EdgeSummary EdgeFacts Problem EdgeStatusRequest EdgeStatusResponse EdgeNodeSnapshot
+        EdgeHeartbeatAck AuditPlace Revision EdgeSummary EdgeFacts Problem EdgeStatusRequest EdgeStatusResponse EdgeNodeSnapshot
         NodeConfig InventorySummary GpuSummary TelemetrySummary ReadinessCheck ProviderSnapshot QueueSnapshot
         EdgeCommandRequest EdgeCommandResponse CommandError EdgeCommandEvent CommandProgress EdgeNodeEvent
         CredentialSummary StorageSummary MigSummary GpuFigures EngineMemorySummary EdgeCredentialRequest

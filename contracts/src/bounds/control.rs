@@ -36,7 +36,10 @@ declare! { crate::proto::control;
     EDGE_HELLO_RESPONSE EdgeHelloResponse IN_FRAME => [text(1, "control_plane_id", NAME), text(2, "fleet_name", NAME)];
     EDGE_CREDENTIAL_REQUEST EdgeCredentialRequest 8 * 1024 => [text(1, "signing_request", CERTIFICATE)];
     EDGE_CREDENTIAL_RESPONSE EdgeCredentialResponse IN_FRAME => [texts(1, "certificate_chain", 8, CERTIFICATE)];
-    EDGE_HEARTBEAT EdgeHeartbeat IN_FRAME => [one(3, "summary", &EDGE_SUMMARY)];
+    EDGE_HEARTBEAT EdgeHeartbeat IN_FRAME => [
+        one(3, "summary", &EDGE_SUMMARY), one(4, "audit_witnessed", &AUDIT_PLACE),
+    ];
+    AUDIT_PLACE AuditPlace 64 => [text(2, "hash", 32)];
     EDGE_HEARTBEAT_ACK EdgeHeartbeatAck 256 => [];
     REVISION Revision 256 => [text(1, "incarnation", ID)];
     EDGE_SUMMARY EdgeSummary 16 * 1024 => [

@@ -61,6 +61,9 @@ pub struct EdgeHelloResponse {
     /// Ask for a new certificate now: the present one is in its last third or over.
     #[prost(bool, tag = "3")]
     pub renew_now: bool,
+    /// The entry of the edge's audit that was told last. 0: none, or from a control plane that does not ask.
+    #[prost(uint64, tag = "4")]
+    pub audit_witnessed: u64,
 }
 /// The connection's certificate proves the present key; the request holds a new one.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -85,6 +88,21 @@ pub struct EdgeHeartbeat {
     pub observed_at_unix_ms: i64,
     #[prost(message, optional, tag = "3")]
     pub summary: ::core::option::Option<EdgeSummary>,
+    /// What stands at the entry that the answer to the hello named; from an edge that could read it.
+    #[prost(message, optional, tag = "4")]
+    pub audit_witnessed: ::core::option::Option<AuditPlace>,
+}
+/// One entry of the edge's audit, as it is now.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AuditPlace {
+    #[prost(uint64, tag = "1")]
+    pub sequence: u64,
+    /// 32 bytes; empty if there is no such entry.
+    #[prost(bytes = "vec", tag = "2")]
+    pub hash: ::prost::alloc::vec::Vec<u8>,
+    /// It was there, and is too old to be kept.
+    #[prost(bool, tag = "3")]
+    pub aged: bool,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct EdgeHeartbeatAck {

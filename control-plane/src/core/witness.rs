@@ -1,13 +1,14 @@
 //! The last place of each edge's audit that this control plane was told: whoever cuts the tail of an edge's audit, or
-//! puts an older store in its place, is seen.
+//! puts an older store in its place, is seen, also when its number has grown beyond that place again.
 //!
 //! Owns the judgement. Leaves storing to the shell; what is in memory is written now and then, since an older place
-//! shows a cut as well, only later. Invariant: a place is only replaced by a later one, or by a cut that is told.
+//! shows a cut as well, only later. Invariants: a place is only replaced by a later one, or by a cut that is told; one
+//! that was asked for stays until the edge has answered what stands there.
 
 use std::collections::{BTreeSet, HashMap};
 
 use serde::{Deserialize, Serialize};
-use umbel_contracts::proto::control::{EdgeSummary, StoreHealth};
+use umbel_contracts::proto::control::{AuditPlace, EdgeSummary, StoreHealth};
 use umbel_store::Commit;
 use umbel_wire::ids::EdgeId;
 
@@ -33,6 +34,24 @@ pub(crate) struct WitnessRow {
     pub(crate) told_at_unix_ms: i64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) cut: Option<Cut>,
+    /// What the edge was asked at its hello and has not answered yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) asked: Option<Place>,
+}
+
+impl WitnessRow {
+    // What was asked for and what is there, if that is something else.
+    fn answered(&mut self, answer: Answer) -> Option<(Place, Place)> {
+        let asked = self.asked.take_if(|asked| asked.sequence == answer.sequence)?;
+        let found = match answer.stands {
+            Stands::Aged => return None,
+            Stands::Entry(hash) if hash == asked.hash => return None,
+            Stands::Entry(hash) => hash,
+            Stands::Nothing => String::new(),
+        };
+        let found = Place { sequence: asked.sequence, hash: found };
+        Some((asked, found))
+    }
 }
 
 /// An audit that does not go on from where it was.
@@ -61,10 +80,16 @@ impl Cut {
     /// What happened, for people.
     pub(crate) fn sentence(&self) -> String {
         let (had, found) = (self.had.sequence, self.found.sequence);
+        if self.found.hash.is_empty() && had == found {
+            return format!(
+                "Entry {had} of the edge's audit is missing, although later ones are there: its store was damaged, or \
+                 its audit rewritten. Compare with an export, and find out who could write the edge's files."
+            );
+        }
         if had == found {
             return format!(
-                "Entry {had} of the edge's audit has another hash than it had: its audit was rewritten. Compare with an \
-                 export, and find out who could write the edge's files."
+                "Entry {had} of the edge's audit has another hash than it had: its audit was rewritten, or goes on from \
+                 an older backup. Compare with an export, and find out who could write the edge's files."
             );
         }
         format!(
@@ -81,6 +106,31 @@ pub(crate) fn place(said: &EdgeSummary) -> Option<Place> {
         return None;
     }
     Some(Place { sequence: said.audit_sequence, hash: data_encoding::HEXLOWER.encode(&said.audit_hash) })
+}
+
+/// What the edge says stands at the place that it was asked for; `None`: no answer, or one that is none.
+pub(crate) fn answer(said: &AuditPlace) -> Option<Answer> {
+    let stands = match said.hash.len() {
+        _ if said.aged => Stands::Aged,
+        32 => Stands::Entry(data_encoding::HEXLOWER.encode(&said.hash)),
+        0 => Stands::Nothing,
+        _ => return None,
+    };
+    Some(Answer { sequence: said.sequence, stands })
+}
+
+/// An edge's answer to the question of its hello.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Answer {
+    sequence: u64,
+    stands: Stands,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Stands {
+    Entry(String),
+    Aged,
+    Nothing,
 }
 
 /// Adds rows to what is committed.
@@ -101,24 +151,46 @@ impl Witness {
         self.rows.insert(edge_id, row);
     }
 
-    /// What an edge told with its heartbeat; the cut, if it is one. Answers of one connection come in their order.
-    pub(crate) fn told(&mut self, edge_id: &EdgeId, place: Place, now_unix_ms: i64) -> Option<Cut> {
+    /// The number that an edge is asked for in the answer to its hello; 0: none. One that it has not answered yet is
+    /// asked for again, since all that came after it stands on it.
+    pub(crate) fn ask(&mut self, edge_id: &EdgeId) -> u64 {
+        let Some(row) = self.rows.get_mut(edge_id) else { return 0 };
+        let sequence = row.asked.get_or_insert_with(|| row.last.clone()).sequence;
+        self.changed(edge_id);
+        sequence
+    }
+
+    /// What an edge told with its heartbeat, and its answer to what it was asked; the cut, if it is one. Heartbeats of
+    /// one connection come in their order.
+    pub(crate) fn told(
+        &mut self,
+        edge_id: &EdgeId,
+        place: Place,
+        answer: Option<Answer>,
+        now_unix_ms: i64,
+    ) -> Option<Cut> {
         let Some(row) = self.rows.get_mut(edge_id) else {
-            self.rows
-                .insert(edge_id.clone(), WitnessRow { last: place, told_at_unix_ms: now_unix_ms, cut: None });
+            let row = WitnessRow { last: place, told_at_unix_ms: now_unix_ms, cut: None, asked: None };
+            self.rows.insert(edge_id.clone(), row);
             self.changed(edge_id);
             return None;
         };
-        if row.last == place {
+        let other = answer.and_then(|answer| row.answered(answer));
+        if row.last == place && other.is_none() {
             return None;
         }
-        let goes_on = place.sequence > row.last.sequence;
-        let cut =
-            (!goes_on).then(|| Cut { at_unix_ms: now_unix_ms, had: row.last.clone(), found: place.clone() });
+        let goes_on = row.last == place || place.sequence > row.last.sequence;
+        let cut = match other {
+            _ if !goes_on => Some((row.last.clone(), place.clone())),
+            other => other,
+        };
+        let cut = cut.map(|(had, found)| Cut { at_unix_ms: now_unix_ms, had, found });
         row.last = place;
         row.told_at_unix_ms = now_unix_ms;
         if cut.is_some() {
             row.cut.clone_from(&cut);
+            // It goes on from here.
+            row.asked = None;
         }
         self.changed(edge_id);
         cut
@@ -175,17 +247,17 @@ mod tests {
     fn an_audit_that_goes_on_is_no_cut_and_any_other_is() {
         let edge = EdgeId::parse("ber1").unwrap();
         let mut witness = Witness::default();
-        assert_eq!(witness.told(&edge, place(7, "a"), 1), None);
-        assert_eq!(witness.told(&edge, place(7, "a"), 2), None);
-        assert_eq!(witness.told(&edge, place(9, "b"), 3), None);
+        assert_eq!(witness.told(&edge, place(7, "a"), None, 1), None);
+        assert_eq!(witness.told(&edge, place(7, "a"), None, 2), None);
+        assert_eq!(witness.told(&edge, place(9, "b"), None, 3), None);
         assert!(witness.cut(&edge, 3).is_none());
-        let cut = witness.told(&edge, place(4, "c"), 4).unwrap();
+        let cut = witness.told(&edge, place(4, "c"), None, 4).unwrap();
         assert_eq!((cut.had.sequence, cut.found.sequence), (9, 4));
         // It goes on from there, and stays a problem for its time.
-        assert_eq!(witness.told(&edge, place(10, "d"), 5), None);
+        assert_eq!(witness.told(&edge, place(10, "d"), None, 5), None);
         assert_eq!(witness.cut(&edge, 5), Some(&cut));
         assert!(witness.cut(&edge, 5 + SHOWN_MS).is_none());
-        let rewritten = witness.told(&edge, place(10, "e"), 6).unwrap();
+        let rewritten = witness.told(&edge, place(10, "e"), None, 6).unwrap();
         assert!(rewritten.sentence().contains("rewritten"));
     }
 
@@ -194,9 +266,9 @@ mod tests {
         let (edge, other) = (EdgeId::parse("ber1").unwrap(), EdgeId::parse("ham1").unwrap());
         let mut witness = Witness::default();
         for n in 1..5 {
-            witness.told(&edge, place(n, "x"), 1);
+            witness.told(&edge, place(n, "x"), None, 1);
         }
-        witness.told(&other, place(1, "x"), 1);
+        witness.told(&other, place(1, "x"), None, 1);
         let taken = witness.take_unwritten(1);
         assert_eq!(taken.len(), 1);
         witness.keep(taken);
@@ -207,8 +279,79 @@ mod tests {
             let json = serde_json::to_string(&row).unwrap();
             again.restore(id, serde_json::from_str(&json).unwrap());
         }
-        assert!(again.told(&edge, place(3, "x"), 2).is_some(), "a cut over a restart is seen");
+        assert!(again.told(&edge, place(3, "x"), None, 2).is_some(), "a cut over a restart is seen");
         again.forget(&other);
-        assert!(again.told(&other, place(0, ""), 2).is_none());
+        assert!(again.told(&other, place(0, ""), None, 2).is_none());
+    }
+
+    fn stands(sequence: u64, hash: &[u8], aged: bool) -> Option<Answer> {
+        answer(&AuditPlace { sequence, hash: hash.to_vec(), aged })
+    }
+
+    fn hex(byte: u8) -> String {
+        data_encoding::HEXLOWER.encode(&[byte; 32])
+    }
+
+    #[test]
+    fn an_audit_that_was_cut_and_has_grown_beyond_its_place_again_is_one() {
+        let edge = EdgeId::parse("ber1").unwrap();
+        let known = |asked: bool| {
+            let mut witness = Witness::default();
+            assert_eq!(witness.ask(&edge), 0, "nothing is known of it");
+            assert_eq!(witness.told(&edge, place(9, &hex(9)), None, 1), None);
+            if asked {
+                assert_eq!(witness.ask(&edge), 9);
+            }
+            witness
+        };
+        // What stands there, and whether that is a cut.
+        let cases = [
+            (stands(9, &[9; 32], false), false, "the same"),
+            (stands(9, &[8; 32], false), true, "another"),
+            (stands(9, &[], false), true, "none"),
+            (stands(9, &[], true), false, "none any more, by age"),
+            (stands(8, &[8; 32], false), false, "an answer to another question"),
+            (stands(9, &[8; 5], false), false, "no hash"),
+            (None, false, "an edge that does not know the question"),
+        ];
+        for (answer, is_cut, what) in cases {
+            let mut witness = known(true);
+            let cut = witness.told(&edge, place(12, "x"), answer.clone(), 2);
+            let named = cut.map(|cut| cut.sentence().contains("Entry 9"));
+            assert_eq!(named, is_cut.then_some(true), "{what}");
+            // Told once, and it goes on from there.
+            assert_eq!(witness.told(&edge, place(13, "x"), answer.clone(), 3), None, "{what}");
+            // An answer that nobody asked for is none.
+            assert_eq!(known(false).told(&edge, place(12, "x"), answer, 2), None, "{what}");
+        }
+        assert_ne!(
+            known(true).told(&edge, place(12, "x"), stands(9, &[], false), 2).unwrap().sentence(),
+            known(true).told(&edge, place(12, "x"), stands(9, &[1; 32], false), 2).unwrap().sentence(),
+        );
+    }
+
+    #[test]
+    fn a_question_stays_until_it_is_answered() {
+        let edge = EdgeId::parse("ber1").unwrap();
+        let mut witness = Witness::default();
+        witness.told(&edge, place(9, &hex(9)), None, 1);
+        assert_eq!(witness.ask(&edge), 9);
+        // The edge could not read its store, or is an older one: the same is asked again, also after a restart.
+        witness.told(&edge, place(20, &hex(20)), None, 2);
+        let (_, row) = witness.take_unwritten(9).pop().unwrap();
+        let json = serde_json::to_string(&row).unwrap();
+        let mut again = Witness::default();
+        again.restore(edge.clone(), serde_json::from_str(&json).unwrap());
+        assert_eq!(again.ask(&edge), 9);
+        let cut = again.told(&edge, place(21, "x"), stands(9, &[7; 32], false), 3).unwrap();
+        assert_eq!((cut.had.sequence, cut.found.hash.as_str()), (9, hex(7).as_str()));
+        assert_eq!(again.ask(&edge), 21);
+        // A row of before it was known what is asked.
+        let old = r#"{"last":{"sequence":4,"hash":"aa"},"told_at_unix_ms":5}"#;
+        again.restore(edge.clone(), serde_json::from_str(old).unwrap());
+        assert_eq!(again.ask(&edge), 4);
+        // A cut that shows by its number alone ends the question, too.
+        assert!(again.told(&edge, place(3, "x"), None, 6).is_some());
+        assert_eq!(again.ask(&edge), 3);
     }
 }

@@ -28,7 +28,7 @@ use super::{enrollment, relay, rotation, settle};
 use crate::core::edges::HelloFacts;
 use crate::core::fleet::{Accept, Entered, Knocking};
 use crate::core::views::{Taken, clip};
-use crate::core::witness::place;
+use crate::core::witness::{answer, place};
 
 /// How long a second newcomer's question to the first connection may take.
 const PROBE: Duration = Duration::from_secs(1);
@@ -130,6 +130,7 @@ fn welcome(plane: &Arc<Plane>, newcomer: Newcomer, accept: Accept<Connection>) {
         control_plane_id: plane.settings.name.clone(),
         fleet_name: plane.settings.fleet_name.clone(),
         renew_now: rotation::is_due(plane, &edge_id),
+        audit_witnessed: plane.witness().ask(&edge_id),
     };
     let welcome = WelcomeOut {
         protocol,
@@ -187,10 +188,11 @@ impl EdgeHandler {
             Some(summary) => {
                 let at = heartbeat.observed_at_unix_ms;
                 let place = place(&summary);
+                let answer = heartbeat.audit_witnessed.as_ref().and_then(answer);
                 let taken = fleet.views.summary(now, &self.edge_id, self.generation, at, summary)?;
                 drop(fleet);
                 if let (Taken::Yes, Some(place)) = (taken, place) {
-                    self.plane.witnessed(&self.edge_id, self.generation, place);
+                    self.plane.witnessed(&self.edge_id, self.generation, place, answer);
                 }
                 fleet = self.plane.fleet();
             }

@@ -7,7 +7,7 @@ use umbel_store::{AuditRecord, Commit};
 use umbel_wire::ids::{EdgeId, Generation};
 
 use super::plane::Plane;
-use crate::core::witness::{Cut, Place, written};
+use crate::core::witness::{Answer, Cut, Place, written};
 
 /// How often places are written.
 const EVERY: Duration = Duration::from_secs(60);
@@ -16,9 +16,16 @@ const ROWS: usize = 500;
 
 impl Plane {
     /// Takes the place of an edge's audit out of its heartbeat.
-    pub(crate) fn witnessed(self: &Arc<Self>, edge_id: &EdgeId, generation: Generation, place: Place) {
+    pub(crate) fn witnessed(
+        self: &Arc<Self>,
+        edge_id: &EdgeId,
+        generation: Generation,
+        place: Place,
+        answer: Option<Answer>,
+    ) {
         let now = self.clock.now().unix_ms();
-        if let Some(cut) = self.witness().told(edge_id, place, now) {
+        let cut = self.witness().told(edge_id, place, answer, now);
+        if let Some(cut) = cut {
             self.cut(edge_id, generation, &cut);
         }
     }

@@ -10,7 +10,8 @@ use prost::Message;
 use umbel_contracts::bounds;
 use umbel_contracts::objects::{EdgeEnrollmentRequest, OperatorRequest, Role};
 use umbel_contracts::proto::control::{
-    EdgeCredentialRequest, EdgeCredentialResponse, EdgeEnrollRequest, EdgeEnrollResponse, EdgeSummary,
+    AuditPlace, EdgeCredentialRequest, EdgeCredentialResponse, EdgeEnrollRequest, EdgeEnrollResponse,
+    EdgeSummary,
 };
 use umbel_store::simulation::Disk;
 use umbel_store::{AuditRecord, Commit, CommitError, Owed, Position, Row};
@@ -24,7 +25,7 @@ use crate::core::edges::{EDGES, EdgeRow, Revoked};
 use crate::core::enrollments::{self, ENROLLMENTS, EnrollmentRow, Judged, judge};
 use crate::core::identities::{self, Signed};
 use crate::core::operators::{self, OPERATORS, OperatorRow};
-use crate::core::witness::{WITNESS, WitnessRow, place, written};
+use crate::core::witness::{WITNESS, WitnessRow, answer, place, written};
 
 /// How often places are written.
 const PLACES: Duration = Duration::from_secs(60);
@@ -293,12 +294,19 @@ impl Plane {
     }
 
     /// Takes the place of an edge's audit out of its heartbeat.
-    pub(super) fn witnessed(&mut self, edge_id: &EdgeId, said: &EdgeSummary, disk: &mut Disk, wall: Wall) {
+    pub(super) fn witnessed(
+        &mut self,
+        edge_id: &EdgeId,
+        said: &EdgeSummary,
+        asked: Option<&AuditPlace>,
+        disk: &mut Disk,
+        wall: Wall,
+    ) {
         let Some(place) = place(said) else { return };
         if self.is("a place is not compared") {
             self.witness.forget(edge_id);
         }
-        if let Some(cut) = self.witness.told(edge_id, place, wall.unix_ms()) {
+        if let Some(cut) = self.witness.told(edge_id, place, asked.and_then(answer), wall.unix_ms()) {
             self.write_places(Commit::new().audit(cut.deed(edge_id).record()), disk, wall);
         }
     }
@@ -315,6 +323,12 @@ impl Plane {
     pub fn cut(&self, edge_id: &EdgeId) -> Option<(u64, u64)> {
         let cut = self.witness.row(edge_id)?.cut.as_ref()?;
         Some((cut.had.sequence, cut.found.sequence))
+    }
+
+    /// The entry of its audit that the edge was asked for and has not answered.
+    #[must_use]
+    pub fn asked(&self, edge_id: &EdgeId) -> Option<u64> {
+        Some(self.witness.row(edge_id)?.asked.as_ref()?.sequence)
     }
 
     pub(super) fn load_identities(&mut self, disk: &mut Disk) -> Result<(), String> {

@@ -275,9 +275,11 @@ impl Plane {
             self.reserved = disk.reserve(GENERATION, BLOCK).map_or(self.reserved, |first| first + BLOCK - 1);
         }
         let due = self.fleet.edges.get(&edge_id).is_some_and(|known| known.row.is_due(wall.unix_ms()));
+        let asked = if self.is("nothing is asked of a hello") { 0 } else { self.witness.ask(&edge_id) };
         let answer = EdgeHelloResponse {
             control_plane_id: "plane".to_owned(),
             renew_now: due,
+            audit_witnessed: asked,
             ..EdgeHelloResponse::default()
         };
         let welcome = WelcomeOut {
@@ -348,7 +350,7 @@ impl Plane {
                 let said = summary.clone();
                 let taken = self.fleet.views.summary(now, edge_id, generation, at, summary)?;
                 if taken == Taken::Yes {
-                    self.witnessed(edge_id, &said, disk, wall);
+                    self.witnessed(edge_id, &said, heartbeat.audit_witnessed.as_ref(), disk, wall);
                 }
                 self.repeat(edge_id, generation, at, said, now);
             }

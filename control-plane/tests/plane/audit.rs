@@ -5,7 +5,7 @@ use std::time::Duration;
 use prost::Message;
 use serde_json::{Value, json};
 use umbel_contracts::method;
-use umbel_contracts::proto::control::{EdgeHeartbeat, EdgeSummary};
+use umbel_contracts::proto::control::{AuditPlace, EdgeHeartbeat, EdgeSummary};
 use umbel_wire::Connection;
 use umbel_wire::tls::KeyPair;
 
@@ -70,6 +70,43 @@ async fn beat(connection: &Connection, audit_sequence: u64, hash: u8) {
     let answer =
         connection.request(method::EDGE_HEARTBEAT, heartbeat.encode_to_vec(), Duration::from_secs(20));
     answer.await.unwrap();
+}
+
+/// An edge whose audit was cut while nobody looked and has grown beyond its last place again is seen all the same: it is
+/// asked what stands there. An edge that does not know the question is none that was cut.
+#[tokio::test]
+async fn an_audit_that_was_cut_and_outgrown_is_seen() {
+    let mut plane = plane().await;
+    let (site, connection) = connected(&plane, "ber1").await;
+    assert_eq!(site.asked(), 0, "nothing is known of it yet");
+    beat(&connection, 9, 2).await;
+    for (answer, newest, code) in [
+        (None, 12, None),
+        (Some(AuditPlace { sequence: 9, hash: vec![2; 32], aged: false }), 20, None),
+        (Some(AuditPlace { sequence: 20, hash: Vec::new(), aged: true }), 30, None),
+        (Some(AuditPlace { sequence: 30, hash: vec![5; 32], aged: false }), 40, Some("AUDIT_CUT")),
+    ] {
+        plane.restart().await;
+        let connection = site.connect(&plane).await.unwrap();
+        // The older one did not answer, so that it is asked the same again.
+        let asked = answer.as_ref().map_or(9, |answer| answer.sequence);
+        assert_eq!(site.asked(), asked);
+        let summary = EdgeSummary {
+            audit_sequence: newest,
+            audit_hash: vec![u8::try_from(newest).unwrap(); 32],
+            ..EdgeSummary::default()
+        };
+        let heartbeat =
+            EdgeHeartbeat { summary: Some(summary), audit_witnessed: answer, ..EdgeHeartbeat::default() };
+        let request =
+            connection.request(method::EDGE_HEARTBEAT, heartbeat.encode_to_vec(), Duration::from_secs(20));
+        request.await.unwrap();
+        let told = plane.get("/api/v1/edges/ber1").await["problems"].clone();
+        assert_eq!(told[0]["code"].as_str(), code, "{newest}: {told}");
+        if code.is_some() {
+            assert!(told[0]["message"].as_str().unwrap().contains("Entry 30"), "{told}");
+        }
+    }
 }
 
 /// An edge whose audit loses its tail, also over a restart of the control plane, is a problem until somebody has looked.

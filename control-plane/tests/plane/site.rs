@@ -2,7 +2,7 @@
 //! told to fall silent.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use prost::Message;
@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use tokio::sync::Notify;
 use umbel_contracts::proto::control::{
     CommandError, EdgeCommandEvent, EdgeCommandRequest, EdgeCommandResponse, EdgeEnrollRequest,
-    EdgeEnrollResponse, EdgeHelloRequest, EdgeNodeEvent, EdgeNodeSnapshot, EdgeStatusRequest,
-    EdgeStatusResponse, EdgeSummary, Operation, Phase,
+    EdgeEnrollResponse, EdgeHelloRequest, EdgeHelloResponse, EdgeNodeEvent, EdgeNodeSnapshot,
+    EdgeStatusRequest, EdgeStatusResponse, EdgeSummary, Operation, Phase,
 };
 use umbel_contracts::{event, method};
 use umbel_wire::ids::{EdgeId, InstanceId};
@@ -45,6 +45,8 @@ pub(crate) struct Acts {
     pub(crate) ends_when_shown: AtomicBool,
     pub(crate) statuses: AtomicUsize,
     pub(crate) runs: AtomicUsize,
+    /// What the last answer to a hello asked for.
+    pub(crate) asked: AtomicU64,
     pub(crate) requests: Mutex<Vec<EdgeCommandRequest>>,
     /// Outcomes by command id, as an edge stores them.
     stored: Mutex<HashMap<String, EdgeCommandResponse>>,
@@ -145,7 +147,10 @@ impl Site {
     ) -> Result<Connection, DialError> {
         let target = target(plane, Trust::Ca(vec![plane.ca.clone()]), identity);
         let handler = Arc::new(Answers { edge_id: self.edge_id.clone(), acts: Arc::clone(&self.acts) });
-        within(dial_once(target, hello, |_, _| Ok(handler))).await.map(|(connection, _)| connection)
+        let (connection, welcome) = within(dial_once(target, hello, |_, _| Ok(handler))).await?;
+        let answer = EdgeHelloResponse::decode(welcome.payload).unwrap_or_default();
+        self.acts.asked.store(answer.audit_witnessed, Ordering::SeqCst);
+        Ok(connection)
     }
 
     /// A command that somebody else had it begin, and that runs.
@@ -173,6 +178,11 @@ impl Site {
             ..EdgeCommandEvent::default()
         };
         connection.event(event::EDGE_COMMAND, command_id, event.encode_to_vec());
+    }
+
+    /// The entry of its audit that the answer to its last hello asked for.
+    pub(crate) fn asked(&self) -> u64 {
+        self.acts.asked.load(Ordering::SeqCst)
     }
 
     pub(crate) fn runs(&self) -> usize {

@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use prost::Message;
 use umbel_contracts::proto::control::{
-    EdgeFacts, EdgeNodeSnapshot, EdgeStatusRequest, EdgeStatusResponse, EdgeSummary, Problem,
+    AuditPlace, EdgeFacts, EdgeNodeSnapshot, EdgeStatusRequest, EdgeStatusResponse, EdgeSummary, Problem,
     ProviderSnapshot, QueueSnapshot, Revision, StoreHealth,
 };
 use umbel_contracts::selector::Selector;
+use umbel_store::AuditAt;
 use umbel_wire::text::shorten;
-use umbel_wire::{Code, Error, clock};
+use umbel_wire::{Code, Error, Trouble, clock};
 
 use crate::core::registry::Moment;
 use crate::core::registry::node::{Lifecycle, Node};
@@ -99,10 +100,34 @@ pub(crate) async fn summary(site: &Site) -> EdgeSummary {
     summary_of(site, revision, &nodes).await
 }
 
+// A part of the edge itself that broke off.
+fn broke(trouble: &Trouble) -> Problem {
+    Problem {
+        code: Trouble::CODE.to_owned(),
+        message: trouble.sentence("this edge"),
+        since_unix_ms: trouble.since.unix_ms(),
+        subject: String::new(),
+    }
+}
+
+/// What stands at one entry of the audit; `None`: nobody asks (0), or it cannot be read now.
+pub(crate) async fn audit_place(site: &Site, sequence: u64) -> Option<AuditPlace> {
+    if sequence == 0 {
+        return None;
+    }
+    let (hash, aged) = match site.store.audit_at(sequence).await.ok()? {
+        AuditAt::Entry(hash) => (hash.to_vec(), false),
+        AuditAt::Aged => (Vec::new(), true),
+        AuditAt::Nothing => (Vec::new(), false),
+    };
+    Some(AuditPlace { sequence, hash, aged })
+}
+
 async fn summary_of(site: &Site, revision: u64, nodes: &[Arc<Node>]) -> EdgeSummary {
     let counts = snapshot::counts(nodes.iter().map(Arc::as_ref));
     let totals = site.dispatch.totals();
     let mut problems: Vec<Problem> = store_problems(&site.store, site.wall());
+    problems.extend(site.parts.troubles().iter().map(broke));
     problems.extend(site.settings.problem());
     problems.extend(site.authorities.problem());
     problems.extend(site.expiries.problems(site.wall()));

@@ -243,8 +243,11 @@ impl Edge {
         let Some(own) = self.uplink.welcomed() else { return };
         // One after a pause, not a burst.
         own.heartbeat_at = Some(now + own.interval);
+        let asked = self.disk.asked;
         let at = wall.unix_ms();
-        let heartbeat = EdgeHeartbeat { sequence, observed_at_unix_ms: at, summary: Some(summary) };
+        let audit_witnessed = self.disk.place.clone().filter(|place| place.sequence == asked);
+        let heartbeat =
+            EdgeHeartbeat { sequence, observed_at_unix_ms: at, summary: Some(summary), audit_witnessed };
         let _ = own.end.request(now, method::EDGE_HEARTBEAT, heartbeat.encode_to_vec(), own.interval);
     }
 

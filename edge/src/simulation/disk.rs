@@ -6,8 +6,9 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use umbel_contracts::proto::control::AuditPlace;
 use umbel_store::simulation::{Disk, Observing, weight};
-use umbel_store::{AuditHead, AuditRecord, Change, Commit, CommitError, Owed, Position};
+use umbel_store::{AuditAt, AuditHead, AuditRecord, Change, Commit, CommitError, Owed, Position};
 use umbel_wire::clock::Wall;
 use umbel_wire::io::accept::HelloIn;
 use umbel_wire::simulation::Asked;
@@ -86,11 +87,26 @@ pub(super) struct Queue {
     batches: u64,
     /// The audit's newest entry, as of the last write that was heard of.
     pub(super) head: AuditHead,
+    /// The entry of the audit that the control plane asked for; 0: none.
+    pub(super) asked: u64,
+    /// What stands there.
+    pub(super) place: Option<AuditPlace>,
 }
 
 impl Queue {
     pub(super) fn new(mutation: Option<&'static str>, head: AuditHead) -> Self {
         Self { mutation, head, ..Self::default() }
+    }
+
+    // Looks for what the control plane asked for.
+    fn look(&mut self, disk: &mut Disk) {
+        let at = if self.asked == 0 { None } else { disk.audit_at(self.asked).ok() };
+        let hash = match at {
+            Some(AuditAt::Entry(hash)) => hash.to_vec(),
+            _ => Vec::new(),
+        };
+        let aged = at == Some(AuditAt::Aged);
+        self.place = at.map(|_| AuditPlace { sequence: self.asked, hash, aged });
     }
 
     pub(super) fn propose(&mut self, commit: Commit, then: Then) {
@@ -249,6 +265,7 @@ impl Edge {
     pub fn written(&mut self, disk: &mut Disk, now: Instant, wall: Wall) {
         let wall = self.wall(wall);
         self.disk.head = disk.audit_head().unwrap_or(self.disk.head);
+        self.disk.look(disk);
         for changes in std::mem::take(&mut self.disk.settled) {
             self.settled(changes, now);
         }

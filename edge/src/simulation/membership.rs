@@ -117,7 +117,9 @@ impl Edge {
 
     /// A hello was accepted: a new certificate is due when its control plane says so, or by this host's own clock.
     pub(super) fn plane_accepted(&mut self, payload: &[u8], now: Instant, wall: Wall) {
-        let renew = bounds::decode::<EdgeHelloResponse>(payload).is_ok_and(|answer| answer.renew_now);
+        let answer = bounds::decode::<EdgeHelloResponse>(payload).unwrap_or_default();
+        let renew = answer.renew_now;
+        self.disk.asked = answer.audit_witnessed;
         self.uplink.renewal.accepted(now);
         let third = i64::try_from(LIFE.as_millis() / 3).unwrap_or(i64::MAX);
         if renew || wall.unix_ms() >= self.membership.keys.not_after - third {

@@ -6,17 +6,17 @@ use prost::Message;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use umbel_contracts::proto::control::{
-    EdgeCommandEvent, EdgeCommandRequest, EdgeCommandResponse, EdgeCredentialRequest, EdgeCredentialResponse,
-    EdgeEnrollRequest, EdgeEnrollResponse, EdgeHeartbeat, EdgeHeartbeatAck, EdgeHelloRequest,
-    EdgeHelloResponse, EdgeNodeEvent, EdgeStatusRequest, EdgeStatusResponse, Phase,
+    AuditPlace, EdgeCommandEvent, EdgeCommandRequest, EdgeCommandResponse, EdgeCredentialRequest,
+    EdgeCredentialResponse, EdgeEnrollRequest, EdgeEnrollResponse, EdgeHeartbeat, EdgeHeartbeatAck,
+    EdgeHelloRequest, EdgeHelloResponse, EdgeNodeEvent, EdgeStatusRequest, EdgeStatusResponse, Phase,
 };
 use umbel_contracts::{event, method};
 use umbel_wire::ca::Authority;
 use umbel_wire::tls::{self, KeyPair};
 use umbel_wire::token::{EnrollmentToken, TokenKind};
 use umbel_wire::{
-    BoxFuture, Connection, Door, EdgeId, Error, Generation, Handler, IncomingRequest, KeyHash, Newcomer,
-    Open, Purpose, Rejection, Terminal, WelcomeOut,
+    BoxFuture, CloseReason, Connection, Door, EdgeId, Error, Generation, Handler, IncomingRequest, KeyHash,
+    Newcomer, Open, Purpose, Rejection, Terminal, WelcomeOut,
 };
 
 use super::rig::{Edge, TIME, run, until};
@@ -37,6 +37,8 @@ struct Seen {
     // Whether a new certificate is wanted, and how many it gave.
     renew: bool,
     renewed: usize,
+    // The entry of the audit that it asks for.
+    asks: u64,
     // The key of each accepted hello.
     keys: Vec<KeyHash>,
 }
@@ -68,10 +70,15 @@ impl Door for Plane {
                 return reject(newcomer, error);
             }
             let hello = EdgeHelloRequest::decode(newcomer.hello().payload.clone()).unwrap();
+            let (renew_now, audit_witnessed) = {
+                let mut seen = plane.0.lock().unwrap();
+                (std::mem::take(&mut seen.renew), seen.asks)
+            };
             let answer = EdgeHelloResponse {
                 control_plane_id: "cp1".into(),
                 fleet_name: "prod".into(),
-                renew_now: std::mem::take(&mut plane.0.lock().unwrap().renew),
+                renew_now,
+                audit_witnessed,
             };
             let welcome = WelcomeOut {
                 generation: Generation(1),
@@ -283,6 +290,44 @@ fn a_control_plane_sees_and_commands_the_site() {
     });
 }
 
+/// What stands at the entry of its audit that a control plane names is in the first heartbeat, and no more once it was
+/// heard; one that asks for nothing is answered nothing.
+#[test]
+fn the_entry_of_the_audit_that_is_asked_for_is_answered() {
+    run(async {
+        let edge = Edge::start().await;
+        let node = edge.node("n").await;
+        let _connection = node.connect(&edge).await;
+        until("something is audited", || edge.running.site.store.audit_head().sequence > 1).await;
+        let asked = edge.running.site.store.audit_head();
+        let (plane, shutdown) = joined(&edge).await;
+        let beats = |plane: &Plane| plane.0.lock().unwrap().heartbeats.clone();
+        until("a heartbeat came", || !beats(&plane).is_empty()).await;
+        assert_eq!(beats(&plane)[0].audit_witnessed, None);
+        for (sequence, hash) in
+            [(asked.sequence, asked.hash.to_vec()), (asked.sequence + 1_000_000, Vec::new())]
+        {
+            let before = beats(&plane).len();
+            {
+                let mut seen = plane.0.lock().unwrap();
+                seen.asks = sequence;
+                seen.link.take().unwrap().close(CloseReason::Broke);
+            }
+            until("it dialed again", || plane.0.lock().unwrap().link.is_some()).await;
+            until("two heartbeats came", || {
+                let beats = beats(&plane);
+                let answered = beats[before..].iter().position(|beat| beat.audit_witnessed.is_some());
+                answered.is_some_and(|at| beats.len() > before + at + 1)
+            })
+            .await;
+            let answers: Vec<_> =
+                beats(&plane)[before..].iter().filter_map(|beat| beat.audit_witnessed.clone()).collect();
+            assert_eq!(answers, [AuditPlace { sequence, hash, aged: false }]);
+        }
+        shutdown.cancel();
+    });
+}
+
 /// Row 7: the control plane goes away; the site goes on, and a command goes on too.
 #[test]
 fn a_command_outlives_its_control_plane() {
@@ -298,7 +343,7 @@ fn a_command_outlives_its_control_plane() {
         assert!(matches!(accepted.phase(), Phase::Accepted | Phase::Running), "{accepted:?}");
         let link = plane.link();
         shutdown.cancel();
-        link.close(umbel_wire::CloseReason::Shutdown);
+        link.close(CloseReason::Shutdown);
         link.closed().await;
         drop(slot);
         until("it ends without anybody there", || edge.running.commands.running(&id).is_none()).await;
@@ -331,7 +376,7 @@ fn a_new_token_lets_a_revoked_edge_back() {
             seen.revoked.push(key);
             seen.link.take().unwrap()
         };
-        link.close(umbel_wire::CloseReason::Revoked);
+        link.close(CloseReason::Revoked);
         until("it was told", || place.join("last-rejection.txt").exists()).await;
         let enrolled = enroll(&spare).await.unwrap();
         assert!(!enrolled.already && certificate() != before);
@@ -351,7 +396,7 @@ fn row_30_the_edges_own_credential_is_renewed() {
         let seen = |look: &dyn Fn(&Seen) -> bool| look(&plane.0.lock().unwrap());
         let place = edge.config.state_dir.join("control-planes/cp1");
         plane.0.lock().unwrap().renew = true;
-        plane.link().close(umbel_wire::CloseReason::Shutdown);
+        plane.link().close(CloseReason::Shutdown);
         until("the new key is shown", || seen(&|seen| seen.keys.last() != seen.keys.first())).await;
         let (first, second) = {
             let seen = plane.0.lock().unwrap();
@@ -366,7 +411,7 @@ fn row_30_the_edges_own_credential_is_renewed() {
         // Once more: the two pairs of names take turns.
         plane.0.lock().unwrap().renew = true;
         let before = plane.0.lock().unwrap().renewed;
-        plane.link().close(umbel_wire::CloseReason::Shutdown);
+        plane.link().close(CloseReason::Shutdown);
         until("it is given", || seen(&|seen| seen.renewed > before)).await;
         until("the third is shown", || {
             seen(&|seen| seen.keys.last().is_some_and(|key| ![first, second].contains(key)))

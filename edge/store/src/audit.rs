@@ -98,6 +98,17 @@ pub struct AuditHead {
     pub hash: [u8; 32],
 }
 
+/// What stands at one number of the audit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AuditAt {
+    /// An entry with this hash.
+    Entry([u8; 32]),
+    /// Nothing any more: it was too old, or there were too many.
+    Aged,
+    /// Nothing that can be used, and age did not take it.
+    Nothing,
+}
+
 /// An entry as it is stored and hashed: SHA-256 over `previous` and `entry` gives `hash`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuditLine {

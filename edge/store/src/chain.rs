@@ -6,7 +6,7 @@
 
 use data_encoding::HEXLOWER;
 
-use crate::audit::{self, AuditEntry, AuditHead, AuditLine, AuditRecord};
+use crate::audit::{self, AuditAt, AuditEntry, AuditHead, AuditLine, AuditRecord};
 use crate::backend::{Failure, Space, Transaction, View};
 use crate::limits;
 
@@ -118,6 +118,21 @@ pub(crate) fn tail(view: &dyn View, limit: usize) -> Result<Vec<AuditEntry>, Fai
 pub(crate) fn lines(view: &dyn View, sequence: u64, limit: usize) -> Result<Vec<AuditLine>, Failure> {
     let pairs = view.scan(Space::Audit, &after_key(sequence), &END, limit.min(limits::AUDIT_PAGE), false)?;
     Ok(pairs.iter().filter_map(|(key, bytes)| audit::line(sequence_of(key), bytes)).collect())
+}
+
+/// What stands at a number.
+pub(crate) fn at(view: &dyn View, sequence: u64) -> Result<AuditAt, Failure> {
+    let checkpoint = checkpoint(view)?;
+    if sequence == checkpoint.sequence {
+        return Ok(AuditAt::Entry(checkpoint.hash));
+    }
+    if sequence < checkpoint.sequence {
+        let lost = lost(view)?.iter().any(|(first, last)| (*first..=*last).contains(&sequence));
+        return Ok(if lost { AuditAt::Nothing } else { AuditAt::Aged });
+    }
+    let stored = view.get(Space::Audit, &sequence.to_be_bytes())?;
+    let entry = stored.as_deref().and_then(audit::decode).filter(|entry| entry.sequence == sequence);
+    Ok(entry.map_or(AuditAt::Nothing, |entry| AuditAt::Entry(entry.hash)))
 }
 
 /// What one look of a search came to.

@@ -56,7 +56,7 @@ mod safety;
 #[cfg(test)]
 mod tests;
 
-pub use audit::{AuditBroken, AuditCheck, AuditEntry, AuditHead, AuditLine, AuditRecord, verify};
+pub use audit::{AuditAt, AuditBroken, AuditCheck, AuditEntry, AuditHead, AuditLine, AuditRecord, verify};
 pub use backup::{Backup, BackupError};
 pub use commit::{Change, Commit, Effect, Expected, Position, Precondition, Row};
 pub use error::{CommitError, Gone, OpenError, ReadError, RestoreError};

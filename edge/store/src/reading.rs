@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use crate::audit::{AuditCheck, AuditEntry, AuditHead, AuditLine};
+use crate::audit::{AuditAt, AuditCheck, AuditEntry, AuditHead, AuditLine};
 use crate::error::ReadError;
 use crate::handle::Store;
 use crate::writer::Job;
@@ -17,6 +17,11 @@ impl Store {
     /// The newest audit entry's number and hash, as the last commit left it. Waits for nothing.
     pub fn audit_head(&self) -> AuditHead {
         *self.told.head.borrow()
+    }
+
+    /// What stands at one number, which whoever was told its hash before compares.
+    pub async fn audit_at(&self, sequence: u64) -> Result<AuditAt, ReadError> {
+        self.read(move |view| chain::at(view, sequence)).await
     }
 
     /// At most `limit` (and [`limits::AUDIT_PAGE`]) audit entries after a sequence, oldest first.

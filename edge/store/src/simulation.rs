@@ -4,7 +4,7 @@
 //! thread's, called step by step, with the time as an argument. Leaves to the simulation when a commit reaches it,
 //! and when its answer is heard. Invariant: what was answered stays, whatever process dies.
 
-use crate::audit::{AuditEntry, AuditHead, AuditRecord};
+use crate::audit::{AuditAt, AuditEntry, AuditHead, AuditRecord};
 use crate::backend::{Backend, Failure, Reader, View};
 use crate::commit::{Commit, Position, Row};
 use crate::error::{CommitError, ReadError};
@@ -163,6 +163,14 @@ impl Disk {
     /// If it does not decode.
     pub fn audit_head(&mut self) -> Result<AuditHead, ReadError> {
         self.read(chain::head)
+    }
+
+    /// What stands at one number of the audit.
+    ///
+    /// # Errors
+    /// If an end of the audit does not decode.
+    pub fn audit_at(&mut self, sequence: u64) -> Result<AuditAt, ReadError> {
+        self.read(|view| chain::at(view, sequence))
     }
 
     /// At most `limit` audit entries after a sequence.

@@ -12,6 +12,8 @@ use super::world::World;
 
 /// What earlier steps have shown.
 pub(crate) struct Judge {
+    /// An entry that the control plane was told and that is another since, and the last cut that it knew then.
+    outgrown: Option<(u64, Option<(u64, u64)>)>,
     highest_generation: u64,
     revision: u64,
     settings_version: u64,
@@ -58,6 +60,7 @@ struct Seen {
 impl Judge {
     pub(crate) fn new() -> Self {
         Self {
+            outgrown: None,
             highest_generation: 0,
             revision: 0,
             settings_version: 0,
@@ -363,6 +366,16 @@ impl World {
         let Some(plane) = &self.plane.process else { return Ok(()) };
         let edge_id = umbel_wire::EdgeId::parse("site").unwrap();
         let (place, cut) = (plane.place(&edge_id), plane.cut(&edge_id));
+        self.judge.outgrown = match self.judge.outgrown {
+            // It asked at the edge's hello, and judges by the answer.
+            Some((had, before)) if plane.asked(&edge_id).is_none() || cut != before => {
+                must(cut != before, "a cut audit that has grown again is noticed", || {
+                    format!("it was told {had}, which is another now; its last cut is {cut:?}")
+                })?;
+                None
+            }
+            waits => waits,
+        };
         let before = std::mem::replace(&mut self.plane.place, place.clone());
         let (Some((sequence, hash)), Some(now)) = (before, place) else { return Ok(()) };
         if (sequence, &hash) == (now.0, &now.1) || sequence == 0 {
@@ -371,8 +384,13 @@ impl World {
         let entry = self.edge.disk.audit_after(sequence - 1, 1).unwrap_or_default();
         let same = entry.first().is_some_and(|entry| data_encoding::HEXLOWER.encode(&entry.hash) == hash);
         let told = cut.is_some_and(|(had, found)| had == sequence && found == now.0);
-        // One that has grown beyond it again looks as if it went on.
-        must(same || told || now.0 > sequence, "a cut audit is noticed", || {
+        if !same && !told && now.0 > sequence {
+            // It has grown beyond it again, and looks as if it went on.
+            let answered = cut == Some((sequence, sequence));
+            self.judge.outgrown = (!answered).then_some((sequence, cut));
+            return Ok(());
+        }
+        must(same || told, "a cut audit is noticed", || {
             format!("it was told {sequence} and then {}, its last cut is {cut:?}", now.0)
         })
     }

@@ -118,10 +118,8 @@ impl DialRole for Role {
         attend(connection, Arc::clone(&self.renewal).talk(connection.clone(), answer.renew_now));
         let interval = welcome.intervals.heartbeat;
         let interval = if interval.is_zero() { HEARTBEAT } else { interval };
-        attend(
-            connection,
-            heartbeats(Arc::clone(&self.commands), name.clone(), connection.clone(), interval),
-        );
+        let link = (name.clone(), connection.clone());
+        attend(connection, heartbeats(Arc::clone(&self.commands), link, interval, answer.audit_witnessed));
         Ok(Arc::new(Link { commands: Arc::clone(&self.commands), name }))
     }
 
@@ -139,14 +137,23 @@ impl DialRole for Role {
     }
 }
 
-async fn heartbeats(commands: Arc<Commands>, name: String, connection: Connection, interval: Duration) {
+// `asked`: the entry of the audit that the control plane wants to see again; 0: none.
+async fn heartbeats(
+    commands: Arc<Commands>,
+    (name, connection): (String, Connection),
+    interval: Duration,
+    mut asked: u64,
+) {
     let mut sequence = 0;
     loop {
         sequence += 1;
+        let audit_witnessed = status::audit_place(&commands.site, asked).await;
+        let answers = audit_witnessed.is_some();
         let heartbeat = EdgeHeartbeat {
             sequence,
             observed_at_unix_ms: commands.site.wall().unix_ms(),
             summary: Some(status::summary(&commands.site).await),
+            audit_witnessed,
         };
         // A heartbeat that fails needs no remedy here: the connection judges itself.
         let answer = connection.request(method::EDGE_HEARTBEAT, heartbeat.encode_to_vec(), interval).await;
@@ -156,6 +163,9 @@ async fn heartbeats(commands: Arc<Commands>, name: String, connection: Connectio
             commands.site.events.heard(&name);
             // What the next redial after a loss spreads over follows the fleet's size.
             connection.set_reconnect_spread(Duration::from_millis(ack.reconnect_spread_ms.into()));
+            if answers {
+                asked = 0;
+            }
         }
         // Not an interval: after a pause there is one heartbeat, not a burst (row 16).
         tokio::select! {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{audited, run};
 use crate::backend::{Backend, Space};
 use crate::redb_file::RedbFile;
-use crate::{Store, WriteSwitch, verify};
+use crate::{AuditAt, Store, WriteSwitch, verify};
 
 /// Old entries go by number and by age, leave word, and what is kept still verifies; a hole, a change and a cut tail do
 /// not.
@@ -25,6 +25,16 @@ fn the_audit_is_pruned_with_a_checkpoint_and_checked() {
         let pruned = |entry: &crate::AuditEntry| entry.record.action == "audit.pruned";
         let (found, next) = store.audit_search(None, 5, pruned).await.unwrap();
         assert!(!found.is_empty() && found.windows(2).all(|two| two[0].sequence > two[1].sequence));
+        let at =
+            [check.first - 2, check.first - 1, check.first, check.last.sequence, check.last.sequence + 1];
+        let mut there = Vec::new();
+        for sequence in at {
+            there.push(store.audit_at(sequence).await.unwrap());
+        }
+        let oldest = &store.audit_lines(check.first - 1, 1).await.unwrap()[0];
+        let [before, oldest] = [oldest.previous, oldest.hash].map(AuditAt::Entry);
+        let newest = AuditAt::Entry(check.last.hash);
+        assert_eq!(there, [AuditAt::Aged, before, oldest, newest, AuditAt::Nothing]);
         let (rest, end) = store.audit_search(next, 5_000, |_| true).await.unwrap();
         assert_eq!((end, rest.last().unwrap().sequence), (None, check.first));
         let lines = store.audit_lines(check.first - 1, 1_000).await.unwrap();
