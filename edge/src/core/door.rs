@@ -4,7 +4,7 @@
 //! and answering to the shell. Invariant: credential and slot are one step, before a probe and again after it, so that a
 //! revocation cannot slip between; a stranger learns nothing but that.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use umbel_contracts::proto::node::{NodeHelloRequest, NodeHelloResponse};
 use umbel_contracts::{NODE_PROTOCOL, bounds};
@@ -19,7 +19,7 @@ use umbel_wire::{
 
 use super::authority::AuthorityRow;
 use super::credentials::{self, Good, MINUTES};
-use super::registry::{Registry, StaleGeneration, reports};
+use super::registry::{Registry, reports};
 use super::rotation;
 
 /// What a newcomer shows, and when and where.
@@ -203,21 +203,58 @@ pub(crate) fn replaced(old: InstanceId, new: InstanceId) -> Replaced {
     if old == new { Replaced::Drains } else { Replaced::Closes }
 }
 
-/// What becomes of an accepted connection when its time to name its leases is over; `None`: it stays.
+/// After WELCOME a node has to name its leases within this time, and again until none is left that it has to end.
+pub(crate) const NAMING: Duration = Duration::from_secs(10);
+
+/// The last time that a connection named its leases.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Named {
+    pub(crate) at: Instant,
+    /// Those that it was told to end.
+    pub(crate) left: usize,
+}
+
+/// What becomes of an accepted connection when [`NAMING`] is over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Over {
+    /// It goes.
+    Close(CloseReason),
+    /// It stays, and nothing more is waited for.
+    Done,
+    /// It is looked at again after the same time.
+    Again,
+}
+
+/// The time for naming leases is over. What the node was told to end may still run, and its engine be busy with it: until
+/// the node says that nothing is left of it, the node is not complete and none of its slots counts as free.
 pub(crate) fn naming_is_over<H: Clone>(
     registry: &mut Registry<H>,
     id: NodeId,
     generation: Generation,
-    named: bool,
-) -> Option<CloseReason> {
-    if !named {
-        return Some(CloseReason::Protocol("the leases were not named within 10 s of WELCOME".to_owned()));
-    }
-    // It named leases that it has to end and did not come back: they have been reset long ago.
-    match registry.complete(id, generation) {
-        Ok(()) => None,
+    named: Option<Named>,
+    now: Instant,
+    wall: Wall,
+) -> Over {
+    let again = match named {
+        None => return Over::Close(unnamed("the leases were not named within 10 s of WELCOME")),
         // Replaced by a newer connection of its process: it finishes its streams, and who replaced it closes it.
-        Err(StaleGeneration) if registry.slots.owner(&id).is_some() => None,
-        Err(StaleGeneration) => Some(CloseReason::Superseded),
+        Some(_) if !registry.slots.is_current(&id, generation) => {
+            return match registry.slots.owner(&id) {
+                Some(_) => Over::Done,
+                None => Over::Close(CloseReason::Superseded),
+            };
+        }
+        // Complete since then.
+        Some(Named { left: 0, .. }) => return Over::Done,
+        Some(again) => again,
+    };
+    if now.saturating_duration_since(again.at) >= NAMING {
+        return Over::Close(unnamed("the leases that it was told to end were not named again within 10 s"));
     }
+    registry.carries(id, again.left, now, wall.unix_ms());
+    Over::Again
+}
+
+fn unnamed(what: &str) -> CloseReason {
+    CloseReason::Protocol(what.to_owned())
 }

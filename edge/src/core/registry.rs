@@ -232,6 +232,7 @@ impl<H: Clone> Registry<H> {
                 session.named = true;
             }
         });
+        self.solved(id, problems::LEASES_CARRIED, &id.to_string());
         if fresh {
             self.notice(id, "node_ready", None, "connected, complete", false);
         }

@@ -33,8 +33,6 @@ pub(crate) use self::turns::Turns;
 
 /// How long the old connection may take to answer a probe.
 const PROBE: Duration = Duration::from_secs(1);
-/// After WELCOME a node has to name its leases within this time.
-const NAMING: Duration = Duration::from_secs(10);
 /// Between telemetry events.
 const TELEMETRY: Duration = Duration::from_secs(5);
 /// Between inventory events when nothing changes.
@@ -221,9 +219,14 @@ fn accept(site: &Arc<Site>, newcomer: Newcomer, judged: Judged) {
     }
     let site = Arc::clone(site);
     tokio::spawn(async move {
-        tokio::select! {
-            _ = connection.closed() => {}
-            () = tokio::time::sleep(NAMING) => session.naming_is_over(&site, &connection),
+        loop {
+            tokio::select! {
+                _ = connection.closed() => return,
+                () = tokio::time::sleep(door::NAMING) => {}
+            }
+            if !session.naming_is_over(&site, &connection) {
+                return;
+            }
         }
     });
 }

@@ -17,12 +17,11 @@ use umbel_wire::{CloseReason, Code, Error, GoawayReason, Intervals, NodeId, Purp
 
 use super::{Edge, Link, LinkId};
 use crate::core::admission::LeaseId;
-use crate::core::door::{self, Replaced, Shown};
+use crate::core::door::{self, NAMING, Named, Over, Replaced, Shown};
 use crate::core::registry::{StaleGeneration, reports};
 use crate::core::session::{Moment, Naming, NotTaken, Said, Session, named};
 
 const PROBE: Duration = Duration::from_secs(1);
-const NAMING: Duration = Duration::from_secs(10);
 const TELEMETRY: Duration = Duration::from_secs(5);
 const INVENTORY: Duration = Duration::from_secs(600);
 
@@ -54,7 +53,7 @@ pub(super) struct Probing {
 #[derive(Clone, Copy)]
 pub(super) struct Serving {
     pub(super) own: Session,
-    named: bool,
+    named: Option<Named>,
     naming_until: Option<Instant>,
     /// Replaced by a newer one of the same process: it ends when it is idle, or then.
     retiring: Option<Instant>,
@@ -138,9 +137,15 @@ impl Edge {
     fn naming_is_over(&mut self, link: LinkId, serving: Serving, now: Instant, wall: Wall) {
         let Session { id, generation } = serving.own;
         let named = serving.named;
-        let over = self.change(now, |registry| door::naming_is_over(registry, id, generation, named));
-        let Some(reason) = over else { return };
-        self.close_link(link, reason, now, wall);
+        let over =
+            self.change(now, |registry| door::naming_is_over(registry, id, generation, named, now, wall));
+        match (over, self.links.get_mut(&link)) {
+            (Over::Close(reason), _) => self.close_link(link, reason, now, wall),
+            (Over::Again, Some(Link { state: State::Serving(serving), .. })) => {
+                serving.naming_until = Some(now + NAMING);
+            }
+            _ => {}
+        }
     }
 
     pub(super) fn close_link(&mut self, link: LinkId, reason: CloseReason, now: Instant, wall: Wall) {
@@ -370,7 +375,7 @@ impl Edge {
         };
         let serving = Serving {
             own: Session { id, generation },
-            named: false,
+            named: None,
             naming_until: Some(now + NAMING),
             retiring: None,
         };
@@ -475,7 +480,7 @@ impl Naming for Names<'_> {
         let cancel = self.edge.admission.carried(self.now, id, generation, &named);
         self.edge.settle(self.now);
         if let Some(Link { state: State::Serving(serving), .. }) = self.edge.links.get_mut(&self.link) {
-            serving.named = true;
+            serving.named = Some(Named { at: self.now, left: cancel.len() });
         }
         let free = self.edge.is("slots are free before their streams ended");
         cancel.into_iter().filter(|_| !free).map(|lease| lease.0).collect()

@@ -12,8 +12,8 @@ use super::catalog::{NAMES_MAX, Verdict};
 use super::kept::Kept;
 use super::node::Declared;
 use super::problems::{
-    CLOCK_AHEAD, CLOCK_BEHIND, DUPLICATE_IDENTITY, DUPLICATE_SHOWN, MODEL_MISMATCH, NAME_TAKEN, Problem,
-    REFUSALS, SAME_HARDWARE, TOO_MANY_MODELS,
+    CARRIED_SHOWN, CLOCK_AHEAD, CLOCK_BEHIND, DUPLICATE_IDENTITY, DUPLICATE_SHOWN, LEASES_CARRIED,
+    MODEL_MISMATCH, NAME_TAKEN, Problem, REFUSALS, SAME_HARDWARE, TOO_MANY_MODELS,
 };
 use super::{Registry, clock};
 
@@ -270,5 +270,14 @@ impl<H: Clone> Registry<H> {
                        remove the copy and enroll that host with a token of its own";
         self.problem(id, DUPLICATE_IDENTITY, subject, message.to_owned(), wall, Some(now + DUPLICATE_SHOWN));
         !known
+    }
+
+    /// It still carries leases that it was told to end, long after it named them.
+    pub(crate) fn carries(&mut self, id: NodeId, left: usize, now: Instant, wall: i64) {
+        let message = format!(
+            "it still carries {left} streams of an older connection that it was told to end, and their engines may be \
+             busy with them: it gets no work until they have ended; restart its agent if that lasts"
+        );
+        self.problem(id, LEASES_CARRIED, id.to_string(), message, wall, Some(now + CARRIED_SHOWN));
     }
 }

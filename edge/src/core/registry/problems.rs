@@ -35,11 +35,16 @@ pub(crate) const SETTINGS_REFUSED: &str = "SETTINGS_REFUSED";
 pub(crate) const GPU_LOST: &str = "GPU_LOST";
 /// A complete inventory no longer has a GPU.
 pub(crate) const GPU_MISSING: &str = "GPU_MISSING";
+/// It still carries streams of an older connection that it was told to end.
+pub(crate) const LEASES_CARRIED: &str = "LEASES_CARRIED";
 /// An engine of a connected node does not run.
 pub(crate) const ENGINE_FAILED: &str = "ENGINE_FAILED";
 
 /// How long a refused second copy stays visible after its last try: longer than its retry hint.
 pub(crate) const DUPLICATE_SHOWN: Duration = Duration::from_secs(90);
+
+/// How long it is shown that a node still carries older leases after it was seen last: it is looked at every 10 s.
+pub(crate) const CARRIED_SHOWN: Duration = Duration::from_secs(20);
 
 /// Most problems of one node in a snapshot.
 pub(crate) const PROBLEMS_MAX: usize = 64;

@@ -14,7 +14,7 @@ use umbel_wire::rotation::acceptor::lost;
 use super::Moment;
 use super::gpus::Absence;
 use super::node::{Lifecycle, Node};
-use super::problems::{CLOCK_AHEAD, CLOCK_BEHIND, DUPLICATE_IDENTITY};
+use super::problems::{CLOCK_AHEAD, CLOCK_BEHIND, DUPLICATE_IDENTITY, LEASES_CARRIED};
 use super::snapshot::{self, FIGURES_AGE, Reports};
 use crate::core::rotation::WARNED;
 
@@ -103,6 +103,13 @@ fn connection(node: &Node, moment: Moment) -> ReadinessCheck {
             format!("the edge has just started and has not heard it yet{}", seen(node, moment)),
             "Wait for its next dial, at most half a minute; then run `umbel node doctor` on the host.",
         ),
+        _ if node.session.is_some() && node.problems.keys().any(|(code, _)| *code == LEASES_CARRIED) => {
+            failed(
+                name,
+                "it is connected and still carries streams of an older connection",
+                "It is complete once they have ended. Restart its agent (systemctl restart umbel-node) if that lasts.",
+            )
+        }
         State::Online if node.session.is_some() => {
             failed(name, "it has just connected and is completing", "Wait some seconds.")
         }

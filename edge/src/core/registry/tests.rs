@@ -11,7 +11,9 @@ use umbel_contracts::proto::node::{
 use umbel_store::Position;
 use umbel_wire::liveness::Times;
 use umbel_wire::slots::Knock;
-use umbel_wire::{Attempt, Generation, InstanceId, NodeId};
+use umbel_wire::{Attempt, CloseReason, Generation, InstanceId, NodeId};
+
+use crate::core::door::{NAMING, Named, Over, naming_is_over};
 
 use super::node::{Credential, Lifecycle, NodeRow, ReportRow};
 use super::{Call, Registry, clock, problems};
@@ -357,4 +359,49 @@ fn heartbeats_that_say_nothing_new_keep_the_revision() {
     site.take_changed();
     site.heartbeat(id, generation, beat, now, 3).unwrap();
     assert!(!site.take_changed());
+}
+
+/// A node that was told to end leases gets no work however long they last: it is looked at again and again, is a problem,
+/// and goes only when it does not name them any more (row 63).
+#[test]
+fn row_63_slots_are_not_free_while_older_leases_run() {
+    let now = Instant::now();
+    let mut site = site(now);
+    let id = NodeId(uuid::Uuid::from_u128(1));
+    site.insert(id, row("n"), Position(1), ReportRow::default());
+    let Knock::Accept(accepted) = site.slots.knock(now, &id, InstanceId([1; 16]), Attempt(1), 1) else {
+        panic!("not accepted");
+    };
+    let generation = accepted.generation;
+    site.registered(id, generation);
+    site.greet(id, generation, 1, hello(vec![engine("e", "m", 0)]), now, 1).unwrap();
+    let over = |site: &mut Site, named, now| naming_is_over(site, id, generation, named, now, Wall(1));
+    assert!(matches!(over(&mut site, None, now), Over::Close(_)), "it named nothing at all");
+    let problem = |site: &Site| {
+        site.node(&id).unwrap().problems.keys().any(|(code, _)| *code == problems::LEASES_CARRIED)
+    };
+    for turn in 1..20 {
+        let at = now + NAMING * turn;
+        let named = Some(Named { at: at - Duration::from_secs(2), left: 3 });
+        assert_eq!(over(&mut site, named, at), Over::Again);
+        assert!(!site.node(&id).unwrap().session.as_ref().unwrap().named && problem(&site));
+        site.sweep(at);
+    }
+    let late = now + NAMING * 20;
+    let silent = over(&mut site, Some(Named { at: late - NAMING, left: 3 }), late);
+    assert!(matches!(silent, Over::Close(CloseReason::Protocol(_))), "{silent:?}");
+    site.complete(id, generation).unwrap();
+    assert_eq!(over(&mut site, Some(Named { at: now, left: 0 }), late), Over::Done);
+    assert!(site.node(&id).unwrap().session.as_ref().unwrap().named && !problem(&site));
+    // An older connection is nobody's concern, as long as somebody owns the node.
+    let Knock::Accept(next) = site.slots.knock(late, &id, InstanceId([1; 16]), Attempt(2), 2) else {
+        panic!("not accepted");
+    };
+    site.registered(id, next.generation);
+    assert_eq!(over(&mut site, Some(Named { at: late, left: 3 }), late), Over::Done);
+    site.slots.clear(&id, next.generation);
+    assert_eq!(
+        over(&mut site, Some(Named { at: late, left: 3 }), late),
+        Over::Close(CloseReason::Superseded)
+    );
 }

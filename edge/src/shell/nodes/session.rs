@@ -3,8 +3,8 @@
 //! Owns its answers, and its one certificate at a time. Leaves what is said to `core/session` and admission. Invariant:
 //! everything it does carries its generation.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use umbel_contracts::method;
@@ -13,7 +13,7 @@ use umbel_wire::{
     clock,
 };
 
-use crate::core::door;
+use crate::core::door::{self, Named, Over};
 use crate::core::registry::StaleGeneration;
 use crate::core::session::{Moment, Naming, NotTaken, Said, Session, named};
 use crate::shell::site::Site;
@@ -27,26 +27,35 @@ const ASKING: Duration = Duration::from_secs(1);
 pub(super) struct NodeSession {
     site: Arc<Site>,
     own: Session,
-    named: AtomicBool,
+    named: Mutex<Option<Named>>,
     asking: Arc<AtomicBool>,
 }
 
 impl NodeSession {
     pub(super) fn new(site: Arc<Site>, id: NodeId, generation: Generation) -> Self {
         let own = Session { id, generation };
-        Self { site, own, named: AtomicBool::new(false), asking: Arc::default() }
+        Self { site, own, named: Mutex::default(), asking: Arc::default() }
     }
 
-    /// The time for naming leases has passed since WELCOME.
-    pub(super) fn naming_is_over(&self, site: &Site, connection: &Connection) {
-        let named = self.named.load(Ordering::SeqCst);
+    /// The time for naming leases has passed since WELCOME, or since the last look. True: look again.
+    pub(super) fn naming_is_over(&self, site: &Site, connection: &Connection) -> bool {
+        let named = *self.named();
         let Session { id, generation } = self.own;
-        let over = |registry: &mut _| door::naming_is_over(registry, id, generation, named);
-        if let Some(reason) = site.change(over) {
-            tracing::warn!(node = %id, %generation, "its naming of leases came to nothing: {reason}");
-            return connection.close(reason);
+        let (now, wall) = (clock::now(), site.wall());
+        let over = site.change(|registry| door::naming_is_over(registry, id, generation, named, now, wall));
+        match over {
+            Over::Again => return true,
+            Over::Done => site.settings.nudge(id),
+            Over::Close(reason) => {
+                tracing::warn!(node = %id, %generation, "its naming of leases came to nothing: {reason}");
+                connection.close(reason);
+            }
         }
-        site.settings.nudge(id);
+        false
+    }
+
+    fn named(&self) -> MutexGuard<'_, Option<Named>> {
+        self.named.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn says(&self, said: Said) -> Result<Vec<u8>, NotTaken> {
@@ -95,7 +104,7 @@ impl Naming for &NodeSession {
 
     fn carried(&mut self, named: &[u64]) -> Vec<u64> {
         let cancel = self.site.dispatch.carried(self.own.id, self.own.generation, named);
-        self.named.store(true, Ordering::SeqCst);
+        *self.named() = Some(Named { at: clock::now(), left: cancel.len() });
         cancel
     }
 

@@ -24,6 +24,10 @@ const GATHER: Duration = Duration::from_millis(50);
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Between two tries to agree on leases; the edge gives 10 s in all.
 const LEASES_AGAIN: Duration = Duration::from_millis(100);
+/// Naming goes on beside all else after this: below the edge's patience for a connection that is silent.
+const NAMING: Duration = Duration::from_secs(5);
+/// Longest pause between two namings.
+const LEASES_SELDOM: Duration = Duration::from_secs(2);
 /// Until leases are named again that the edge could not take.
 const NAME_AGAIN: Duration = Duration::from_secs(1);
 
@@ -36,10 +40,14 @@ pub(super) async fn talk(edge: Arc<Edge>, connection: Connection, intervals: Int
 }
 
 async fn speak(edge: &Arc<Edge>, connection: &Connection, intervals: Intervals) {
-    if let Err(error) = leases(edge, connection).await {
-        // The edge closes a connection that never names its leases, and the dialer makes the next one.
-        tracing::warn!(%error, "the edge did not take the node's leases");
-        return;
+    let named = tokio::time::timeout(NAMING, leases(edge, connection)).await;
+    if let Ok(Err(error)) = &named {
+        tracing::warn!(%error, "the edge did not take the node's leases; they are named again");
+    }
+    if !matches!(named, Ok(Ok(()))) {
+        // The edge was slow, or something does not let go of what was cancelled: it gives no work until it does, closes
+        // a connection that does not name them any more, and hears the node meanwhile.
+        name_again(edge, connection);
     }
     let every = |suggested: Duration, otherwise| if suggested.is_zero() { otherwise } else { suggested };
     let inventory = every(intervals.inventory, INVENTORY);
@@ -111,6 +119,7 @@ fn ticks(from: Instant, period: Duration) -> tokio::time::Interval {
 /// Names the leases that are still carried, until the edge has none to cancel: the streams of older connections end
 /// by themselves once those are lost, and are named anew then.
 async fn leases(edge: &Edge, connection: &Connection) -> Result<(), Error> {
+    let mut pause = LEASES_AGAIN;
     loop {
         let message = NodeLeases { lease_ids: edge.relay.leases() };
         let answer = connection.request(method::NODE_LEASES, message.encode_to_vec(), TIMEOUT).await?;
@@ -119,7 +128,8 @@ async fn leases(edge: &Edge, connection: &Connection) -> Result<(), Error> {
             return Ok(());
         }
         edge.relay.cancel(&answer.cancel_lease_ids);
-        tokio::time::sleep(LEASES_AGAIN).await;
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(LEASES_SELDOM);
     }
 }
 
