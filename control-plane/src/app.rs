@@ -49,8 +49,8 @@ pub fn run(config: Config) -> Result<(), StartError> {
         let running = Running::build(&config).await?;
         let api = running.api_address.map_or_else(|| "off".to_owned(), |address| address.to_string());
         tracing::info!(name = %config.name, edges = %running.edges_address, %api, "serving");
-        signals.drained(|| config.drain, |grace| running.drain(grace)).await;
-        Ok(())
+        let parts = running.plane.parts.clone();
+        signals.drained(parts.over(), || config.drain, |grace| running.drain(grace)).await
     })
 }
 
@@ -135,24 +135,39 @@ impl Running {
         let api_address = api.as_ref().map(address).transpose()?;
         let metrics_address = metrics.as_ref().map(address).transpose()?;
         let drain = plane.drain.clone();
+        let parts = &plane.parts;
         let mut serving = JoinSet::new();
+        let (watched, broken) = (parts.clone(), plane.store().clone());
+        let ends = drain.clone();
+        serving.spawn(async move {
+            if let Some(thread) = ends.run_until_cancelled(broken.broke()).await {
+                watched.ended(thread);
+            }
+        });
         let fleet = Arc::new(Api(Arc::clone(&plane)));
         if let Some(listener) = api {
             let router = told(router(Arc::clone(&fleet), Door::Network), &plane);
-            serving.spawn(serve_tls(listener, Arc::clone(&plane.keys.api), router, drain.clone()));
+            let work = serve_tls(listener, Arc::clone(&plane.keys.api), router, drain.clone());
+            serving.spawn(parts.clone().vital("operators' port", drain.clone(), work));
         }
-        serving.spawn(serve_local(local, told(router(fleet, Door::Local), &plane), drain.clone()));
+        let work = serve_local(local, told(router(fleet, Door::Local), &plane), drain.clone());
+        serving.spawn(parts.clone().vital("local socket", drain.clone(), work));
         if let Some(listener) = metrics {
-            serving.spawn(serve_plain(listener, metrics::router(Arc::clone(&plane)), drain.clone()));
+            let work = serve_plain(listener, metrics::router(Arc::clone(&plane)), drain.clone());
+            serving.spawn(parts.clone().vital("metrics' port", drain.clone(), work));
         }
         let door = Arc::new(EdgeDoor(Arc::clone(&plane)));
-        serving.spawn(umbel_wire::serve(edges, Arc::clone(&plane.keys.edges), door, drain.clone()));
+        let work = umbel_wire::serve(edges, Arc::clone(&plane.keys.edges), door, drain.clone());
+        serving.spawn(parts.clone().vital("edges' port", drain.clone(), work));
         let watched = Arc::clone(&plane);
-        serving.spawn(async move { watched.keys.watch(drain).await });
+        serving.spawn(parts.clone().kept("certificates", move || {
+            let (watched, drain) = (Arc::clone(&watched), drain.clone());
+            async move { watched.keys.watch(drain).await }
+        }));
         let kept = Arc::clone(&plane);
-        serving.spawn(umbel_wire::kept("liveness", move || Arc::clone(&kept).sweep()));
+        serving.spawn(parts.clone().kept("liveness", move || Arc::clone(&kept).sweep()));
         let kept = Arc::clone(&plane);
-        serving.spawn(umbel_wire::kept("places of audits", move || Arc::clone(&kept).keep_places()));
+        serving.spawn(parts.clone().kept("places of audits", move || Arc::clone(&kept).keep_places()));
         Ok(Self { plane, edges_address, api_address, metrics_address, serving })
     }
 

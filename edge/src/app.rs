@@ -66,8 +66,8 @@ pub fn run(config: Config) -> Result<(), StartError> {
         let api = running.api_address.map_or_else(|| "off".to_owned(), |address| address.to_string());
         tracing::info!(site = %config.site, nodes = %running.nodes_address, %api, "serving");
         let site = Arc::clone(&running.site);
-        signals.drained(|| site.settings.in_force().drain, |grace| running.drain(grace)).await;
-        Ok(())
+        let parts = site.parts.clone();
+        signals.drained(parts.over(), || site.settings.in_force().drain, |grace| running.drain(grace)).await
     })
 }
 
@@ -97,8 +97,8 @@ struct Listeners {
     local: LocalListener,
 }
 
-/// The parts that listeners serve.
-struct Parts {
+/// What listeners serve.
+struct Served {
     site: Arc<Site>,
     commands: Arc<Commands>,
     front: Arc<Front>,
@@ -129,12 +129,12 @@ impl Running {
         let certificates = Certificates::open(config)?;
         let listeners = Listeners::bind(config).await?;
         let store = open().map_err(|error| StartError::State(error.to_string()))?;
-        let parts = Parts::open(config, store, certificates).await?;
-        Self::start(parts, listeners)
+        let served = Served::open(config, store, certificates).await?;
+        Self::start(served, listeners)
     }
 
-    fn start(parts: Parts, listeners: Listeners) -> Result<Self, StartError> {
-        let Parts { site, commands, front, certificates, control_planes } = parts;
+    fn start(served: Served, listeners: Listeners) -> Result<Self, StartError> {
+        let Served { site, commands, front, certificates, control_planes } = served;
         let Listeners { nodes, api, https, metrics, local } = listeners;
         let address = |listener: &TcpListener| {
             listener
@@ -147,38 +147,48 @@ impl Running {
         let mut serving = JoinSet::new();
         let mut fronts = JoinSet::new();
         let mut keeping = JoinSet::new();
+        let parts = &site.parts;
+        let (watched, broken) = (parts.clone(), site.store.clone());
+        keeping.spawn(async move { watched.ended(broken.broke().await) });
         let kept = Arc::clone(&site);
-        keeping.spawn(umbel_wire::kept("admission", move || Arc::clone(&kept.dispatch).run()));
+        keeping.spawn(parts.clone().kept("admission", move || Arc::clone(&kept.dispatch).run()));
         let kept = Arc::clone(&site);
-        keeping.spawn(umbel_wire::kept("liveness", move || Arc::clone(&kept).keep()));
+        keeping.spawn(parts.clone().kept("liveness", move || Arc::clone(&kept).keep()));
         let kept = Arc::clone(&site);
-        keeping.spawn(umbel_wire::kept("settings", move || settings::keep(Arc::clone(&kept))));
+        keeping.spawn(parts.clone().kept("settings", move || settings::keep(Arc::clone(&kept))));
         let kept = Arc::clone(&commands.keys);
-        keeping.spawn(umbel_wire::kept("keys", move || Arc::clone(&kept).keep()));
+        keeping.spawn(parts.clone().kept("keys", move || Arc::clone(&kept).keep()));
         if let Some(listener) = api {
-            fronts.spawn(serve(listener, Arc::clone(&front), closing.clone()));
+            let work = serve(listener, Arc::clone(&front), closing.clone());
+            fronts.spawn(parts.clone().vital("applications' port", closing.clone(), work));
         }
         if let (Some(listener), Some(tls)) = (https, certificates.front()) {
-            fronts.spawn(serve_tls(listener, tls, Arc::clone(&front), closing.clone()));
+            let work = serve_tls(listener, tls, Arc::clone(&front), closing.clone());
+            fronts.spawn(parts.clone().vital("applications' TLS port", closing.clone(), work));
         }
         if let Some(listener) = metrics {
             // Told to the last: a scrape during the drain shows how it goes.
-            keeping.spawn(serve_metrics(listener, Arc::clone(&front), CancellationToken::new()));
+            let never = CancellationToken::new();
+            let work = serve_metrics(listener, Arc::clone(&front), never.clone());
+            keeping.spawn(parts.clone().vital("metrics' port", never, work));
         }
         let tls: Arc<TlsServer> = Arc::clone(certificates.authorities.nodes());
         let door = NodeDoor { site: Arc::clone(&site) };
-        serving.spawn(umbel_wire::serve(nodes, tls, Arc::new(door), shutdown.clone()));
+        let work = umbel_wire::serve(nodes, tls, Arc::new(door), shutdown.clone());
+        serving.spawn(parts.clone().vital("nodes' port", shutdown.clone(), work));
         let admin = Arc::new(Admin { commands: Arc::clone(&commands) });
-        serving.spawn(serve_local(local, router(admin, Door::Local), shutdown.clone()));
+        let work = serve_local(local, router(admin, Door::Local), shutdown.clone());
+        serving.spawn(parts.clone().vital("local socket", shutdown.clone(), work));
         let (linked, ends) = (Arc::clone(&commands), shutdown.clone());
-        serving.spawn(umbel_wire::kept("control planes", move || {
+        serving.spawn(parts.clone().kept("control planes", move || {
             control::keep(Arc::clone(&linked), control_planes.clone(), ends.clone())
         }));
-        keeping.spawn(certificates.watch(Arc::clone(&site), shutdown.clone()));
+        let work = certificates.watch(Arc::clone(&site), shutdown.clone());
+        keeping.spawn(parts.clone().vital("certificates", shutdown.clone(), work));
         let (kept, ends) = (Arc::clone(&site), shutdown.clone());
-        keeping.spawn(umbel_wire::kept("credentials", move || {
-            keep_credentials(Arc::clone(&kept), ends.clone())
-        }));
+        keeping.spawn(
+            parts.clone().kept("credentials", move || keep_credentials(Arc::clone(&kept), ends.clone())),
+        );
         site.events.tell(Happened {
             kind: "edge_started",
             message: format!("version {}", env!("CARGO_PKG_VERSION")),
@@ -267,7 +277,7 @@ impl Running {
     }
 }
 
-impl Parts {
+impl Served {
     async fn open(file: &Config, store: Store, certificates: Certificates) -> Result<Self, StartError> {
         let state = |error: umbel_wire::Error| StartError::State(error.message);
         let settings = Settings::load(store.clone(), file.clone())
@@ -320,6 +330,7 @@ impl Parts {
             first_byte_timeout: config.upstream.first_byte_timeout,
             idle_timeout: config.upstream.idle_timeout,
             connections: FrontOptions::connections_within(raise_descriptors()),
+            parts: site.parts.clone(),
             ..FrontOptions::default()
         };
         let front = Front::new(dispatch, keys, metrics, options);

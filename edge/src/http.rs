@@ -32,6 +32,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
+use umbel_wire::Parts;
 
 pub(crate) use listen::{serve, serve_metrics, serve_tls};
 
@@ -86,6 +87,8 @@ pub(crate) struct FrontOptions {
     pub(crate) write_stall: Duration,
     /// Connections at once, on each listener.
     pub(crate) connections: usize,
+    /// What of this process broke off.
+    pub(crate) parts: Parts,
 }
 
 impl FrontOptions {
@@ -115,6 +118,7 @@ impl Default for FrontOptions {
             write_stall: Duration::from_secs(60),
             // Where the descriptors suffice.
             connections: 8_192,
+            parts: Parts::default(),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use umbel_contracts::daemon::{LocalListener, Signals, bind_if_on, memory, raise_descriptors};
-use umbel_wire::{contained_now, keep_connected, kept};
+use umbel_wire::{Parts, Trouble, contained_now, keep_connected};
 
 use crate::{
     Config, StartError,
@@ -31,6 +31,8 @@ use crate::{
 
 /// Orphans that end are reaped at the latest after this; normally a signal says so.
 const REAP: Duration = Duration::from_secs(5);
+/// How often it is looked whether a part that broke off counts as sound again.
+const BROKEN: Duration = Duration::from_secs(10);
 /// Time for the last frames to the edge.
 const FAREWELL: Duration = Duration::from_secs(3);
 /// What streams that were cancelled at the end of the drain get to tell the edge so.
@@ -88,13 +90,11 @@ async fn agent(config: Config) -> Result<(), StartError> {
     let config = opened.in_force();
     let engines = Engines::start(&config, &state, &holders);
     let settings = Settings::new(opened, &state, &engines);
-    let part = Arc::clone(&settings);
-    tokio::spawn(kept("trials of settings", move || Arc::clone(&part).judge_trials()));
-    let part = Arc::clone(&settings);
-    tokio::spawn(kept("configuration file", move || Arc::clone(&part).watch_file()));
+    let pieces = Parts::default();
+    keep_settings(&pieces, &settings);
     let relay = Arc::new(Relay::new(Arc::clone(&identity), Arc::clone(&engines)));
     let watch = Arc::new(Watch::new(&config, Arc::clone(&engines), Arc::clone(&state), gpus, holders, found));
-    Arc::clone(&watch).start();
+    Arc::clone(&watch).start(&pieces);
     let reports = Reports::new(
         Arc::clone(&identity),
         Arc::clone(&engines),
@@ -104,6 +104,7 @@ async fn agent(config: Config) -> Result<(), StartError> {
     );
     let reports = Arc::new(reports);
     reports.set_problem("STATE_NOT_DURABLE", volatile);
+    tokio::spawn(tell_broken(pieces.clone(), Arc::clone(&reports)));
     let credentials = Arc::new(Credentials::open(&state, (*identity).clone())?);
     let edge = Edge::new(
         Arc::clone(&credentials),
@@ -121,10 +122,11 @@ async fn agent(config: Config) -> Result<(), StartError> {
         reports,
     };
     tracing::info!(node_id = %parts.identity.node_id, edge = %parts.identity.edge_id, "node agent started");
-    let answering = tokio::spawn(admin::serve(socket, metrics, Arc::new(parts)));
+    let work = admin::serve(socket, metrics, Arc::new(parts));
+    let answering = tokio::spawn(pieces.clone().vital("local socket", CancellationToken::new(), work));
     let end = CancellationToken::new();
     let (role, ends) = (Arc::clone(&edge), end.clone());
-    let dialing = tokio::spawn(kept("connection to the edge", move || {
+    let dialing = tokio::spawn(pieces.clone().kept("connection to the edge", move || {
         keep_connected(Arc::clone(&role) as Arc<dyn umbel_wire::DialRole>, ends.clone())
     }));
 
@@ -163,6 +165,26 @@ async fn stop_engines(engines: &Engines, signals: &mut Signals, hurried: bool) {
             () = &mut stopped => return,
             _ = signals.next() => engines.stop(Duration::ZERO),
         }
+    }
+}
+
+/// Judges trials of settings and looks at the file, for ever.
+fn keep_settings(pieces: &Parts, settings: &Arc<Settings>) {
+    let part = Arc::clone(settings);
+    tokio::spawn(pieces.clone().kept("trials of settings", move || Arc::clone(&part).judge_trials()));
+    let part = Arc::clone(settings);
+    tokio::spawn(pieces.clone().kept("configuration file", move || Arc::clone(&part).watch_file()));
+}
+
+/// Tells the edge which parts of the agent broke off, and when they have run for a while again.
+async fn tell_broken(pieces: Parts, reports: Arc<Reports>) {
+    let mut changes = pieces.changes();
+    loop {
+        let troubles = pieces.troubles();
+        let sentences: Vec<_> = troubles.iter().map(|trouble| trouble.sentence("this agent")).collect();
+        reports.set_problem(Trouble::CODE, (!sentences.is_empty()).then(|| sentences.join("; ")));
+        // One that runs again is no news of its own.
+        let _ = tokio::time::timeout(BROKEN, changes.changed()).await;
     }
 }
 

@@ -11,6 +11,7 @@ pub(crate) mod handshake;
 pub mod keep;
 pub(crate) mod lobby;
 pub(crate) mod options;
+pub mod parts;
 pub(crate) mod pool;
 pub(crate) mod socket;
 pub mod streams;

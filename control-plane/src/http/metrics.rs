@@ -11,6 +11,8 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use umbel_contracts::daemon::exposition::TextFormat;
+use umbel_store::Health;
+use umbel_wire::Trouble;
 
 use crate::shell::plane::Plane;
 
@@ -24,11 +26,19 @@ pub(crate) fn router(plane: Arc<Plane>) -> Router {
 }
 
 /// Ready to take edges and operators: not once the drain has begun.
-async fn readyz(State(plane): State<Arc<Plane>>) -> Response {
+pub(super) async fn readyz(State(plane): State<Arc<Plane>>) -> Response {
     if plane.drain.is_cancelled() {
         return (StatusCode::SERVICE_UNAVAILABLE, "draining\n").into_response();
     }
-    "ok\n".into_response()
+    let mut text = String::from("ok\n");
+    // It takes traffic all the same.
+    if let Health::ReadOnly(cause) = plane.store().health() {
+        text.push_str(&format!("[!]store read-only, changes are refused: {cause}\n"));
+    }
+    for broke in plane.parts.troubles() {
+        text.push_str(&format!("[!]{}: {}\n", Trouble::CODE, broke.sentence("this control plane")));
+    }
+    text.into_response()
 }
 
 async fn metrics(State(plane): State<Arc<Plane>>, headers: HeaderMap) -> Response {

@@ -144,3 +144,30 @@ async fn an_edge_that_is_not_connected_is_unavailable_at_once() {
     let call = umbel_contracts::serve::CommandCall { command_id: "c".into(), body, wait: Duration::ZERO };
     assert_eq!(api.command(&caller(), "ber1", call).await.unwrap_err().code, Code::Unavailable);
 }
+
+/// Who looks whether it is ready is told what is wrong, and it takes traffic all the same.
+#[tokio::test]
+async fn readiness_tells_what_is_wrong() {
+    let (_dir, store, switch, api) = plane().await;
+    let ready = async || {
+        let answer = super::metrics::readyz(axum::extract::State(Arc::clone(&api.0))).await;
+        let status = answer.status().as_u16();
+        let body = axum::body::to_bytes(answer.into_body(), 64 * 1024).await.unwrap();
+        (status, String::from_utf8(body.to_vec()).unwrap())
+    };
+    assert_eq!(ready().await, (200, "ok\n".to_owned()));
+    switch.full(true);
+    assert!(matches!(store.check().await, Health::ReadOnly(_)));
+    let (status, text) = ready().await;
+    assert!(status == 200 && text.starts_with("ok\n[!]store read-only"), "{text}");
+    freed(&store, &switch).await;
+    switch.break_writer();
+    assert!(matches!(store.check().await, Health::ReadOnly(_)));
+    api.0.parts.ended(store.broke().await);
+    let (status, text) = ready().await;
+    assert!(
+        status == 200 && text.contains("[!]PART_BROKE: the part `store` of this control plane"),
+        "{text}"
+    );
+    assert_eq!(api.0.parts.over().await, "store");
+}

@@ -19,7 +19,7 @@ use umbel_wire::ids::{EdgeId, Generation};
 use umbel_wire::liveness::Times;
 use umbel_wire::repeats::Repeats;
 use umbel_wire::slots::Slots;
-use umbel_wire::{Broken, Connection, clock, contained};
+use umbel_wire::{Broken, Connection, Parts, clock, contained};
 
 use super::authority::Keys;
 use super::clock::WallClock;
@@ -97,6 +97,8 @@ pub(crate) struct Plane {
     operators: Mutex<Operators>,
     commands: Mutex<Commands>,
     witness: Mutex<Witness>,
+    /// What of this process broke off.
+    pub(crate) parts: Parts,
     pub(crate) guesses: Mutex<Guesses>,
     // Refusals in the log: a line a minute of each address and reason.
     refusals: Mutex<Repeats<(IpAddr, Cow<'static, str>)>>,
@@ -152,6 +154,7 @@ impl Plane {
             operators: Mutex::new(operators),
             commands: Mutex::new(commands),
             witness: Mutex::new(witness),
+            parts: Parts::default(),
             guesses: Mutex::default(),
             refusals: Mutex::default(),
         }))

@@ -118,7 +118,7 @@ fn write(metrics: &Metrics, format: TextFormat, to: Sender<Piece>, _place: Owned
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
+    #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "tests")]
     use std::fmt::Write as _;
     use std::future::poll_fn;
 
@@ -144,6 +144,28 @@ mod tests {
                 ConstGauge::new(1_i64).encode(family.encode_family(&labels)?)?;
             }
             if self.1 { Err(fmt::Error) } else { Ok(()) }
+        }
+    }
+
+    /// A writer that breaks off.
+    #[derive(Debug)]
+    struct Breaks;
+
+    impl Collector for Breaks {
+        fn encode(&self, _: DescriptorEncoder<'_>) -> fmt::Result {
+            panic!("it breaks off")
+        }
+    }
+
+    /// A scrape whose writing breaks off is an error at once, and gives its place back.
+    #[tokio::test]
+    async fn a_writer_that_breaks_off_is_an_error_and_keeps_no_place() {
+        let (metrics, scrapes) = (Arc::new(Metrics::new()), Scrapes::default());
+        metrics.register(|to| to.register_collector(Box::new(Breaks)));
+        for _ in 0..3 * AT_ONCE {
+            let scrape = scrapes.take(Arc::clone(&metrics), TextFormat::OpenMetrics);
+            let answer = tokio::time::timeout(std::time::Duration::from_secs(20), scrape).await;
+            assert!(answer.expect("an answer").is_err());
         }
     }
 

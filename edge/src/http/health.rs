@@ -34,18 +34,27 @@ pub(super) fn answer(
     let mut text = String::new();
     if path == "/health" || path == "/v1/health" {
         let sound = front.keys.store_is_sound();
-        let status = match (ready, sound) {
+        let broken = front.options().parts.troubles();
+        let status = match (ready, sound && broken.is_empty()) {
             (false, _) => "draining",
             (true, false) => "degraded",
             (true, true) => "ok",
         };
         let store = if sound { "ok" } else { "read_only" };
-        let _ = write!(text, r#"{{"status":"{status}","store":"{store}"}}"#);
+        let _ = write!(text, r#"{{"status":"{status}","store":"{store}""#);
+        if let Some(first) = broken.first() {
+            // Names of this program's own, without a quote in them.
+            let _ = write!(text, r#","broken":"{}""#, first.part);
+        }
+        text.push('}');
     } else if verbose {
         let mark = if ready { '+' } else { '-' };
         let _ = writeln!(text, "[{mark}]taking-traffic {}", if ready { "ok" } else { "draining" });
         if path == "/readyz" && !front.keys.store_is_sound() {
             text.push_str("[!]store read-only: the site serves, changes are refused\n");
+        }
+        for broke in front.options().parts.troubles().iter().filter(|_| path == "/readyz") {
+            let _ = writeln!(text, "[!]{} broke off: the log says where", broke.part);
         }
         text.push_str(if ready { "ok\n" } else { "failed\n" });
     } else {

@@ -60,7 +60,7 @@ pub(crate) async fn keep(commands: Arc<Commands>, directory: PathBuf, shutdown: 
                     let cancel = shutdown.child_token();
                     links.insert(name, (membership.token_id.clone(), cancel.clone().drop_guard()));
                     let role = Arc::new(link::Role::new(Arc::clone(&commands), membership));
-                    tokio::spawn(umbel_wire::kept("control plane link", move || {
+                    tokio::spawn(commands.site.parts.clone().kept("control plane link", move || {
                         umbel_wire::keep_connected(role.clone(), cancel.clone())
                     }));
                 }

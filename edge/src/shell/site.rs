@@ -17,7 +17,7 @@ use umbel_wire::clock::{self, Wall};
 use umbel_wire::guesses::Guesses;
 use umbel_wire::liveness::Times;
 use umbel_wire::repeats::Repeats;
-use umbel_wire::{CloseReason, Code, Connection, EdgeId, Error, Generation, NodeId, limits};
+use umbel_wire::{CloseReason, Code, Connection, EdgeId, Error, Generation, NodeId, Parts, limits};
 
 use crate::core::approval::Approvals;
 use crate::core::authority::AuthorityRow;
@@ -65,6 +65,8 @@ pub(crate) struct Site {
     pub(crate) expiries: Expiries,
     pub(crate) settings: Settings,
     pub(crate) started: Instant,
+    /// What of this process broke off.
+    pub(crate) parts: Parts,
     registry: Mutex<Registry<Connection>>,
     pub(crate) tokens: Mutex<Tokens>,
     pub(crate) guesses: Mutex<Guesses>,
@@ -174,6 +176,7 @@ impl Site {
             expiries: Expiries::default(),
             settings,
             started: now,
+            parts: Parts::default(),
             registry: Mutex::new(registry),
             tokens: Mutex::new(tokens),
             guesses: Mutex::default(),

@@ -159,3 +159,45 @@ fn a_step_of_the_authority_that_is_stored_comes_into_force() {
         assert_eq!((wrong.code, wrong.reason.as_ref()), (Code::Conflict, "CA_PHASE"));
     });
 }
+
+/// A part that is begun again is a problem of the site until it has run for a while, and the site goes on.
+#[test]
+fn a_part_that_breaks_off_is_told_and_begun_again() {
+    run(async {
+        let edge = Edge::start().await;
+        assert!(health(&edge).await.contains(r#""status":"ok""#));
+        trip(&edge, "liveness");
+        until("its sweep breaks off", || !edge.running.site.parts.troubles().is_empty()).await;
+        assert_eq!(problems(&edge).await, ["PART_BROKE"]);
+        let told = health(&edge).await;
+        assert!(told.contains(r#""status":"degraded","store":"ok","broken":"liveness""#), "{told}");
+        // Nobody is asked to restart: the sweep finds a node that has gone after it was begun again.
+        trip(&edge, "liveness");
+        until("it sweeps again", || edge.running.site.trips.lock().unwrap().is_empty()).await;
+        let over = tokio::time::timeout(std::time::Duration::ZERO, edge.running.site.parts.over()).await;
+        assert!(over.is_err(), "the process goes on");
+    });
+}
+
+/// Without the store's thread nothing can be changed any more: the site says so, and its process ends.
+#[test]
+fn a_store_whose_thread_breaks_off_ends_the_process() {
+    run(async {
+        let edge = Edge::start().await;
+        edge.disk.break_writer();
+        let refused = edge.ask("settings.set", "", json!({ "changes": [] })).await;
+        assert!(refused.is_err(), "nothing is answered as done");
+        assert_eq!(edge.running.site.parts.over().await, "store");
+        let told = health(&edge).await;
+        assert!(told.contains(r#""status":"degraded","store":"read_only","broken":"store""#), "{told}");
+        let told = problems(&edge).await;
+        assert!(
+            ["PART_BROKE", "STORE_READ_ONLY"].iter().all(|code| told.iter().any(|one| one == code)),
+            "{told:?}"
+        );
+    });
+}
+
+async fn health(edge: &Edge) -> String {
+    super::full_disk::health(edge, "/health").await
+}

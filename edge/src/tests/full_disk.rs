@@ -35,7 +35,7 @@ async fn done(edge: &Edge, operation: &str, selector: &str, args: Value) -> Valu
     standing.result.unwrap()
 }
 
-async fn health(edge: &Edge, path: &str) -> String {
+pub(super) async fn health(edge: &Edge, path: &str) -> String {
     let mut stream = tokio::net::TcpStream::connect(edge.running.api_address.unwrap()).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();

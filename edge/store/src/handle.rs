@@ -126,10 +126,14 @@ impl Store {
         let reader = backend.reader();
         let writer = Writer::new(backend, jobs, Arc::clone(&told), broken);
         let (reads, writes) = (Arc::clone(&reader), queue.clone());
-        std::thread::Builder::new().name("store".to_owned()).spawn(move || writer.run())?;
+        let telling = Arc::clone(&told);
+        std::thread::Builder::new()
+            .name("store".to_owned())
+            .spawn(move || telling.attend("store", || writer.run()))?;
+        let telling = Arc::clone(&told);
         std::thread::Builder::new()
             .name("store-read".to_owned())
-            .spawn(move || reader::run(&reads, asked, &writes))?;
+            .spawn(move || telling.attend("store-read", || reader::run(&reads, asked, &writes)))?;
         let origin = opened.origin.map(Arc::new);
         Ok(Self { queue, looks, reader, told, incarnation: opened.incarnation.into(), origin })
     }
@@ -301,6 +305,12 @@ impl Store {
     /// Whether it can be written, as the last attempt found.
     pub fn health(&self) -> Health {
         self.told.health.borrow().clone()
+    }
+
+    /// Waits until one of its threads has broken off; its name. From then on it answers nothing, and whoever lives by it
+    /// has to be started again.
+    pub async fn broke(&self) -> &'static str {
+        self.told.broke().await
     }
 
     /// Since when it takes no writes, in milliseconds since 1970; `None` while it does.

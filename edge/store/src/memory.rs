@@ -58,6 +58,7 @@ impl Reader for Shared {
 
 impl Backend for Memory {
     fn write(&mut self, work: Work<'_>) -> Result<(), Failure> {
+        self.switch.stands();
         let changed = {
             let pairs = self.pairs.read().unwrap_or_else(PoisonError::into_inner);
             let mut session = Session { pairs: pairs.as_ref().ok_or_else(closed)?, changed: BTreeMap::new() };

@@ -268,6 +268,7 @@ impl Reader for Shared {
 
 impl Backend for RedbFile {
     fn write(&mut self, work: Work<'_>) -> Result<(), Failure> {
+        self.switch.stands();
         if self.overlaid {
             return Err(Failure("its disk takes no writes".to_owned()));
         }

@@ -12,8 +12,8 @@ use crate::backend::{Backend, Space};
 use crate::backup::keep_newest;
 use crate::redb_file::RedbFile;
 use crate::{
-    AuditRecord, BackupError, Commit, Health, HighWater, OpenError, Position, RestoreError, Restoring, Store,
-    WriteSwitch,
+    AuditRecord, BackupError, Commit, CommitError, Health, HighWater, OpenError, Position, RestoreError,
+    Restoring, Store, WriteSwitch,
 };
 
 const SOON: Duration = Duration::from_secs(30);
@@ -402,4 +402,25 @@ fn row_105_the_file_does_not_grow_without_end() {
     });
     let length = std::fs::metadata(&path).unwrap().len();
     assert!(length < 24 * 1024 * 1024, "{length} bytes");
+}
+
+/// A thread of the store that breaks off is told: nothing is answered any more, and nobody takes it for a sound store.
+#[test]
+fn a_thread_that_breaks_off_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    run(async {
+        let switch = WriteSwitch::default();
+        let on_disk = Store::open_switched(&dir.path().join("store.redb"), "edge", switch.clone()).unwrap();
+        let (in_memory, other) = Store::in_memory();
+        for (store, switch) in [(on_disk, switch), (in_memory, other)] {
+            store.commit(audited(1)).await.unwrap();
+            assert_eq!(store.health(), Health::Ok);
+            switch.break_writer();
+            assert_eq!(store.commit(audited(2)).await, Err(CommitError::Closed));
+            assert_eq!(store.broke().await, "store");
+            assert!(matches!(store.health(), Health::ReadOnly(cause) if cause.contains("broke off")));
+            assert!(store.read_only_since().is_some());
+            assert!(matches!(store.check().await, Health::ReadOnly(_)));
+        }
+    });
 }

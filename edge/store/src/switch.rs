@@ -15,6 +15,7 @@ struct State {
     full: AtomicBool,
     sync_ms: AtomicU64,
     frozen: Mutex<bool>,
+    breaks: AtomicBool,
     thawed: Condvar,
 }
 
@@ -34,6 +35,19 @@ impl WriteSwitch {
     pub fn freeze(&self, frozen: bool) {
         *self.0.frozen.lock().unwrap_or_else(PoisonError::into_inner) = frozen;
         self.0.thawed.notify_all();
+    }
+
+    /// The thread that writes breaks off at its next write.
+    pub fn break_writer(&self) {
+        self.0.breaks.store(true, Ordering::SeqCst);
+    }
+
+    /// What an engine's write asks before anything that catches its panics.
+    #[allow(clippy::panic, reason = "that is what it is for")]
+    pub(crate) fn stands(&self) {
+        if self.0.breaks.load(Ordering::SeqCst) {
+            panic!("a test breaks the store's thread");
+        }
     }
 
     pub(crate) fn is_full(&self) -> bool {

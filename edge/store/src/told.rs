@@ -3,6 +3,7 @@
 //! Owns shared figures only: health, the audit's newest entry, counts, how much is kept. Nobody waits for any of it.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -15,6 +16,7 @@ use crate::handle::Health;
 use crate::limits;
 use crate::owed::Debts;
 use crate::times::Times;
+use crate::writer::now_unix_ms;
 
 /// A record that stands in the store and cannot be used. It is left where it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +45,8 @@ pub(crate) struct Told {
     entries: AtomicU64,
     keep_ms: AtomicI64,
     unreadable: Mutex<BTreeMap<(String, String), String>>,
+    // The thread that ended unasked.
+    broke: watch::Sender<Option<&'static str>>,
 }
 
 impl Told {
@@ -59,6 +63,7 @@ impl Told {
             entries: AtomicU64::new(0),
             keep_ms: AtomicI64::new(0),
             unreadable: Mutex::default(),
+            broke: watch::Sender::new(None),
         };
         told.keep(limits::AUDIT_KEPT, limits::AUDIT_KEPT_FOR);
         told
@@ -67,6 +72,31 @@ impl Told {
     pub(crate) fn keep(&self, entries: u64, time: Duration) {
         self.entries.store(entries.max(1), Ordering::SeqCst);
         self.keep_ms.store(i64::try_from(time.as_millis()).unwrap_or(i64::MAX), Ordering::SeqCst);
+    }
+
+    /// Runs a thread's work; its panic is told, and the store counts as one that cannot be written.
+    pub(crate) fn attend(&self, thread: &'static str, work: impl FnOnce()) {
+        if catch_unwind(AssertUnwindSafe(work)).is_err() {
+            let cause = format!("its thread `{thread}` broke off by a defect of the program: start it again");
+            tracing::error!(thread, "a thread of the store broke off");
+            self.fell.store(now_unix_ms(), Ordering::SeqCst);
+            self.health.send_replace(Health::ReadOnly(cause));
+            self.broke.send_replace(Some(thread));
+        }
+    }
+
+    /// Waits for the end of a thread that was not asked for; its name.
+    pub(crate) async fn broke(&self) -> &'static str {
+        let mut broke = self.broke.subscribe();
+        loop {
+            if let Some(thread) = *broke.borrow_and_update() {
+                return thread;
+            }
+            // The sender is held by this.
+            if broke.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+        }
     }
 
     pub(crate) fn retention(&self) -> Retention {

@@ -13,7 +13,7 @@ use std::{
 
 use tokio::{sync::watch, task::spawn_blocking, time::MissedTickBehavior};
 use umbel_contracts::proto::node::{NodeInventory, NodeProblem, NodeTelemetry, StorageFree, StorageRoot};
-use umbel_wire::{UnderWay, clock::Wall, kept};
+use umbel_wire::{Parts, UnderWay, clock::Wall};
 
 use crate::{
     Config,
@@ -128,11 +128,11 @@ impl Watch {
     }
 
     /// Looks for ever.
-    pub(crate) fn start(self: Arc<Self>) {
+    pub(crate) fn start(self: Arc<Self>, parts: &Parts) {
         // Apart: a disk on a network that hangs must not stop the GPUs' figures, nor the driver the disks'.
         let watch = Arc::clone(&self);
-        tokio::spawn(kept("look at disks", move || Arc::clone(&watch).watch_disks()));
-        tokio::spawn(kept("look at GPUs", move || Arc::clone(&self).watch_gpus()));
+        tokio::spawn(parts.clone().kept("look at disks", move || Arc::clone(&watch).watch_disks()));
+        tokio::spawn(parts.clone().kept("look at GPUs", move || Arc::clone(&self).watch_gpus()));
     }
 
     async fn watch_gpus(self: Arc<Self>) {
@@ -282,4 +282,51 @@ fn ticks(period: Duration) -> tokio::time::Interval {
     // After a pause one pass is enough.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+    use crate::config::Accelerator;
+
+    static LOOKS: AtomicU64 = AtomicU64::new(0);
+
+    fn breaks(_: &[(String, PathBuf)]) -> (Vec<StorageRoot>, Vec<StorageFree>) {
+        match LOOKS.fetch_add(1, Ordering::SeqCst) {
+            0 | 1 => panic!("the look breaks off"),
+            n => (Vec::new(), vec![StorageFree { name: "state".into(), free_bytes: n }]),
+        }
+    }
+
+    /// A look at the disks that breaks off says nothing, and is not the last one.
+    #[tokio::test]
+    async fn a_look_at_disks_that_breaks_off_is_not_the_last_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = "[node]\nstate_dir = \"/s\"\nallow_sim = true\n";
+        let config = Config::parse(text, std::path::Path::new("/etc/umbel/node.toml")).unwrap();
+        let state = Arc::new(State::open(&dir.path().join("state")).unwrap());
+        let holders = Arc::new(Holders::new(false));
+        let engines = Engines::start(&config, &state, &holders);
+        let gpus = Gpus::start(Accelerator::Cpu, None);
+        let found = (Instant::now(), Sweep::default());
+        let watch = Watch { ask: breaks, ..Watch::new(&config, engines, state, gpus, holders, found) };
+        let (watch, parts) = (Arc::new(watch), Parts::default());
+        watch.set_interval(REPORT_EVERY);
+        Arc::clone(&watch).start(&parts);
+        let seen = async {
+            while watch
+                .seen()
+                .figures
+                .storage
+                .first()
+                .is_none_or(|one| one.name != "state" || one.free_bytes > 9)
+            {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), seen).await.expect("a look after those that broke off");
+        assert!(LOOKS.load(Ordering::SeqCst) >= 3 && parts.troubles().is_empty());
+    }
 }

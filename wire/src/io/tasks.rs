@@ -1,27 +1,18 @@
-//! Tasks that panic: what is left of them is told to whoever waits for it, and parts that must always run run again.
+//! Tasks that panic: what is left of them is told to whoever waits for it.
 //!
 //! A panic is a defect, and the hook has told where it was; here is what becomes of the state that the task held.
-//! Owns catching it. Leaves what it means to the caller. Invariant: a part that keeps something for ever is never
-//! silently gone, and a mark that says that something is under way never outlives it.
+//! Owns catching it. Leaves what it means to the caller, and what must always run to [`crate::io::parts`]. Invariant: a
+//! mark that says that something is under way never outlives it.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
-use futures_util::FutureExt;
-use tokio::time::sleep;
-
-use crate::clock;
 use crate::close::CloseReason;
 use crate::error::{Code, Error};
 use crate::io::handle::Connection;
-
-/// A part that broke is begun again after this; doubled each time it breaks at once, up to [`LONGEST_PAUSE`].
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// Longest pause before a part that broke is begun again.
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+use futures_util::FutureExt;
 
 /// A task broke off in a panic: what it was about has no outcome, or one that nobody knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -49,30 +40,6 @@ pub async fn contained<T>(work: impl Future<Output = T>) -> Result<T, Broken> {
 /// It panicked.
 pub fn contained_now<T>(work: impl FnOnce() -> T) -> Result<T, Broken> {
     std::panic::catch_unwind(AssertUnwindSafe(work)).map_err(|_| Broken)
-}
-
-/// Runs a part of the process that has no end of its own: one that panics is begun again after a pause. Returns when
-/// the part does.
-pub async fn kept<F: Future<Output = ()>>(part: &'static str, mut begin: impl FnMut() -> F) {
-    let mut pause = FIRST_PAUSE;
-    loop {
-        let since = clock::now();
-        // Made inside: also what only prepares it may break.
-        let ended = contained(async { begin().await }).await;
-        if ended.is_ok() {
-            return;
-        }
-        if clock::now().saturating_duration_since(since) >= LONGEST_PAUSE {
-            pause = FIRST_PAUSE;
-        }
-        tracing::error!(
-            part,
-            again_in_ms = pause.as_millis(),
-            "a part of this process broke off; it is begun again"
-        );
-        sleep(pause).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
-    }
 }
 
 /// Spawns what a connection needs as long as it lives: if it breaks off, the connection ends, and its dialer begins anew
@@ -105,30 +72,13 @@ impl Drop for UnderWay {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::panic, clippy::unwrap_used, reason = "tests")]
+    #![allow(clippy::panic, reason = "tests")]
     use super::*;
 
-    #[tokio::test(start_paused = true)]
-    async fn a_part_that_breaks_is_begun_again_and_its_mark_is_free() {
-        let mark = Arc::<AtomicBool>::default();
-        let mut begun = 0;
-        kept("the part", || {
-            begun += 1;
-            let (turn, held) = (begun, UnderWay::take(&mark));
-            async move {
-                assert!(held.is_some(), "the one before has given it back");
-                if turn < 4 {
-                    panic!("turn {turn}");
-                }
-            }
-        })
-        .await;
-        assert_eq!(begun, 4);
-        let held = UnderWay::take(&mark).unwrap();
-        assert!(UnderWay::take(&mark).is_none());
-        drop(held);
-        assert!(UnderWay::take(&mark).is_some());
+    #[tokio::test]
+    async fn a_panic_is_an_outcome() {
         assert_eq!(contained(async { 7 }).await, Ok(7));
+        assert_eq!(contained(async { panic!("it breaks") }).await, Err::<(), _>(Broken));
         assert_eq!(contained_now(|| -> u8 { panic!("at once") }), Err(Broken));
     }
 }

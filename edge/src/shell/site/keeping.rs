@@ -50,6 +50,7 @@ impl Site {
             let deadline = self.read(Registry::next_deadline);
             tokio::time::sleep_until(deadline.into()).await;
             let now = clock::now();
+            self.trip("liveness");
             self.change(|registry| registry.sweep(now));
             self.observed.tick(now);
             if now.saturating_duration_since(seen) >= SEEN_EVERY {
