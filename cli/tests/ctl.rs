@@ -326,3 +326,37 @@ fn events_are_rows_or_objects_and_gaps_are_told() {
     assert_eq!(server.ctl(&["events", "-o", "jsonl"]).out.lines().count(), 2);
     assert_eq!(server.ctl(&["events", "--site", "munich", "-o", "jsonl"]).out, "");
 }
+
+/// Each way in which a request ends has its exit code, and standard output stays empty.
+#[test]
+fn every_refusal_has_its_exit_code() {
+    let cases = [
+        ("INVALID_ARGUMENT", 400, 2),
+        ("UNAUTHENTICATED", 401, 5),
+        ("PERMISSION_DENIED", 403, 5),
+        ("NOT_FOUND", 404, 6),
+        ("CONFLICT", 409, 7),
+        ("GONE", 410, 6),
+        ("TOO_LARGE", 413, 1),
+        ("RESOURCE_EXHAUSTED", 429, 1),
+        ("CANCELLED", 499, 1),
+        ("INTERNAL", 500, 1),
+        ("UNIMPLEMENTED", 501, 1),
+        ("BAD_GATEWAY", 502, 1),
+        ("UNAVAILABLE", 503, 4),
+        ("DEADLINE_EXCEEDED", 504, 124),
+        ("INSUFFICIENT_STORAGE", 507, 1),
+        ("A_CODE_OF_A_NEWER_SERVER", 418, 1),
+    ];
+    for (code, status, exit) in cases {
+        let server = Server::start();
+        server.on("GET /api/v1/audit", status, problem(code, "a sentence"));
+        let ran = server.ctl(&["audit"]);
+        assert_eq!((ran.code, ran.out.as_str()), (exit, ""), "{code}: {}", ran.err);
+        assert!(ran.err.contains("a sentence") && ran.err.contains("req_1"), "{code}: {}", ran.err);
+    }
+    let server = Server::start();
+    server.on("GET /api/v1/audit", 200, canned("audit.json"));
+    assert_eq!(server.ctl(&["audit"]).code, 0);
+    assert_eq!(server.ctl(&["audit", "--no-such-flag"]).code, 2);
+}

@@ -232,3 +232,31 @@ async fn the_doctor_looks_without_touching() {
     let checks = tokio::task::spawn_blocking(move || umbel_node::doctor(&config)).await.unwrap();
     assert_eq!(checks.iter().find(|check| !check.passed).map(|check| check.name.as_str()), Some("connect"));
 }
+
+/// Reserves of sequence numbers that cannot be read keep no agent from starting: it says so until its edge has told it
+/// where they were.
+#[tokio::test]
+async fn lost_sequences_are_a_problem_until_the_edge_has_told_them() {
+    let mut edge = Edge::start().await;
+    let folder = Folder::new("");
+    folder.enroll(edge.token()).await.unwrap();
+    edge.stop();
+    std::fs::write(folder.path("state/sequences.json"), b"{\"inven").unwrap();
+    edge.set_cursors(7_000, 9_000);
+    let _agent = folder.start();
+    let codes = async || {
+        let status = folder.status().await;
+        let problems = status["problems"].as_array().cloned().unwrap_or_default();
+        problems
+            .iter()
+            .map(|problem| problem["code"].as_str().unwrap_or_default().to_owned())
+            .collect::<Vec<_>>()
+    };
+    until("it is told", async || codes().await.contains(&"SEQUENCES_LOST".to_owned()).then_some(())).await;
+    edge.restart().await;
+    until("a report above what the edge knew", async || {
+        edge.heard(|heard| heard.inventories.iter().any(|report| report.sequence > 7_000).then_some(()))
+    })
+    .await;
+    until("it is over", async || (!codes().await.contains(&"SEQUENCES_LOST".to_owned())).then_some(())).await;
+}

@@ -15,6 +15,7 @@ mod clients;
 mod crowds;
 mod disk;
 mod engines;
+mod faults;
 mod gpus;
 mod identity;
 mod journey;

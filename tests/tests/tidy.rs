@@ -18,9 +18,9 @@ const LINES_MOST: usize = 600;
 /// Files that may be longer, each with its reason.
 const LONG: [(&str, &str); 0] = [];
 
-struct File {
-    path: String,
-    text: String,
+pub(crate) struct File {
+    pub(crate) path: String,
+    pub(crate) text: String,
 }
 
 fn root() -> PathBuf {
@@ -42,7 +42,7 @@ fn walk(dir: &Path, to: &mut Vec<PathBuf>) {
     }
 }
 
-fn files(keep: impl Fn(&str) -> bool) -> Vec<File> {
+pub(crate) fn files(keep: impl Fn(&str) -> bool) -> Vec<File> {
     let root = root();
     let mut all = Vec::new();
     walk(&root, &mut all);

@@ -2,10 +2,12 @@
 
 use serde_json::json;
 use umbel_contracts::objects::CommandPhase;
+use umbel_store::Commit;
 use umbel_wire::secret::Secret;
 use umbel_wire::{Code, token};
 
 use super::rig::{Edge, run, until};
+use crate::shell::commands::COMMANDS;
 
 /// Row 71: the same id again gives the first one's outcome, across a crash too; another content is refused.
 #[test]
@@ -146,5 +148,25 @@ fn a_waiting_drain_can_be_cancelled_and_followed() {
         let late = edge.ask("command.cancel", "", json!({ "command_id": id })).await.unwrap_err();
         assert_eq!(late.reason, "COMMAND_ENDED");
         drop(slot);
+    });
+}
+
+/// A record of a command that is damaged is said to be so, by whatever asks for it, and its id is not run again.
+#[test]
+fn a_command_whose_record_is_damaged_is_told() {
+    run(async {
+        let edge = Edge::start().await;
+        let node = edge.node("n").await;
+        let id = uuid::Uuid::new_v4().to_string();
+        let eligible = json!({ "eligible": false });
+        edge.ask_as(&id, "node.eligible", "node:n", eligible.clone()).await.unwrap();
+        edge.ask("node.eligible", "node:n", json!({ "eligible": true })).await.unwrap();
+        let damaged = Commit::new().put_json(COMMANDS, id.clone(), &json!("half of it"));
+        edge.running.site.store.commit(damaged).await.unwrap();
+        let shown = edge.ask("command.show", "", json!({ "command_id": id })).await.unwrap_err();
+        assert_eq!((shown.code, &*shown.reason), (Code::Internal, "COMMAND_UNREADABLE"));
+        let again = edge.ask_as(&id, "node.eligible", "node:n", eligible).await.unwrap_err();
+        assert_eq!(&*again.reason, "COMMAND_UNREADABLE");
+        assert!(edge.view(&node).row.eligible, "it was not run again");
     });
 }

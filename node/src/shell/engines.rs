@@ -223,6 +223,9 @@ pub(crate) struct Host {
     pub(crate) holders: Arc<Holders>,
     /// The node's file may name another one while the agent runs: then the next start takes that.
     llama_server: Mutex<Option<std::path::PathBuf>>,
+    /// The driver that a test wants to break off.
+    #[cfg(test)]
+    pub(crate) trips: Mutex<Option<String>>,
 }
 
 /// All engines of a node.
@@ -245,6 +248,8 @@ impl Engines {
             accelerator: config.accelerator,
             holders: Arc::clone(holders),
             llama_server: Mutex::new(config.llama_server.clone()),
+            #[cfg(test)]
+            trips: Mutex::default(),
         };
         let engines = Arc::new_cyclic(|own| Self {
             host: Arc::new(host),
@@ -302,5 +307,49 @@ impl Engines {
     pub(crate) async fn stopped(&self) {
         let mut running = std::mem::take(&mut *self.running.lock().unwrap_or_else(PoisonError::into_inner));
         while running.join_next().await.is_some() {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What drives an engine breaks off: the engine has failed and says why, nothing is sent to it, and the others go on.
+    #[tokio::test]
+    async fn an_engine_whose_driver_breaks_off_has_failed() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = "[node]\nstate_dir = \"/s\"\nallow_sim = true\n\
+            [[engine]]\nname = \"a\"\nkind = \"sim\"\nmodel = \"m\"\n\
+            [[engine]]\nname = \"b\"\nkind = \"sim\"\nmodel = \"m\"\n";
+        let config = Config::parse(text, std::path::Path::new("/etc/umbel/node.toml")).unwrap();
+        let state = Arc::new(state::State::open(&dir.path().join("state")).unwrap());
+        let engines = Engines::start(&config, &state, &Arc::new(Holders::new(false)));
+        let mut changes = engines.changes();
+        let becomes = async |changes: &mut watch::Receiver<u64>, name: &str, state: State| {
+            let is = || engines.by_name(name).is_some_and(|engine| engine.view().state == state);
+            let waiting = async {
+                while !is() {
+                    changes.changed().await.unwrap();
+                }
+            };
+            let waited = tokio::time::timeout(Duration::from_secs(20), waiting).await;
+            waited.unwrap_or_else(|_| panic!("waited in vain for {name} to be {state:?}"));
+        };
+        for name in ["a", "b"] {
+            becomes(&mut changes, name, State::Ready).await;
+        }
+        *engines.host.trips.lock().unwrap() = Some("a".into());
+        let mut changed = config.clone();
+        changed.engines[0].capacity += 1;
+        engines.apply(&changed);
+        becomes(&mut changes, "a", State::Failed).await;
+        let engine = engines.by_name("a").unwrap();
+        assert!(
+            engine.view().cause.starts_with("INTERNAL: what drives it broke off"),
+            "{}",
+            engine.view().cause
+        );
+        assert!(engine.visit().is_err());
+        assert!(engines.by_name("b").unwrap().visit().is_ok());
     }
 }

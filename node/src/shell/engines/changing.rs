@@ -59,6 +59,20 @@ impl List {
 
 impl Host {
     /// The `llama-server` program, as the node's file has it now.
+    /// Breaks off where a test wants it.
+    #[cfg(test)]
+    #[allow(clippy::panic, reason = "that is what it is for")]
+    pub(super) fn trip(&self, engine: &str) {
+        let asked = self.trips.lock().unwrap_or_else(PoisonError::into_inner).take_if(|name| name == engine);
+        if asked.is_some() {
+            panic!("a test trips what drives {engine}");
+        }
+    }
+
+    /// Nothing, outside of tests.
+    #[cfg(not(test))]
+    pub(super) fn trip(&self, _engine: &str) {}
+
     pub(super) fn llama_server(&self) -> Option<PathBuf> {
         self.llama_server.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

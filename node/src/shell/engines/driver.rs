@@ -112,6 +112,7 @@ pub(super) async fn drive(
             () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => Input::Tick,
             () = driver.engine.idle(), if draining => Input::Drained,
         };
+        driver.host.trip(&driver.engine.name);
         let outputs = driver.supervisor.handle(std::time::Instant::now(), input);
         driver.carry_out(outputs).await;
     }
