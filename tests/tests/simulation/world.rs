@@ -3,9 +3,10 @@
 //! Owns the loop: the next thing that happens, to whom, and what it sends. Leaves faults to `fate`, operators and
 //! applications to `people`, the control plane to `plane`, and judgement to `invariants`. Every process has clocks of its own.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use umbel_edge::simulation::{Directory, Edge, Setup, Turn};
+use umbel_edge::simulation::{Directory, Edge, Setup, Turn, View};
 use umbel_node::simulation::{Node, NodeDisk, NodeSetup};
 use umbel_store::simulation::{Backup, Disk};
 use umbel_wire::EdgeId;
@@ -95,6 +96,10 @@ pub(crate) struct World {
     pub(crate) turns: Turns,
     /// What happened at admission and was not judged yet.
     pub(crate) turned: Vec<Turn>,
+    /// The edge as it was looked at last; none after it did something.
+    pub(crate) viewed: Option<View>,
+    /// Hosts that did something since.
+    pub(crate) touched: BTreeSet<usize>,
     pub(crate) judge: Judge,
     pub(crate) mutation: Option<&'static str>,
     pub(crate) fates: super::fate::Fates,
@@ -129,6 +134,8 @@ impl World {
             keepers: Keepers::new(seed),
             turns: Turns::default(),
             turned: Vec::new(),
+            viewed: None,
+            touched: BTreeSet::new(),
             judge: Judge::new(),
             fates: super::fate::Fates::default(),
             stands: 0,
@@ -164,6 +171,7 @@ impl World {
 
     pub(crate) fn start_edge(&mut self) {
         self.edge.starts += 1;
+        self.viewed = None;
         let setup = Setup {
             edge_id: EdgeId::parse("site").unwrap(),
             heartbeat: Duration::from_secs(10),
@@ -187,6 +195,7 @@ impl World {
 
     /// The edge's process is killed. Its kernel tells the peers, unless the power is gone.
     pub(crate) fn kill_edge(&mut self, power: bool) {
+        self.viewed = None;
         if let Some(process) = self.edge.process.take() {
             self.edge.directory = process.crash();
         }
@@ -329,6 +338,7 @@ impl World {
     pub(crate) fn with_edge(&mut self, work: impl FnOnce(&mut Edge, Instant, Wall)) {
         let (now, wall) = (self.now(self.edge.clocks), self.wall(self.edge.clocks));
         let Some(edge) = &mut self.edge.process else { return };
+        self.viewed = None;
         work(edge, now, wall);
         for link in edge.links() {
             let (bytes, over) = edge.take_bytes(link, now);
@@ -365,6 +375,7 @@ impl World {
         if written {
             return self.answer_writes();
         }
+        self.viewed = None;
         edge.write(&mut self.edge.disk, wall);
         // It is on the disk; the process hears of it a little later, unless it dies before.
         let takes = Duration::from_micros(self.luck.between(50, 2_000));
@@ -383,6 +394,7 @@ impl World {
         let clocks = self.hosts[number].clocks;
         let (now, wall) = (self.now(clocks), self.wall(clocks));
         let Some(node) = &mut self.hosts[number].process else { return };
+        self.touched.insert(number);
         let before =
             (node.generation(), node.last_rejection().map(|error| error.reason.clone()), node.trusts());
         work(node, now, wall);
