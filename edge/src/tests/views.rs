@@ -160,8 +160,9 @@ fn figures_of_gpus_are_a_valid_exposition() {
             assert!(seen.insert(labels), "twice: {line}");
         }
         let with = |name: &str| {
-            let start = format!("{name}{{node=\"n\",gpu=\"0\",uuid=\"GPU-0\"");
-            let line = text.lines().find(|line| line.starts_with(&start))?;
+            let start = format!("{name}{{node=\"n\",node_id=\"");
+            let of = |line: &&str| line.starts_with(&start) && line.contains(",gpu=\"0\",uuid=\"GPU-0\"");
+            let line = text.lines().find(of)?;
             line.rsplit_once(' ').map(|(_, value)| value.to_owned())
         };
         assert_eq!(with("umbel_edge_gpu_utilization_ratio").as_deref(), Some("0.5"));
