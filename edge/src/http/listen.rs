@@ -8,9 +8,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use http::Request;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use umbel_wire::tls::TlsServer;
@@ -111,7 +112,8 @@ where
         match Arc::clone(&room).try_acquire_owned() {
             Ok(permit) => {
                 let connection = connected(socket, address, shutdown.clone());
-                tokio::spawn(with_permit(connection, permit));
+                // Not an async block around it: that would hold the connection's future twice.
+                tokio::spawn(connection.map(move |()| drop(permit)));
             }
             Err(_) => turn_away(&socket, &front),
         }
@@ -120,11 +122,6 @@ where
     // All permits back: all connections gone.
     let all = u32::try_from(limit).unwrap_or(u32::MAX);
     let _ = room.acquire_many(all).await;
-}
-
-async fn with_permit<C: Future<Output = ()>>(connection: C, permit: OwnedSemaphorePermit) {
-    connection.await;
-    drop(permit);
 }
 
 /// Tells one connection too many why, without waiting for it.
