@@ -105,6 +105,7 @@ fn each_invariant_has_a_fault_that_it_finds() {
     let sources = [
         include_str!("simulation/authority.rs"),
         include_str!("simulation/invariants.rs"),
+        include_str!("simulation/invariants/audit.rs"),
         include_str!("simulation/progress.rs"),
         include_str!("simulation/turns.rs"),
         include_str!("simulation/world.rs"),
