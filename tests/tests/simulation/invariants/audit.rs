@@ -63,8 +63,13 @@ impl World {
 
     // An audit that does not go on from where it was told to be is a cut, and told.
     pub(super) fn audit_is_witnessed(&mut self) -> Found {
-        let Some(plane) = &self.plane.process else { return Ok(()) };
         let edge_id = umbel_wire::EdgeId::parse("site").unwrap();
+        let known = self.plane.process.as_ref().is_some_and(|plane| plane.place(&edge_id).is_some());
+        if !known {
+            // An edge that enrolled anew has another audit, and what was not written is forgotten with the process.
+            self.judge.outgrown = None;
+        }
+        let Some(plane) = &self.plane.process else { return Ok(()) };
         let (place, cut) = (plane.place(&edge_id), plane.cut(&edge_id));
         self.judge.outgrown = match self.judge.outgrown {
             // It asked at the edge's hello, and judges by the answer.
