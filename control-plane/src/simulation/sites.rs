@@ -275,7 +275,7 @@ impl Plane {
             self.reserved = disk.reserve(GENERATION, BLOCK).map_or(self.reserved, |first| first + BLOCK - 1);
         }
         let due = self.fleet.edges.get(&edge_id).is_some_and(|known| known.row.is_due(wall.unix_ms()));
-        let asked = if self.is("nothing is asked of a hello") { 0 } else { self.witness.ask(&edge_id) };
+        let asked = self.witness.ask(&edge_id);
         let answer = EdgeHelloResponse {
             control_plane_id: "plane".to_owned(),
             renew_now: due,
