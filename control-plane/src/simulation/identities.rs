@@ -306,7 +306,12 @@ impl Plane {
         if self.is("a place is not compared") {
             self.witness.forget(edge_id);
         }
-        if let Some(cut) = self.witness.told(edge_id, place, asked.and_then(answer), wall.unix_ms()) {
+        let mut asked = asked.cloned();
+        if let Some(said) = asked.as_mut().filter(|_| self.is("what a hello asked for is believed")) {
+            said.aged = true;
+        }
+        if let Some(cut) = self.witness.told(edge_id, place, asked.as_ref().and_then(answer), wall.unix_ms())
+        {
             self.write_places(Commit::new().audit(cut.deed(edge_id).record()), disk, wall);
         }
     }

@@ -44,8 +44,8 @@ pub(crate) const MUTATIONS: &[(&str, &str)] = &[
     ("an edge's token opens again", "a used token stays used"),
     ("a control plane answers before it writes", "what the control plane answered is there"),
     ("an edge's key is replaced before it is accepted", "one key on the edge's disk is always accepted"),
-    // One that has grown again has its tests at the witness.
     ("a place is not compared", "a cut audit is noticed"),
+    ("what a hello asked for is believed", "a cut audit that has grown again is noticed"),
     ("open tokens survive a restore", "an open token is void after a restore"),
     ("who is held lets itself in", "who a restored edge does not know waits for people"),
     ("a stale close clears the new view", "a stale close changes nothing"),
