@@ -104,6 +104,11 @@ async fn find(ctl: &Ctl, id: &str) -> Outcome<pick::Picked<(String, ApiKeyObject
             super::with_site(site, raw)?.get().to_owned(),
         ));
     }
+    // Of a name that was used again the one that opens something is meant; the others have their ids.
+    let named = |key: &ApiKeyObject| key.name == id;
+    if keys.iter().any(|(_, key, _)| named(key) && key.revoked_at.is_none()) {
+        keys.retain(|(_, key, _)| !named(key) || key.revoked_at.is_none());
+    }
     pick::one(
         keys,
         id,

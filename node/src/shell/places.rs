@@ -79,11 +79,20 @@ fn folder(key: &str, path: &Path, volatile_too: bool) -> Result<u64, Wrong> {
     if !facts.is_dir() {
         return Err(Wrong { says: format!("{key} {shown} is no directory"), remedy: "correct the file" });
     }
-    if rustix::fs::access(path, Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK).is_err() {
-        return Err(Wrong {
-            says: format!("{key} {shown} is not writable for this user"),
-            remedy: "run as its owner, or chown it",
-        });
+    match rustix::fs::access(path, Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::ROFS) => {
+            return Err(Wrong {
+                says: format!("{key} {shown} is on a file system that is read-only for this process"),
+                remedy: "mount it for writing, or name it in ReadWritePaths= of the systemd unit",
+            });
+        }
+        Err(_) => {
+            return Err(Wrong {
+                says: format!("{key} {shown} is not writable for this user"),
+                remedy: "run as its owner, or chown it",
+            });
+        }
     }
     match volatile(path) {
         Some(why) if !volatile_too => Err(Wrong {
