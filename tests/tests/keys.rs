@@ -138,6 +138,10 @@ fn a_revoked_key_is_refused_at_once_and_its_running_answer_is_whole() {
     let (requests, refused, _, completion) = usage(&s.edge, "leaked");
     assert_eq!((requests, refused), (2, 1), "the refused one that came later has no key any more");
     assert!(completion > 0, "what ran is counted");
+    // Its name used again means the new one; the revoked one has its id.
+    let _next = key(&s.edge, "leaked", &[]);
+    let shown = s.edge.ctl(&["key", "show", "leaked", "-o", "json"]).ok().json();
+    assert!(shown["revoked_at"].is_null(), "{shown}");
 }
 
 /// Two keys, two models: each sees and may use its own, by any of its names.
