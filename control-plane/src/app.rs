@@ -194,6 +194,7 @@ impl Running {
                 connection.close(CloseReason::Shutdown);
                 connection.gone().await;
             }
+            self.plane.close_places().await;
             self.plane.observed.flush(umbel_wire::clock::now()).await;
             self.plane.store().close().await;
         };

@@ -155,7 +155,11 @@ impl Witness {
     /// asked for again, since all that came after it stands on it.
     pub(crate) fn ask(&mut self, edge_id: &EdgeId) -> u64 {
         let Some(row) = self.rows.get_mut(edge_id) else { return 0 };
-        let sequence = row.asked.get_or_insert_with(|| row.last.clone()).sequence;
+        // Below the first entry nothing stands: asked for, that is "none" and stays unanswered for good, and with it all
+        // that comes later.
+        let open = row.asked.take().filter(|asked| asked.sequence > 0);
+        row.asked = open.or_else(|| (row.last.sequence > 0).then(|| row.last.clone()));
+        let sequence = row.asked.as_ref().map_or(0, |asked| asked.sequence);
         self.changed(edge_id);
         sequence
     }
@@ -331,6 +335,17 @@ mod tests {
     }
 
     #[test]
+    fn an_empty_audit_is_nothing_to_ask_for() {
+        let edge = EdgeId::parse("ber1").unwrap();
+        let mut witness = Witness::default();
+        assert_eq!(witness.told(&edge, place(0, ""), None, 1), None);
+        assert_eq!(witness.ask(&edge), 0);
+        assert_eq!(witness.told(&edge, place(5, &hex(5)), None, 2), None);
+        assert_eq!(witness.ask(&edge), 5);
+        assert!(witness.told(&edge, place(13, "x"), stands(5, &[6; 32], false), 3).is_some());
+    }
+
+    #[test]
     fn a_question_stays_until_it_is_answered() {
         let edge = EdgeId::parse("ber1").unwrap();
         let mut witness = Witness::default();
@@ -349,6 +364,11 @@ mod tests {
         // A row of before it was known what is asked.
         let old = r#"{"last":{"sequence":4,"hash":"aa"},"told_at_unix_ms":5}"#;
         again.restore(edge.clone(), serde_json::from_str(old).unwrap());
+        assert_eq!(again.ask(&edge), 4);
+        // One that holds a question for no entry, as it was put once to an edge whose audit was empty.
+        let none =
+            r#"{"last":{"sequence":4,"hash":"aa"},"told_at_unix_ms":5,"asked":{"sequence":0,"hash":"00"}}"#;
+        again.restore(edge.clone(), serde_json::from_str(none).unwrap());
         assert_eq!(again.ask(&edge), 4);
         // A cut that shows by its number alone ends the question, too.
         assert!(again.told(&edge, place(3, "x"), None, 6).is_some());

@@ -1,7 +1,9 @@
-//! Keeps what edges tell of their audits: judged at each heartbeat, written once a minute, a cut at once.
+//! Keeps what edges tell of their audits: judged at each heartbeat, written as often as one comes, a cut at once.
+//!
+//! Invariant: a control plane that is drained has stored all that it was told; one that is killed, all but what came in
+//! the time between two heartbeats.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use umbel_store::{AuditRecord, Commit};
 use umbel_wire::ids::{EdgeId, Generation};
@@ -9,8 +11,6 @@ use umbel_wire::ids::{EdgeId, Generation};
 use super::plane::Plane;
 use crate::core::witness::{Answer, Cut, Place, written};
 
-/// How often places are written.
-const EVERY: Duration = Duration::from_secs(60);
 /// Rows in one commit.
 const ROWS: usize = 500;
 
@@ -41,9 +41,16 @@ impl Plane {
 
     /// Writes the places now and then, until the drain.
     pub(crate) async fn keep_places(self: Arc<Self>) {
-        while self.drain.run_until_cancelled(tokio::time::sleep(EVERY)).await.is_some() {
+        // What changed since, in one commit; nothing, if nothing did.
+        let every = self.settings.heartbeat;
+        while self.drain.run_until_cancelled(tokio::time::sleep(every)).await.is_some() {
             self.write_places(Vec::new()).await;
         }
+        self.write_places(Vec::new()).await;
+    }
+
+    /// Writes what came while it was drained: after the last heartbeat.
+    pub(crate) async fn close_places(&self) {
         self.write_places(Vec::new()).await;
     }
 

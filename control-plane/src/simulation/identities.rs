@@ -4,7 +4,7 @@
 //! Owns the order that `http/identities.rs`, `shell/enrollment.rs`, `shell/rotation.rs` and `shell/witness.rs` have. Leaves
 //! rows and verdicts to the cores. A signing request is the 32 bytes of the key's hash: nothing is signed here.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use prost::Message;
 use umbel_contracts::bounds;
@@ -26,9 +26,6 @@ use crate::core::enrollments::{self, ENROLLMENTS, EnrollmentRow, Judged, judge};
 use crate::core::identities::{self, Signed};
 use crate::core::operators::{self, OPERATORS, OperatorRow};
 use crate::core::witness::{WITNESS, WitnessRow, answer, place, written};
-
-/// How often places are written.
-const PLACES: Duration = Duration::from_secs(60);
 
 /// What an admin wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -276,7 +273,7 @@ impl Plane {
             }
         }
         if self.places_at <= now {
-            self.places_at = now + PLACES;
+            self.places_at = now + self.setup.heartbeat;
             self.write_places(Commit::new(), disk, wall);
         }
     }

@@ -1,5 +1,6 @@
 //! The audit as operators search, follow, export and check it; the cut of an edge's audit; backups and restoring.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use prost::Message;
@@ -9,7 +10,7 @@ use umbel_contracts::proto::control::{AuditPlace, EdgeHeartbeat, EdgeSummary};
 use umbel_wire::Connection;
 use umbel_wire::tls::KeyPair;
 
-use crate::client::Ask;
+use crate::client::{Ask, local};
 use crate::rig::{Plane, plane, until};
 use crate::site::{connected, enroll, enroll_request};
 
@@ -107,6 +108,53 @@ async fn an_audit_that_was_cut_and_outgrown_is_seen() {
             assert!(told[0]["message"].as_str().unwrap().contains("Entry 30"), "{told}");
         }
     }
+}
+
+/// An edge that had no audit yet when it was first heard is asked like any other; and a control plane that is drained has
+/// stored what it acknowledged, also while an operator's question kept it.
+#[tokio::test]
+async fn a_place_that_was_acknowledged_outlives_the_drain() {
+    let mut plane = plane().await;
+    let (site, first) = connected(&plane, "ber1").await;
+    beat(&first, 0, 0).await;
+    plane.restart().await;
+    let connection = site.connect(&plane).await.unwrap();
+    assert_eq!(site.asked(), 0);
+    site.acts.silent.store(true, Ordering::SeqCst);
+    let (running, socket) = (plane.running.take().unwrap(), plane.config.socket.clone());
+    let question = local(&socket, Ask::get("/api/v1/status"));
+    let mut known = 0;
+    let draining = async {
+        until("the question is at the edge", || async { site.acts.statuses.load(Ordering::SeqCst) > 0 })
+            .await;
+        let beats = async {
+            // At intervals, as heartbeats come, until the connection ends.
+            for newest in 1.. {
+                let summary =
+                    EdgeSummary { audit_sequence: newest, audit_hash: vec![7; 32], ..EdgeSummary::default() };
+                let heartbeat = EdgeHeartbeat { summary: Some(summary), ..EdgeHeartbeat::default() };
+                let payload = heartbeat.encode_to_vec();
+                let told = connection.request(method::EDGE_HEARTBEAT, payload, Duration::from_secs(20)).await;
+                if told.is_err() {
+                    break;
+                }
+                known = newest;
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::join!(running.drain(Duration::from_secs(2)), beats)
+    };
+    // What becomes of the question is no matter here.
+    let _ = tokio::join!(question, draining);
+    plane.running = Some(umbel_control_plane::Running::build(&plane.config).await.unwrap());
+    let connection = site.connect(&plane).await.unwrap();
+    // The answer to the last one may have been lost on its way.
+    let asked = site.asked();
+    assert!(
+        known > 0 && (asked == known || asked == known + 1),
+        "{known} was acknowledged, {asked} is asked for"
+    );
+    drop(connection);
 }
 
 /// An edge whose audit loses its tail, also over a restart of the control plane, is a problem until somebody has looked.

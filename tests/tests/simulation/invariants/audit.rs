@@ -71,9 +71,11 @@ impl World {
         }
         let Some(plane) = &self.plane.process else { return Ok(()) };
         let (place, cut) = (plane.place(&edge_id), plane.cut(&edge_id));
+        // A question for no entry is none, and would never be answered.
+        let asked = plane.asked(&edge_id).is_some_and(|sequence| sequence > 0);
         self.judge.outgrown = match self.judge.outgrown {
             // It asked at the edge's hello, and judges by the answer.
-            Some((had, before)) if plane.asked(&edge_id).is_none() || cut != before => {
+            Some((had, before)) if !asked || cut != before => {
                 must(cut != before, "a cut audit that has grown again is noticed", || {
                     format!("it was told {had}, which is another now; its last cut is {cut:?}")
                 })?;
@@ -93,7 +95,6 @@ impl World {
             // It has grown beyond it again, and looks as if it went on.
             let answered = cut == Some((sequence, sequence));
             // What a paused control plane hears late is of before the hello that asks.
-            let asked = plane.asked(&edge_id).is_some();
             self.judge.outgrown = (asked && !answered).then_some((sequence, cut));
             return Ok(());
         }
