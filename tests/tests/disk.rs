@@ -42,7 +42,11 @@ impl Volume {
 
     /// Takes all the room that is left.
     fn fill(&self) -> PathBuf {
-        let path = self.at.join("filler");
+        self.fill_as("filler")
+    }
+
+    fn fill_as(&self, name: &str) -> PathBuf {
+        let path = self.at.join(name);
         let mut file = fs::File::create(&path).unwrap();
         for size in [1 << 20, 64 << 10, 4 << 10, 1 << 10] {
             let block = vec![0_u8; size];
@@ -124,4 +128,69 @@ fn a_full_disk_stops_management_and_not_inference() {
         assert!(audit.contains(&format!("\"{action}\"")), "no entry of {action}");
     }
     edge.wait_node("gpu-1", "back", SHORT, |n| n["connected"] == true);
+}
+
+/// Rows 102 and 107: edge and control plane that start on a full disk serve what they can, say from the start that they
+/// take no changes, and take them again by themselves.
+#[test]
+fn row_102_edge_and_control_plane_start_on_a_full_disk() {
+    let test = "row_102_edge_and_control_plane_start_on_a_full_disk";
+    let fleet = Fleet::new();
+    let volume = match Volume::mount(fleet.dir()) {
+        Ok(volume) => volume,
+        Err(why) => return skipped(test, &format!("no small volume here: {why}")),
+    };
+    let engine = Engine::start(&["m"]).unwrap();
+    let mut plane = fleet.control_plane();
+    let moved = volume.at.join("plane");
+    plane.daemon.stop(SOON);
+    let copied = Command::new("cp").arg("-a").arg(&plane.state).arg(&moved).status().unwrap();
+    assert!(copied.success());
+    fs::remove_dir_all(&plane.state).unwrap();
+    std::os::unix::fs::symlink(&moved, &plane.state).unwrap();
+    plane.start();
+    let options = EdgeOptions { state: Some(volume.at.join("state")), ..EdgeOptions::default() };
+    let mut edge = fleet.edge("berlin", Some(&plane), &options);
+    let _node = fleet.node(&edge, "gpu-1", &external(&engine, 2));
+    edge.wait_serving("gpu-1");
+    let filler = volume.fill();
+    edge.daemon.kill();
+    plane.daemon.kill();
+    // What the end of both gave back.
+    let rest = volume.fill_as("rest");
+
+    plane.start();
+    edge.start();
+    let problems = || {
+        let site = edge.get("/api/v1/status")["sites"][0].clone();
+        let problems = site["summary"]["problems"].as_array().cloned().unwrap_or_default();
+        problems
+            .iter()
+            .map(|problem| problem["code"].as_str().unwrap_or_default().to_owned())
+            .collect::<Vec<_>>()
+    };
+    assert!(problems().contains(&"STORE_READ_ONLY".to_owned()), "from the start: {:?}", problems());
+    edge.wait_serving("gpu-1");
+    let got = edge.chat("m", "full", true, &json!({})).whole(&edge.target()).unwrap();
+    assert!(got.text().ends_with("[DONE]\n\n"), "{}", got.text());
+    plane.wait_fresh("berlin");
+    let refused = edge.ctl(&["key", "create", "late"]);
+    assert!(refused.code == 1 && refused.err.contains("AUDIT_UNAVAILABLE"), "{refused:?}");
+    let refused = plane.ctl(&["operator", "create", "late", "--role", "viewer"]);
+    assert!(refused.code == 1 && refused.err.contains("AUDIT_UNAVAILABLE"), "{refused:?}");
+    // Told once, however often it is tried.
+    let told = |log: String| log.matches("could not be written").count();
+    assert_eq!((told(edge.daemon.log()), told(plane.daemon.log())), (0, 0));
+
+    fs::remove_file(filler).unwrap();
+    fs::remove_file(rest).unwrap();
+    wait::until("the edge's store is written again", SOON, || {
+        !problems().contains(&"STORE_READ_ONLY".to_owned())
+    });
+    let _ = edge.ctl(&["key", "create", "late"]).ok();
+    wait::until("and the control plane's", SOON, || {
+        plane.ctl(&["operator", "create", "late", "--role", "viewer"]).code == 0
+    });
+    let audit = edge.ctl(&["audit", "--action", "audit.gap", "-o", "jsonl"]).ok().out;
+    assert!(audit.lines().count() >= 1, "the gap is in the audit");
 }

@@ -296,3 +296,19 @@ fn a_credential_rotates_under_a_stream() {
         .collect();
     assert!(audit.iter().any(|entry| entry["action"].as_str().unwrap().contains("rotat")), "{audit:?}");
 }
+
+/// The note of a refusal, which the doctor reads, cannot be written: that is said.
+#[test]
+fn a_note_of_a_refusal_that_cannot_be_kept_is_told() {
+    let fleet = Fleet::new();
+    let plane = fleet.control_plane();
+    let edge = fleet.edge("berlin", Some(&plane), &EdgeOptions::default());
+    plane.wait_fresh("berlin");
+    let joined =
+        std::fs::read_dir(edge.state.join("control-planes")).unwrap().next().unwrap().unwrap().path();
+    // A directory in its place, and something in it.
+    std::fs::create_dir_all(joined.join("last-rejection.txt/x")).unwrap();
+    let told = || edge.daemon.log().matches("the note of its refusal cannot be kept").count();
+    let _ = plane.ctl(&["edge", "revoke", "berlin", "-m", "a test", "-y", "--confirm", "berlin"]).ok();
+    wait::until("it is told", SOON, || told() == 1);
+}

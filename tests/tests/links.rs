@@ -289,3 +289,33 @@ fn an_enrollment_whose_answer_was_lost_is_repeated() {
     }
     assert!(lost > 2, "some enrollments were cut: {lost}");
 }
+
+/// Row 24: the edge has answered, and the answer is cut on its way. One call of `node enroll` asks again by itself, with the
+/// same key, and is the one node that there is.
+#[test]
+fn row_24_an_enrollment_whose_answer_is_cut_is_asked_again() {
+    let fleet = Fleet::new();
+    let nodes: SocketAddr = free_address();
+    let proxy = Proxy::start(nodes).unwrap();
+    let options = EdgeOptions { nodes_via: Some((nodes, proxy.address())), ..EdgeOptions::default() };
+    let edge = fleet.edge("berlin", None, &options);
+    let engine = Engine::start(&["m"]).unwrap();
+    for (number, bytes) in [600_u64, 1_500, 2_300].into_iter().enumerate() {
+        let name = format!("gpu-{number}");
+        let node = fleet.node_files(&name, &external(&engine, 1));
+        let token = edge.token(&name);
+        let before = proxy.links().len();
+        let cut = Direction { cut: Some((bytes, Cut::Fin)), ..Direction::default() };
+        proxy.set_default(Faults { down: cut, ..Faults::default() });
+        std::thread::scope(|scope| {
+            let enrolling = scope.spawn(|| node.enroll(&token));
+            wait::until("it has dialed", SOON, || proxy.links().len() > before);
+            proxy.set_default(Faults::default());
+            let ran = enrolling.join().unwrap();
+            assert_eq!(ran.code, 0, "after {bytes} bytes: {ran:?}");
+        });
+        assert!(proxy.links().len() > before + 1, "it was asked again");
+    }
+    proxy.set_default(Faults::default());
+    assert_eq!(edge.nodes().len(), 3);
+}

@@ -41,6 +41,43 @@ fn an_audit_is_asked_checked_and_exported() {
     assert_eq!(changed.code, 3, "{changed:?}");
 }
 
+/// Somebody puts an older store in an edge's place, and it has grown beyond what its control plane knew before the two
+/// meet again: the number goes on, and what stands there does not.
+#[test]
+fn an_audit_that_was_cut_and_outgrown_is_seen_by_the_control_plane() {
+    let fleet = Fleet::new();
+    let mut plane = fleet.control_plane();
+    let mut edge = fleet.edge("berlin", Some(&plane), &EdgeOptions::default());
+    plane.wait_fresh("berlin");
+    edge.daemon.stop(SOON);
+    let (store, older) = (edge.state.join("store.redb"), fleet.dir().join("older.redb"));
+    std::fs::copy(&store, &older).unwrap();
+    edge.start();
+    for n in 0..4 {
+        let _ = edge.token(&format!("before-{n}"));
+    }
+    wait::until("the control plane was told of them", SOON, || {
+        plane.get("/api/v1/edges/berlin")["last_summary"]["audit_sequence"].as_u64() >= Some(4)
+    });
+    edge.daemon.stop(SOON);
+    plane.daemon.stop(SOON);
+    std::fs::copy(&older, &store).unwrap();
+    edge.start();
+    for n in 0..12 {
+        let _ = edge.token(&format!("after-{n}"));
+    }
+    plane.start();
+    let cut = wait::until_some("the control plane tells of it", SOON, || {
+        let edge = plane.get("/api/v1/edges/berlin");
+        let problems = edge["problems"].as_array().cloned().unwrap_or_default();
+        problems.into_iter().find(|problem| problem["code"] == "AUDIT_CUT").ok_or_else(|| edge.to_string())
+    });
+    assert!(cut["message"].as_str().unwrap().contains("has another hash"), "{cut}");
+    wait::until("it is audited", SOON, || {
+        plane.ctl(&["audit", "--action", "edge.audit_cut", "-o", "jsonl"]).ok().out.contains("berlin")
+    });
+}
+
 /// A backup of a running edge, restored: what was there is there, what came later is gone, open tokens are void, and a
 /// node that enrolled in between waits for an operator.
 #[test]
