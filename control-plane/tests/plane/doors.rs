@@ -191,7 +191,7 @@ async fn metrics_and_health_are_there_without_a_token_and_tell_no_secret() {
     assert!(text.contains("umbel_cp_sites{state=\"connected\"} 1"), "{text}");
     assert!(text.contains("umbel_cp_enrolled_total 1"), "{text}");
     // Sites are told by their names; who asks and where anybody is are not (R4).
-    assert!(text.contains("site=\"ber1\""), "{text}");
+    assert!(text.contains("name=\"ber1\""), "{text}");
     for secret in [plane.admin.as_str(), "127.0.0.1", "[::1]"] {
         assert!(!text.contains(secret), "{secret}: {text}");
     }
