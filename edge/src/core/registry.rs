@@ -85,6 +85,8 @@ pub(crate) struct Registry<H> {
     evicted: Vec<H>,
     // Which settings each node should have.
     targets: Targets,
+    // What nodes are called that are no tombstones, with how many are.
+    names: HashMap<String, u32>,
     // Names that a rename under way takes.
     reserved_names: BTreeSet<String>,
     // Which authorities there are; `None` until the site is open.
@@ -117,6 +119,7 @@ impl<H: Clone> Registry<H> {
             unsaved: BTreeSet::new(),
             evicted: Vec::new(),
             targets: Targets::default(),
+            names: HashMap::new(),
             reserved_names: BTreeSet::new(),
             authority: None,
             allowed_skew: clock::SKEW_ALLOWED,

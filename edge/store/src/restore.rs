@@ -20,6 +20,8 @@ use crate::switch::WriteSwitch;
 use crate::writer::now_unix_ms;
 use crate::{chain, limits};
 
+/// How far numbers go on above a backup that is younger than the clock says it can be: no backup is older.
+const LONG_AFTER_MS: i64 = 366 * 24 * 3_600 * 1_000;
 /// Positions that a restored store leaves out, so that no reader takes its changes for those it missed.
 const POSITIONS: u64 = 1 << 32;
 
@@ -151,6 +153,12 @@ fn judge(
     }
 }
 
+/// The moment whose numbers are above all that were given after a backup. A clock that is before the backup's own time is
+/// wrong and says nothing of it.
+fn moment(state_of_unix_ms: i64, now_unix_ms: i64) -> i64 {
+    if now_unix_ms < state_of_unix_ms { state_of_unix_ms.saturating_add(LONG_AFTER_MS) } else { now_unix_ms }
+}
+
 /// Makes a copy of a store another incarnation of it.
 pub(crate) fn reborn(tx: &mut dyn Transaction, origin: &Origin, now_unix_ms: i64) -> Result<(), Failure> {
     let mut identity = core::identity(tx)?.ok_or_else(|| Failure("it has no identity".to_owned()))?;
@@ -159,7 +167,7 @@ pub(crate) fn reborn(tx: &mut dyn Transaction, origin: &Origin, now_unix_ms: i64
     put_origin(tx, origin)?;
     let position = core::position(tx)?;
     core::put_position(tx, Position(position.0 + POSITIONS + limits::CHANGES_KEPT))?;
-    core::raise_marks(tx, of_this_time(now_unix_ms))?;
+    core::raise_marks(tx, of_this_time(moment(origin.state_of_unix_ms, now_unix_ms)))?;
     let sentence = match origin.rescued {
         None => format!("its state is of {} ms since 1970", origin.state_of_unix_ms),
         Some(kept) => format!(
@@ -174,4 +182,19 @@ pub(crate) fn reborn(tx: &mut dyn Transaction, origin: &Origin, now_unix_ms: i64
     let action = if origin.rescued.is_some() { "store.rescued" } else { "store.restored" };
     let entry = AuditRecord::new(action, &identity.incarnation, "succeeded").by("store").because(sentence);
     chain::append(tx, &[entry], now_unix_ms)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Found as seed 1596: the host's clock was 70 days behind when its backup of a minute ago was put in place.
+    #[test]
+    fn numbers_go_on_above_a_backup_whatever_the_clock_says() {
+        let (backup, minute, day) = (1_786_320_016_435, 60_000, 86_400_000);
+        let given = of_this_time(backup + minute);
+        assert!(of_this_time(moment(backup, backup - 70 * day)) > given);
+        assert!(of_this_time(moment(backup, backup + 2 * minute)) > given);
+        assert!(of_this_time(moment(i64::MAX, 0)) > given);
+    }
 }

@@ -3,7 +3,6 @@
 //! Owns the index of keys and the eviction of connections. Leaves closing them to the shell. Invariant: no connection
 //! that was let in under a row which people have ended since owns its node.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use umbel_store::Position;
@@ -30,6 +29,7 @@ impl<H: Clone> Registry<H> {
     /// A stored node, at start-up or just enrolled.
     pub(crate) fn insert(&mut self, id: NodeId, row: NodeRow, position: Position, report: ReportRow) {
         self.index_keys(id, &row);
+        self.name_changed(None, &row);
         if row.lifecycle == Lifecycle::Decommissioned {
             // A report that was written in the same moment counts no more.
             let last_seen_at_unix_ms = report.last_seen_at_unix_ms;
@@ -90,6 +90,7 @@ impl<H: Clone> Registry<H> {
             self.keys.remove(&key);
         }
         self.index_keys(id, &row);
+        self.name_changed(Some(&old), &row);
         if row.ends_connections_of(&old) {
             self.evict(id);
         }
@@ -114,8 +115,7 @@ impl<H: Clone> Registry<H> {
     /// # Errors
     /// CONFLICT `NAME_TAKEN`.
     pub(crate) fn name_free(&self, id: NodeId, name: &str) -> Result<(), Error> {
-        let taken = |node: &Arc<Node>| node.id != id && !node.is_tombstone() && node.row.name == name;
-        if !self.reserved_names.contains(name) && !self.nodes.values().any(taken) {
+        if !self.is_taken(id, name) {
             return Ok(());
         }
         let message =
@@ -135,18 +135,36 @@ impl<H: Clone> Registry<H> {
 
     /// The name for a node that comes in: as it is if that is free, else with the first number that makes it so.
     pub(crate) fn free_name(&self, id: NodeId, like: &str) -> String {
-        let living = self.nodes.values().filter(|node| node.id != id && !node.is_tombstone());
-        let taken: HashSet<&str> = living
-            .map(|node| node.row.name.as_str())
-            .chain(self.reserved_names.iter().map(String::as_str))
-            .collect();
         let numbered = (2_u32..).map(|number| {
             let number = format!("-{number}");
             let kept = like.chars().take(NAME_MAX.saturating_sub(number.len())).collect::<String>();
             kept + &number
         });
         let mut names = std::iter::once(like.to_owned()).chain(numbered);
-        names.find(|name| !taken.contains(name.as_str())).unwrap_or_else(|| like.to_owned())
+        names.find(|name| !self.is_taken(id, name)).unwrap_or_else(|| like.to_owned())
+    }
+
+    /// Whether another node is called so, or will be.
+    fn is_taken(&self, id: NodeId, name: &str) -> bool {
+        let own = self.nodes.get(&id).is_some_and(|node| !node.is_tombstone() && node.row.name == name);
+        let others = self.names.get(name).copied().unwrap_or(0) > u32::from(own);
+        others || self.reserved_names.contains(name)
+    }
+
+    // Counts what nodes are called: a site of ten thousand is not searched for each that comes in.
+    fn name_changed(&mut self, before: Option<&NodeRow>, after: &NodeRow) {
+        let lives = |row: &&NodeRow| row.lifecycle != Lifecycle::Decommissioned;
+        if let Some(before) = before.filter(lives)
+            && let Some(count) = self.names.get_mut(&before.name)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.names.remove(&before.name);
+            }
+        }
+        if lives(&after) {
+            *self.names.entry(after.name.clone()).or_default() += 1;
+        }
     }
 
     /// [`Registry::free_name`], kept until [`Registry::release_name`].
