@@ -142,6 +142,7 @@ fn a_revoked_key_is_refused_at_once_and_its_running_answer_is_whole() {
     let _next = key(&s.edge, "leaked", &[]);
     let shown = s.edge.ctl(&["key", "show", "leaked", "-o", "json"]).ok().json();
     assert!(shown["revoked_at"].is_null(), "{shown}");
+    assert_eq!(usage(&s.edge, "leaked").0, 2, "what was used with the old one is still told");
 }
 
 /// Two keys, two models: each sees and may use its own, by any of its names.

@@ -94,7 +94,8 @@ async fn list(ctl: &Ctl) -> Outcome {
     gathered.complete("keys")
 }
 
-async fn find(ctl: &Ctl, id: &str) -> Outcome<pick::Picked<(String, ApiKeyObject, String)>> {
+/// All keys, with their sites and as they came.
+async fn all(ctl: &Ctl) -> Outcome<Vec<(String, ApiKeyObject, String)>> {
     let gathered = gather(ctl, "apikey.list", "apikeys").await?;
     let mut keys = Vec::new();
     for (site, raw) in &gathered.items {
@@ -104,6 +105,11 @@ async fn find(ctl: &Ctl, id: &str) -> Outcome<pick::Picked<(String, ApiKeyObject
             super::with_site(site, raw)?.get().to_owned(),
         ));
     }
+    Ok(keys)
+}
+
+async fn find(ctl: &Ctl, id: &str) -> Outcome<pick::Picked<(String, ApiKeyObject, String)>> {
+    let mut keys = all(ctl).await?;
     // Of a name that was used again the one that opens something is meant; the others have their ids.
     let named = |key: &ApiKeyObject| key.name == id;
     if keys.iter().any(|(_, key, _)| named(key) && key.revoked_at.is_none()) {

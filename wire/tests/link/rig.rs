@@ -60,7 +60,9 @@ impl Pki {
         let client =
             wire_client(Trust::Ca(vec![ca.clone()]), Some(ClientIdentity::new(chain, key.private_key())))
                 .unwrap();
-        let _ = std::fs::remove_dir_all(&dir);
+        if let Some(folder) = dir.parent() {
+            let _ = std::fs::remove_dir_all(folder);
+        }
         Self {
             server: wire_server(server.chain, server.key.private_key()).unwrap(),
             client,

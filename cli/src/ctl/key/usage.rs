@@ -1,9 +1,9 @@
 //! `ctl key usage`: requests and tokens of each key and model, in all or by day.
 
 use serde_json::{Map, Value, value::RawValue};
-use umbel_contracts::operations::KeyUsageObject;
+use umbel_contracts::operations::{ApiKeyObject, KeyUsageObject};
 
-use super::{Ctl, find};
+use super::{Ctl, all, find};
 use crate::{
     args::{By, KeyUsage},
     client::parse,
@@ -54,9 +54,21 @@ pub(super) async fn run(ctl: &Ctl, asked: &KeyUsage) -> Outcome {
 
 async fn of_one(ctl: &Ctl, id: &str, mut args: Map<String, Value>) -> Outcome<Gathered> {
     let (site, key, _) = find(ctl, id).await?.item;
-    args.insert("key_id".to_owned(), key.key_id.into());
-    let items: Vec<Box<RawValue>> = pages(ctl, &site, "apikey.usage", "usage", &args).await?;
-    Ok(Gathered { items: items.into_iter().map(|item| (site.clone(), item)).collect(), silent: Vec::new() })
+    // A name stands for all that ever had it: what was used did not go when the key was replaced.
+    let of_name = |other: &ApiKeyObject| key.name == id && other.name == id;
+    let mut key_ids: Vec<String> = Vec::new();
+    for (at, other, _) in all(ctl).await? {
+        if at == site && (other.key_id == key.key_id || of_name(&other)) {
+            key_ids.push(other.key_id);
+        }
+    }
+    let mut gathered = Gathered { items: Vec::new(), silent: Vec::new() };
+    for key_id in key_ids {
+        args.insert("key_id".to_owned(), key_id.into());
+        let items: Vec<Box<RawValue>> = pages(ctl, &site, "apikey.usage", "usage", &args).await?;
+        gathered.items.extend(items.into_iter().map(|item| (site.clone(), item)));
+    }
+    Ok(gathered)
 }
 
 fn table(by: By, rows: &[(String, KeyUsageObject)]) -> Table {
