@@ -12,7 +12,7 @@ use umbel_wire::NodeId;
 use super::node::Declared;
 
 /// An engine in the order of the descriptions: since when, its node, its name.
-pub(super) type Place = (i64, NodeId, String);
+type Place = (i64, NodeId, String);
 
 /// Names of models and aliases that can be known in all: metrics have a series each.
 pub(crate) const NAMES_MAX: usize = 4_096;
@@ -94,54 +94,89 @@ impl Catalog {
         found
     }
 
-    /// Judges the engines of these models anew; of a model on which nothing else changed only those of `changed`, since
-    /// thousands of nodes serve one model.
+    /// Judges the engines of these models anew; of a model on which nothing else changed only `engines`, those of the node
+    /// `changed`, since thousands of nodes serve one model.
     pub(super) fn judge<'a>(
         &mut self,
         models: &BTreeSet<String>,
-        changed: NodeId,
+        (changed, engines): (NodeId, &'a [Declared]),
         declared: impl Fn(&NodeId, &str) -> Option<&'a Declared>,
     ) -> Vec<(NodeId, String, Verdict)> {
         let before: HashMap<&String, Standing> =
             models.iter().filter_map(|model| Some((model, self.take(model)?))).collect();
-        let mut places: Vec<(Place, &String)> = Vec::new();
-        let alone = models.len() == 1;
-        for model in models {
-            let all = self.models.get(model).into_iter().flatten();
-            // Where no name is shared the first one decides, whatever follows.
-            places.extend(all.take(if alone { 1 } else { usize::MAX }).map(|place| (place.clone(), model)));
-        }
-        places.sort_unstable();
-        let mut blocked: HashMap<(NodeId, String), Verdict> = HashMap::new();
-        for ((_, id, name), model) in places {
-            let Some(engine) = declared(&id, &name).filter(|_| !self.standing.contains_key(model)) else {
+        let (alone, sharing): (Vec<&String>, Vec<&String>) =
+            models.iter().partition(|model| self.is_alone(model));
+        let mut verdicts = self.judge_together(&sharing, &declared);
+        for model in alone {
+            let Some((_, first, name)) = self.models.get(model).and_then(BTreeSet::first).cloned() else {
                 continue;
             };
-            if let Err(verdict) = self.stand(id, engine) {
-                blocked.insert((id, name), verdict);
+            // Where no name is shared the first one decides, whatever follows.
+            if let Some(engine) = declared(&first, &name) {
+                let _ = self.stand(first, engine);
             }
-        }
-        let mut verdicts = Vec::new();
-        for model in models {
-            let standing = self.standing.get(model);
-            let stands = standing.zip(before.get(model));
-            let same =
-                stands.is_some_and(|(now, was)| now.threshold == was.threshold && now.names == was.names);
-            for (_, id, name) in self.models.get(model).into_iter().flatten() {
-                if same && *id != changed && alone {
-                    continue;
-                }
-                let Some(engine) = declared(id, name) else { continue };
-                let verdict = match (blocked.remove(&(*id, name.clone())), standing) {
-                    (Some(blocked), _) => blocked,
-                    (None, Some(standing)) if standing.agrees(engine) => Verdict::Stands,
-                    (None, Some(standing)) => Verdict::Mismatch { with: standing.first },
-                    (None, None) => self.fits(engine).err().unwrap_or(Verdict::TooMany),
-                };
-                verdicts.push((*id, name.clone(), verdict));
+            let stands = self.standing.get(model).zip(before.get(model));
+            if stands.is_some_and(|(now, was)| now.says_the_same(was)) {
+                let own = engines.iter().filter(|engine| engine.model == *model);
+                verdicts.extend(own.map(|engine| (changed, engine.name.clone(), self.verdict(engine))));
+            } else {
+                verdicts.extend(self.verdicts(model, &declared));
             }
         }
         verdicts
+    }
+
+    /// Models that share names, in the order of all their engines.
+    fn judge_together<'a>(
+        &mut self,
+        models: &[&String],
+        declared: &impl Fn(&NodeId, &str) -> Option<&'a Declared>,
+    ) -> Vec<(NodeId, String, Verdict)> {
+        let of = |model: &&String| self.models.get(*model).into_iter().flatten();
+        let mut places: Vec<Place> = models.iter().flat_map(of).cloned().collect();
+        places.sort_unstable();
+        let mut blocked: HashMap<(NodeId, String), Verdict> = HashMap::new();
+        for (_, id, name) in places {
+            let Some(engine) = declared(&id, &name) else { continue };
+            if !self.standing.contains_key(&engine.model)
+                && let Err(verdict) = self.stand(id, engine)
+            {
+                blocked.insert((id, name), verdict);
+            }
+        }
+        let mut verdicts: Vec<_> = models.iter().flat_map(|model| self.verdicts(model, declared)).collect();
+        for (id, name, verdict) in &mut verdicts {
+            // What kept it from standing says more than what stood after it.
+            if let Some(first) = blocked.remove(&(*id, name.clone())) {
+                *verdict = first;
+            }
+        }
+        verdicts
+    }
+
+    /// What each engine of a model comes to, by what stands now.
+    fn verdicts<'a>(
+        &self,
+        model: &str,
+        declared: &impl Fn(&NodeId, &str) -> Option<&'a Declared>,
+    ) -> Vec<(NodeId, String, Verdict)> {
+        let places = self.models.get(model).into_iter().flatten();
+        let judged = |(_, id, name): &Place| Some((*id, name.clone(), self.verdict(declared(id, name)?)));
+        places.filter_map(judged).collect()
+    }
+
+    fn verdict(&self, engine: &Declared) -> Verdict {
+        match self.standing.get(&engine.model) {
+            Some(standing) if standing.agrees(engine) => Verdict::Stands,
+            Some(standing) => Verdict::Mismatch { with: standing.first },
+            None => self.fits(engine).err().unwrap_or(Verdict::TooMany),
+        }
+    }
+
+    /// No other model uses a name of it.
+    fn is_alone(&self, model: &str) -> bool {
+        let mut names = self.names.get(model).into_iter().flat_map(BTreeMap::keys);
+        names.all(|name| self.users.get(name).is_none_or(|users| users.len() <= 1))
     }
 
     /// Takes what stood of a model away.
@@ -180,6 +215,10 @@ impl Catalog {
 }
 
 impl Standing {
+    fn says_the_same(&self, other: &Self) -> bool {
+        self.threshold == other.threshold && self.names == other.names
+    }
+
     fn agrees(&self, engine: &Declared) -> bool {
         self.threshold == engine.long_context_threshold_tokens && self.names == names(engine)
     }

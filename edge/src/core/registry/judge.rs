@@ -57,8 +57,9 @@ impl<H: Clone> Registry<H> {
         let nodes = &self.nodes;
         let declared =
             |id: &NodeId, name: &str| nodes.get(id)?.report.engines.iter().find(|engine| engine.name == name);
+        let own = nodes.get(&changed).map(|node| node.report.engines.as_slice()).unwrap_or_default();
         let mut of_nodes: BTreeMap<NodeId, Vec<(String, Verdict)>> = BTreeMap::from([(changed, Vec::new())]);
-        for (id, name, verdict) in self.catalog.judge(models, changed, declared) {
+        for (id, name, verdict) in self.catalog.judge(models, (changed, own), declared) {
             of_nodes.entry(id).or_default().push((name, verdict));
         }
         for (id, verdicts) in of_nodes {
@@ -73,20 +74,13 @@ impl<H: Clone> Registry<H> {
         let mut judged = BTreeSet::new();
         for (name, verdict) in verdicts {
             let subject = node.provider_id(&name);
-            if let Some((code, message)) = self.refusal(&name, &node.report.engines, verdict) {
-                let since = node.report.engines.iter().find(|engine| engine.name == name);
-                let since = since.map_or(0, |engine| engine.since_unix_ms);
-                let since =
-                    node.problems.get(&(code, subject.clone())).map_or(since, |old| old.since_unix_ms);
-                let (code_text, subject_text) = (code.to_owned(), subject.clone());
-                let problem = Problem {
-                    code: code_text,
-                    message,
-                    since_unix_ms: since,
-                    subject: subject_text,
-                    until: None,
-                };
-                refused.push(((code, subject.clone()), problem));
+            let engine = node.report.engines.iter().find(|engine| engine.name == name);
+            if let Some((code, message)) = engine.and_then(|engine| self.refusal(engine, verdict)) {
+                let key = (code, subject.clone());
+                let first = engine.map_or(0, |engine| engine.since_unix_ms);
+                let since_unix_ms = node.problems.get(&key).map_or(first, |old| old.since_unix_ms);
+                let (code, subject) = (code.to_owned(), subject.clone());
+                refused.push((key, Problem { code, message, since_unix_ms, subject, until: None }));
             }
             judged.insert(subject);
         }
@@ -106,17 +100,12 @@ impl<H: Clone> Registry<H> {
     }
 
     /// Why an engine's description does not stand, and what to do.
-    fn refusal(
-        &self,
-        engine: &str,
-        declared: &[Declared],
-        verdict: Verdict,
-    ) -> Option<(&'static str, String)> {
+    fn refusal(&self, declared: &Declared, verdict: Verdict) -> Option<(&'static str, String)> {
+        let (engine, model) = (&declared.name, &declared.model);
         let named = |id: NodeId| self.node(&id).map_or_else(|| "?".to_owned(), |node| node.row.name.clone());
         match verdict {
             Verdict::Stands => None,
             Verdict::Mismatch { with } => {
-                let model = declared.iter().find(|one| one.name == engine).map_or("?", |one| &one.model);
                 let message = format!(
                     "{engine} describes model {model} with another long-context threshold or other aliases than node {} \
                      does; make both alike",
