@@ -15,7 +15,7 @@ use crate::{
     core::supervisor::GRACE,
     preflight,
     shell::{
-        admin::{self, Admin},
+        admin::{Admin, Doors},
         credential::Credentials,
         edge::Edge,
         engines::{self, Engines},
@@ -122,8 +122,8 @@ async fn agent(config: Config) -> Result<(), StartError> {
         reports,
     };
     tracing::info!(node_id = %parts.identity.node_id, edge = %parts.identity.edge_id, "node agent started");
-    let work = admin::serve(socket, metrics, Arc::new(parts));
-    let answering = tokio::spawn(pieces.clone().vital("local socket", CancellationToken::new(), work));
+    let doors = Arc::new(Doors::new(socket, metrics, Arc::new(parts)));
+    let answering = tokio::spawn(pieces.clone().kept("local socket", move || Arc::clone(&doors).serve()));
     let end = CancellationToken::new();
     let (role, ends) = (Arc::clone(&edge), end.clone());
     let dialing = tokio::spawn(pieces.clone().kept("connection to the edge", move || {

@@ -140,8 +140,6 @@ async fn engines_come_change_and_go_with_settings() {
     .await;
 }
 
-/// Row 77: what parses and does not work is taken back by itself: the last good ones are in force, also after a
-/// restart, and what failed is told.
 /// An engine that has no stream ends at once, whatever time streams would get: its name is free for what comes next.
 #[tokio::test]
 async fn an_engine_that_nobody_uses_does_not_wait_to_be_drained() {
@@ -160,6 +158,8 @@ async fn an_engine_that_nobody_uses_does_not_wait_to_be_drained() {
     node.edge.settings("the end of the trial", |said| said.applied_version == 3 && !said.confirming).await;
 }
 
+/// Row 77: what parses and does not work is taken back by itself: the last good ones are in force, also after a
+/// restart, and what failed is told.
 #[tokio::test]
 async fn row_77_settings_that_do_not_work_are_taken_back() {
     let mut node = Node::start("plain", false).await;

@@ -152,9 +152,7 @@ pub struct KeyHash(pub [u8; 32]);
 impl fmt::Display for KeyHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // At once: a registry's rows, its log and its audit are full of them.
-        let mut digits = [0; 64];
-        HEXLOWER.encode_mut(&self.0, &mut digits);
-        f.write_str(std::str::from_utf8(&digits).unwrap_or_default())
+        f.write_str(HEXLOWER.encode_mut_str(&self.0, &mut [0; 64]))
     }
 }
 

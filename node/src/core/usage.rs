@@ -3,6 +3,8 @@
 //! Owns the bounded look; leaves the bytes to the relay. Invariant: at most [`KEPT`] bytes of either end are looked at,
 //! and an answer without a `usage` object there has no counts rather than zeros.
 
+use memchr::memmem;
+
 /// Bytes of each of an answer's ends that are looked at. A usage object has a few hundred; some engines put their timings
 /// behind it, and vectors or documents, of any length.
 pub(crate) const KEPT: usize = 4096;
@@ -58,12 +60,15 @@ impl UsageTail {
     /// Takes a part of the answer.
     pub(crate) fn push(&mut self, part: &[u8]) {
         if !self.past_head {
-            let room = KEPT - self.head.len();
-            self.head.extend_from_slice(part.get(..room).unwrap_or(part));
-            let is_object = self.head.trim_ascii_start().first().is_none_or(|first| *first == b'{');
-            self.past_head = !is_object || self.head.len() >= KEPT;
-            if !is_object {
-                self.head = Vec::new();
+            // Nothing of a stream of events is kept: it begins otherwise.
+            let begun = !self.head.trim_ascii_start().is_empty();
+            let is_object = begun || part.trim_ascii_start().first().is_none_or(|first| *first == b'{');
+            if is_object {
+                let room = KEPT - self.head.len();
+                self.head.extend_from_slice(part.get(..room).unwrap_or(part));
+                self.past_head = self.head.len() >= KEPT;
+            } else {
+                (self.head, self.past_head) = (Vec::new(), true);
             }
         }
         if part.len() >= KEPT {
@@ -80,17 +85,14 @@ impl UsageTail {
     /// The last usage object that is there in full, else the first one of an object's beginning.
     pub(crate) fn usage(&self) -> Usage {
         // Forwards and then back: only the way forwards looks at many bytes at a time.
-        let last = || places(&self.bytes).into_iter().rev().find_map(|at| usage_at(&self.bytes, at));
-        let first = || places(&self.head).into_iter().find_map(|at| usage_at(&self.head, at));
+        let places: Vec<usize> = memmem::find_iter(&self.bytes, KEY).collect();
+        let last = || places.iter().rev().find_map(|at| usage_at(&self.bytes, *at));
+        let first = || memmem::find_iter(&self.head, KEY).find_map(|at| usage_at(&self.head, at));
         last().or_else(first).unwrap_or_default()
     }
 }
 
 const KEY: &[u8] = b"\"usage\"";
-
-fn places(bytes: &[u8]) -> Vec<usize> {
-    memchr::memmem::find_iter(bytes, KEY).collect()
-}
 
 /// The object behind the key that stands there.
 fn usage_at(bytes: &[u8], at: usize) -> Option<Usage> {

@@ -62,15 +62,15 @@ impl Door {
         })
     }
 
-    async fn serve(self, metrics: Arc<Metrics>) {
+    async fn serve(&self, metrics: &Arc<Metrics>) {
         let places = Arc::new(Semaphore::new(CALLERS));
         loop {
             // It is never closed.
             let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
             match self.accept().await {
                 Ok(stream) => {
-                    let metrics = Arc::clone(&metrics);
-                    let admin = match &self {
+                    let metrics = Arc::clone(metrics);
+                    let admin = match self {
                         Self::Local(_, admin) => Some(Arc::clone(admin)),
                         Self::Loopback(_) => None,
                     };
@@ -89,13 +89,26 @@ impl Door {
     }
 }
 
-/// Answers callers of the local socket, and collectors on loopback, for ever.
-pub(crate) async fn serve(local: LocalListener, loopback: Option<TcpListener>, admin: Arc<Admin>) {
-    let metrics = Arc::new(Metrics::new(&admin));
-    let local = Door::Local(local, admin).serve(Arc::clone(&metrics));
-    match loopback {
-        Some(listener) => drop(tokio::join!(local, Door::Loopback(listener).serve(metrics))),
-        None => local.await,
+/// The node's own doors. The socket's file goes with them.
+pub(crate) struct Doors {
+    local: Door,
+    loopback: Option<Door>,
+    metrics: Arc<Metrics>,
+}
+
+impl Doors {
+    pub(crate) fn new(local: LocalListener, loopback: Option<TcpListener>, admin: Arc<Admin>) -> Self {
+        let metrics = Arc::new(Metrics::new(&admin));
+        Self { local: Door::Local(local, admin), loopback: loopback.map(Door::Loopback), metrics }
+    }
+
+    /// Answers callers of the local socket, and collectors on loopback, for ever. May be begun again.
+    pub(crate) async fn serve(self: Arc<Self>) {
+        let local = self.local.serve(&self.metrics);
+        match &self.loopback {
+            Some(door) => drop(tokio::join!(local, door.serve(&self.metrics))),
+            None => local.await,
+        }
     }
 }
 

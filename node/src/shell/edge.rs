@@ -66,12 +66,17 @@ pub(crate) struct LastError {
 /// What is counted of connections since the start, for metrics.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Counts {
-    pub(crate) connected: bool,
     /// When the edge last took the hello or answered a heartbeat.
     pub(crate) heard: Option<(Instant, Wall)>,
     pub(crate) connections: u64,
     /// By the step that a dial or connection had come to: a handful of words.
     pub(crate) failures: BTreeMap<&'static str, u64>,
+}
+
+impl Counts {
+    fn hear(&mut self) {
+        self.heard = Some((Instant::now(), Wall::now()));
+    }
 }
 
 #[derive(Debug)]
@@ -133,13 +138,17 @@ impl Edge {
 
     /// What is counted of connections.
     pub(crate) fn counts(&self) -> Counts {
-        let now = self.lock();
-        Counts { connected: now.connection.is_some(), ..now.counts.clone() }
+        self.lock().counts.clone()
+    }
+
+    /// The edge is connected.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.lock().connection.is_some()
     }
 
     /// The edge said something.
     fn heard(&self) {
-        self.lock().counts.heard = Some((Instant::now(), Wall::now()));
+        self.lock().counts.hear();
     }
 
     fn current(&self) -> Option<Generation> {
@@ -259,7 +268,7 @@ impl DialRole for Edge {
             now.shown.last_error = None;
             now.connection = Some(connection.clone());
             now.counts.connections += 1;
-            now.counts.heard = Some((Instant::now(), Wall::now()));
+            now.counts.hear();
         }
         if self.draining.is_cancelled() {
             connection.goaway(GoawayReason::Shutdown, "the node agent stops", None);

@@ -338,6 +338,7 @@ mod tests {
         for name in ["a", "b"] {
             becomes(&mut changes, name, State::Ready).await;
         }
+        assert_eq!(engines.standing("nobody"), Standing::Working, "a trial of what does not come has an end");
         *engines.host.trips.lock().unwrap() = Some("a".into());
         let mut changed = config.clone();
         changed.engines[0].capacity += 1;

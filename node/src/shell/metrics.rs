@@ -68,11 +68,12 @@ fn connection(encoder: &mut DescriptorEncoder<'_>, admin: &Admin) -> fmt::Result
     let counts = admin.edge.counts();
     let peer = Peer {
         name: admin.identity.edge_id.clone(),
-        up: counts.connected,
+        up: admin.edge.is_connected(),
         heard: counts.heard.map(|at| at.1),
     };
     exposition::peers(encoder, "edge", &[peer])?;
-    let help = "Since the edge last answered a heartbeat; no series before the first";
+    let help =
+        "Since the edge last took the hello or answered a heartbeat; no series before the first connection";
     let age = counts.heard.map(|(at, _)| Instant::now().saturating_duration_since(at).as_secs_f64());
     gauges(encoder, "umbel_node_heartbeat_age_seconds", help, age.map(|age| ([("peer", "edge")], age)))?;
     let help = "Connections to the edge since the start: the first and every reconnect";

@@ -58,7 +58,6 @@ impl List {
 }
 
 impl Host {
-    /// The `llama-server` program, as the node's file has it now.
     /// Breaks off where a test wants it.
     #[cfg(test)]
     #[allow(clippy::panic, reason = "that is what it is for")]
@@ -73,6 +72,7 @@ impl Host {
     #[cfg(not(test))]
     pub(super) fn trip(&self, _engine: &str) {}
 
+    /// The `llama-server` program, as the node's file has it now.
     pub(super) fn llama_server(&self) -> Option<PathBuf> {
         self.llama_server.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -244,9 +244,16 @@ impl Engines {
         self.changed.send_modify(|version| *version += 1);
     }
 
-    /// How an engine does.
+    /// How an engine does. One that is not there and waits for no name is one that does not come: its trial has an end.
     pub(crate) fn standing(&self, name: &str) -> Standing {
-        self.by_name(name).map_or(Standing::Leaving, |engine| engine.standing())
+        if let Some(engine) = self.by_name(name) {
+            return engine.standing();
+        }
+        if self.lock().leaving.iter().any(|engine| engine.name == name) {
+            Standing::Leaving
+        } else {
+            Standing::Working
+        }
     }
 
     /// The engines that take a change with their next start.
