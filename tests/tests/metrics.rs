@@ -192,7 +192,7 @@ fn every_metric_is_documented_and_what_is_built_on_them_finds_them() {
     promtool(&["check", "config", "prometheus.yml"], "");
 }
 
-/// The other words of what is told: they are the program's own, whatever clients and peers send.
+/// What one tier counted another one counted, too; and no label names a place in the network or on a disk.
 #[test]
 fn figures_of_the_tiers_agree_on_what_happened() {
     let said = said();
@@ -202,6 +202,7 @@ fn figures_of_the_tiers_agree_on_what_happened() {
     };
     assert_eq!(value("edge", "umbel_edge_key_requests_total", &[]), 3.0, "two answers and one refusal");
     let tokens = value("edge", "umbel_edge_key_tokens_total", &[("direction", "output")]);
+    assert!(tokens > 0.0);
     assert_eq!(tokens, value("edge", "umbel_edge_tokens_total", &[("direction", "output")]));
     assert_eq!(
         value("edge", "umbel_edge_rejections_total", &[("model", "_unknown"), ("reason", "not_found")]),

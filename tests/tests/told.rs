@@ -1,5 +1,6 @@
-//! Every reason of a refusal or failure, produced by a client over HTTP: its status, code, reason and when to come back, as
-//! contracts/openai.md has them; and the counters of reasons say what the clients were told.
+//! Reasons of refusals and failures, produced by a client over HTTP: status, code, reason and when to come back, as
+//! contracts/openai.md has them; and the counters of reasons say what the clients were told. Not here: slow_body, held_bytes,
+//! connections, engine_bad_answer, engine_truncated, engine_refused.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};

@@ -109,7 +109,13 @@ async fn all(ctl: &Ctl) -> Outcome<Vec<(String, ApiKeyObject, String)>> {
 }
 
 async fn find(ctl: &Ctl, id: &str) -> Outcome<pick::Picked<(String, ApiKeyObject, String)>> {
-    let mut keys = all(ctl).await?;
+    chosen(all(ctl).await?, id)
+}
+
+fn chosen<T>(
+    mut keys: Vec<(String, ApiKeyObject, T)>,
+    id: &str,
+) -> Outcome<pick::Picked<(String, ApiKeyObject, T)>> {
     // Of a name that was used again the one that opens something is meant; the others have their ids.
     let named = |key: &ApiKeyObject| key.name == id;
     if keys.iter().any(|(_, key, _)| named(key) && key.revoked_at.is_none()) {

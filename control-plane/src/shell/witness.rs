@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use umbel_store::{AuditRecord, Commit};
+use umbel_store::{AuditRecord, Commit, CommitError};
 use umbel_wire::ids::{EdgeId, Generation};
 
 use super::plane::Plane;
@@ -64,7 +64,12 @@ impl Plane {
             commit = written(commit, &rows);
             let records = commit.audit.clone();
             if let Err(error) = self.store().commit(std::mem::take(&mut commit)).await {
-                tracing::warn!(%error, "the places of the edges' audits could not be written; they stay in memory");
+                let what = "the places of the edges' audits could not be written; they stay in memory";
+                match error {
+                    // The store tells of a full disk, once, for as long as it lasts.
+                    CommitError::ReadOnly(_) => tracing::debug!(%error, "{what}"),
+                    _ => tracing::warn!(%error, "{what}"),
+                }
                 self.witness().keep(rows);
                 self.observed.tell(umbel_wire::clock::now(), records);
                 return;

@@ -24,10 +24,39 @@ use umbel_wire::{Code, Error};
 use crate::core::commands::Request;
 use crate::shell::commands::Commands;
 use crate::shell::operations::audit;
+use crate::shell::site::Site;
 use crate::shell::status::{self, Question, Reading};
 
 /// How long whoever asks for a backup waits for it.
 const BACKUP: Duration = Duration::from_secs(600);
+
+/// All parts of a reading, as one object.
+fn whole(site: &Site, mut reading: Reading, sections: &[String]) -> SiteStatus {
+    let mut summary = None;
+    let mut nodes = Vec::new();
+    let mut queues = Vec::new();
+    let mut observed_at = None;
+    while let Some(part) = reading.next(site) {
+        if part.observed_at_unix_ms > 0 {
+            observed_at = Some(timestamp(part.observed_at_unix_ms));
+        }
+        summary = summary.or(part.summary.map(SummaryObject::from_proto));
+        queues.extend(part.queues.into_iter().map(QueueObject::from_proto));
+        nodes.extend(part.nodes.into_iter().map(NodeObject::from_proto));
+    }
+    let wanted = |section: &str| sections.is_empty() || sections.iter().any(|one| one == section);
+    SiteStatus {
+        edge_id: site.edge_id.to_string(),
+        display_name: site.name.clone(),
+        freshness: Freshness::Fresh,
+        age_ms: Some(0),
+        observed_at,
+        note: None,
+        summary,
+        nodes: wanted("nodes").then_some(nodes),
+        queues: wanted("queues").then_some(queues),
+    }
+}
 
 /// The site behind its local socket.
 pub(crate) struct Admin {
@@ -52,35 +81,11 @@ impl Admin {
             sections: question.sections.clone(),
             ..EdgeStatusRequest::default()
         };
-        let mut reading = Reading::new(site, Question::check(request)?).await;
-        let mut summary = None;
-        let mut nodes = Vec::new();
-        let mut queues = Vec::new();
-        let mut observed_at = None;
-        while let Some(part) = reading.next(site) {
-            // A whole site takes long: whoever else has something to do goes in between.
-            tokio::task::yield_now().await;
-            if part.observed_at_unix_ms > 0 {
-                observed_at = Some(timestamp(part.observed_at_unix_ms));
-            }
-            summary = summary.or(part.summary.map(SummaryObject::from_proto));
-            queues.extend(part.queues.into_iter().map(QueueObject::from_proto));
-            nodes.extend(part.nodes.into_iter().map(NodeObject::from_proto));
-        }
-        let wanted = |section: &str| {
-            question.sections.is_empty() || question.sections.iter().any(|one| one == section)
-        };
-        Ok(SiteStatus {
-            edge_id: site.edge_id.to_string(),
-            display_name: site.name.clone(),
-            freshness: Freshness::Fresh,
-            age_ms: Some(0),
-            observed_at,
-            note: None,
-            summary,
-            nodes: wanted("nodes").then_some(nodes),
-            queues: wanted("queues").then_some(queues),
-        })
+        let reading = Reading::new(site, Question::check(request)?).await;
+        let (site, sections) = (Arc::clone(site), question.sections.clone());
+        // A whole site takes long, and the runtime's thread serves it meanwhile.
+        let read = tokio::task::spawn_blocking(move || whole(&site, reading, &sections)).await;
+        read.map_err(|_| Error::new(Code::Internal, "INTERNAL", "the site could not be read"))
     }
 
     async fn itself(&self) -> EdgeObject {

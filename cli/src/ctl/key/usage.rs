@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, value::RawValue};
 use umbel_contracts::operations::{ApiKeyObject, KeyUsageObject};
 
-use super::{Ctl, all, find};
+use super::{Ctl, all, chosen};
 use crate::{
     args::{By, KeyUsage},
     client::parse,
@@ -53,15 +53,14 @@ pub(super) async fn run(ctl: &Ctl, asked: &KeyUsage) -> Outcome {
 }
 
 async fn of_one(ctl: &Ctl, id: &str, mut args: Map<String, Value>) -> Outcome<Gathered> {
-    let (site, key, _) = find(ctl, id).await?.item;
+    let keys = all(ctl).await?;
+    let (site, key, _) = chosen(keys.clone(), id)?.item;
     // A name stands for all that ever had it: what was used did not go when the key was replaced.
     let of_name = |other: &ApiKeyObject| key.name == id && other.name == id;
-    let mut key_ids: Vec<String> = Vec::new();
-    for (at, other, _) in all(ctl).await? {
-        if at == site && (other.key_id == key.key_id || of_name(&other)) {
-            key_ids.push(other.key_id);
-        }
-    }
+    let meant = |(at, other, _): &(String, ApiKeyObject, String)| {
+        *at == site && (other.key_id == key.key_id || of_name(other))
+    };
+    let key_ids: Vec<String> = keys.into_iter().filter(meant).map(|(_, other, _)| other.key_id).collect();
     let mut gathered = Gathered { items: Vec::new(), silent: Vec::new() };
     for key_id in key_ids {
         args.insert("key_id".to_owned(), key_id.into());

@@ -63,7 +63,7 @@ pub(crate) async fn run(secs: u64) -> Vec<Row> {
     let base = arrivals(&site, &key, full * 0.98, secs.min(20), false).await;
     let base_rate = whole(&base).len() as f64 / secs.min(20) as f64;
     let over = arrivals(&site, &key, 10.0 * full, secs, false).await;
-    let peaks: Vec<u64> = site.engines.iter().map(|engine| engine.busy().1).collect();
+    let peaks: Vec<u64> = site.engines.iter().map(|engine| engine.peak()).collect();
     let whole_over = whole(&over);
     rows.push(row("answers a second at what the engines can take", base_rate, 0.0));
     rows.push(row(

@@ -28,9 +28,9 @@ impl Engine {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// Requests that it has and that it had at once at most.
-    pub(crate) fn busy(&self) -> (u64, u64) {
-        (self.load("in_flight"), self.load("peak"))
+    /// Requests that it had at once at most.
+    pub(crate) fn peak(&self) -> u64 {
+        self.load("peak")
     }
 
     /// Requests that it ever began.
