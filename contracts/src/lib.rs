@@ -2,6 +2,7 @@
 //! classes and schemas, and the JSON objects that operators see. The documents beside this crate say what each
 //! message means; the tests keep documents, vectors and code together.
 
+pub mod artifact;
 pub mod bounds;
 pub mod config;
 #[cfg(feature = "daemon")]
