@@ -14,6 +14,7 @@ use umbel_contracts::config::{ConfigError, ConfigFile, LogFormat};
 
 use crate::StartError;
 
+mod artifacts;
 mod engine;
 mod file;
 mod overlay;
@@ -75,6 +76,36 @@ pub struct Artifacts {
     pub quarantine: Option<PathBuf>,
     /// By name: paths never travel.
     pub roots: BTreeMap<String, PathBuf>,
+    /// Bytes of that file system that downloads leave free.
+    pub reserve: u64,
+    /// Where files may come from, by name; nothing else is ever asked.
+    pub sources: BTreeMap<String, Source>,
+}
+
+/// One `[[source]]`: where models' files may come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// A hub with the layout of Hugging Face: `URL/REPOSITORY/resolve/REVISION/FILE`.
+    Hub(Remote),
+    /// A plain server: `URL/REPOSITORY/REVISION/FILE`.
+    Mirror(Remote),
+    /// A directory of this host: `PATH/REPOSITORY/REVISION/FILE` or `PATH/REPOSITORY/FILE`.
+    Directory(PathBuf),
+}
+
+/// A server that files are fetched from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Remote {
+    /// Over TLS.
+    pub secure: bool,
+    /// `host:port`.
+    pub authority: String,
+    /// Path before everything else, without a slash at its end; mostly empty.
+    pub base_path: String,
+    /// A file with the bearer token, read anew for each download. It is sent to this server only.
+    pub token_file: Option<PathBuf>,
+    /// The only authorities that are trusted, PEM; nothing: the system's.
+    pub ca_file: Option<PathBuf>,
 }
 
 /// One `[[engine]]`.
@@ -143,6 +174,13 @@ impl Accelerator {
             Self::Nvidia => "nvidia",
             Self::Cpu => "cpu",
         }
+    }
+}
+
+impl Artifacts {
+    /// All but where files come from.
+    pub(crate) fn places(&self) -> (Option<&Path>, &BTreeMap<String, PathBuf>, u64) {
+        (self.quarantine.as_deref(), &self.roots, self.reserve)
     }
 }
 

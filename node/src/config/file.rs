@@ -1,6 +1,6 @@
 //! The shape of `node.toml` and its checks, field by field.
 //!
-//! Owns keys, defaults and bounds; leaves engines to `engine`, and TOML, places and units to `umbel_contracts::config`.
+//! Owns keys, defaults and bounds; leaves engines to `engine`, models' files to `artifacts`, and TOML, places and units to `umbel_contracts::config`.
 //! Invariant: everything is checked before anything is done.
 
 use std::{
@@ -17,7 +17,7 @@ use umbel_contracts::{
 };
 
 use super::{
-    Accelerator, Artifacts, Config, EngineConfig,
+    Accelerator, Config, EngineConfig, artifacts,
     engine::{Checker, Engine},
     overlay,
 };
@@ -27,10 +27,6 @@ const LABELS_MAX: usize = 64;
 const LABEL_VALUE_MAX: usize = 256;
 /// Bytes of all labels together: they travel in one hello of at most 60 KiB.
 const LABELS_BYTES_MAX: usize = 8 * 1024;
-/// Artifact roots: with the two below, a report has at most 32.
-const ROOTS_MAX: usize = 30;
-/// Names of roots that are reported beside them.
-const RESERVED_ROOTS: [&str; 2] = ["state", "quarantine"];
 /// A path that `bind` takes for a Unix socket (`sun_path` less its end).
 const SOCKET_PATH_MAX: usize = 107;
 
@@ -43,7 +39,9 @@ struct File {
     #[serde(default)]
     programs: Programs,
     #[serde(default)]
-    artifacts: ArtifactsTable,
+    artifacts: artifacts::Table,
+    #[serde(default)]
+    source: Vec<artifacts::Source>,
     #[serde(default)]
     log: Log,
     #[serde(default)]
@@ -101,14 +99,6 @@ struct Programs {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields)]
-struct ArtifactsTable {
-    quarantine: Option<PathBuf>,
-    #[serde(default)]
-    roots: BTreeMap<String, PathBuf>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(deny_unknown_fields)]
 struct Log {
     level: Option<String>,
     #[serde(default)]
@@ -146,7 +136,7 @@ pub(super) fn overlaid(
     let state_dir = path(&file.node.state_dir);
     check_labels(source, "node.labels", &file.node.labels)?;
     check_labels(source, "node.fabric_labels", &file.node.fabric_labels)?;
-    let artifacts = check_artifacts(source, file.artifacts, &path)?;
+    let artifacts = artifacts::check(source, file.artifacts, file.source, &path)?;
     if file.node.name.len() > 63 || file.node.name.chars().any(char::is_control) {
         return Err(source.error("node.name", "is longer than 63 characters or has control characters"));
     }
@@ -228,37 +218,6 @@ fn metrics_address(source: &ConfigFile, text: &str) -> Result<Option<SocketAddr>
             Err(source.error("listen.metrics", says))
         }
     }
-}
-
-fn check_artifacts(
-    source: &ConfigFile,
-    table: ArtifactsTable,
-    path: &impl Fn(&Path) -> PathBuf,
-) -> Result<Artifacts, ConfigError> {
-    if table.roots.len() > ROOTS_MAX {
-        return Err(source.error("artifacts.roots", format!("there are more than {ROOTS_MAX}")));
-    }
-    for name in table.roots.keys() {
-        let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-        if name.is_empty()
-            || name.len() > 63
-            || !name.chars().all(fits)
-            || RESERVED_ROOTS.contains(&name.as_str())
-        {
-            let says = "a root's name has 1 to 63 lower-case letters, digits and '-', and is not state or quarantine";
-            return Err(source.error(&format!("artifacts.roots.{name}"), says));
-        }
-    }
-    if table.quarantine.is_none() && !table.roots.is_empty() {
-        return Err(source.error(
-            "artifacts.roots",
-            "needs artifacts.quarantine: what is fetched waits there until it is checked",
-        ));
-    }
-    Ok(Artifacts {
-        quarantine: table.quarantine.as_deref().map(path),
-        roots: table.roots.iter().map(|(name, root)| (name.clone(), path(root))).collect(),
-    })
 }
 
 fn check_labels(
