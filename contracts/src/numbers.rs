@@ -34,6 +34,20 @@ pub mod method {
     pub const NODE_ROTATE: u32 = 6;
     /// Request, edge to node: `NodeTrust` -> `NodeTrustAck`.
     pub const NODE_TRUST: u32 = 7;
+    /// Request, node to edge: `JobReady` -> `JobReadyAck`.
+    pub const NODE_JOB_READY: u32 = 8;
+    /// Request, edge to node: `JobLease` -> `JobLeaseAck`.
+    pub const NODE_JOB_LEASE: u32 = 9;
+    /// Request, node to edge: `JobProgress` -> `JobProgressAck`.
+    pub const NODE_JOB_PROGRESS: u32 = 10;
+    /// Request, node to edge: `JobComplete` -> `JobEndAck`.
+    pub const NODE_JOB_COMPLETE: u32 = 11;
+    /// Request, node to edge: `JobFail` -> `JobEndAck`.
+    pub const NODE_JOB_FAIL: u32 = 12;
+    /// Request, edge to node: `EngineOutputRequest` -> `EngineOutput`.
+    pub const NODE_ENGINE_OUTPUT: u32 = 13;
+    /// Request, edge to node: `EngineControl` -> `EngineControlAck`.
+    pub const NODE_ENGINE_CONTROL: u32 = 14;
 }
 
 /// Events.
@@ -51,6 +65,8 @@ pub mod event {
     pub const NODE_ENGINES: u32 = 3;
     /// Node to edge: `NodeDeclared`.
     pub const NODE_DECLARED: u32 = 4;
+    /// Node to edge: `NodeArtifacts`.
+    pub const NODE_ARTIFACTS: u32 = 5;
 }
 
 #[cfg(test)]
@@ -71,11 +87,19 @@ mod tests {
         assert_eq!(method::NODE_SETTINGS, node::Method::NodeSettings as u32);
         assert_eq!(method::NODE_ROTATE, node::Method::NodeRotate as u32);
         assert_eq!(method::NODE_TRUST, node::Method::NodeTrust as u32);
+        assert_eq!(method::NODE_JOB_READY, node::Method::NodeJobReady as u32);
+        assert_eq!(method::NODE_JOB_LEASE, node::Method::NodeJobLease as u32);
+        assert_eq!(method::NODE_JOB_PROGRESS, node::Method::NodeJobProgress as u32);
+        assert_eq!(method::NODE_JOB_COMPLETE, node::Method::NodeJobComplete as u32);
+        assert_eq!(method::NODE_JOB_FAIL, node::Method::NodeJobFail as u32);
+        assert_eq!(method::NODE_ENGINE_OUTPUT, node::Method::NodeEngineOutput as u32);
+        assert_eq!(method::NODE_ENGINE_CONTROL, node::Method::NodeEngineControl as u32);
         assert_eq!(event::EDGE_NODE, control::Event::EdgeNode as u32);
         assert_eq!(event::EDGE_COMMAND, control::Event::EdgeCommand as u32);
         assert_eq!(event::NODE_INVENTORY, node::Event::NodeInventory as u32);
         assert_eq!(event::NODE_TELEMETRY, node::Event::NodeTelemetry as u32);
         assert_eq!(event::NODE_ENGINES, node::Event::NodeEngines as u32);
         assert_eq!(event::NODE_DECLARED, node::Event::NodeDeclared as u32);
+        assert_eq!(event::NODE_ARTIFACTS, node::Event::NodeArtifacts as u32);
     }
 }

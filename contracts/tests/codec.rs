@@ -57,7 +57,13 @@ codecs! {
         EngineStatus NodeEngines NodeLeases NodeLeasesAck NodeHeartbeat NodeProblem NodeHeartbeatAck NodeInventory
         StorageRoot Gpu NodeTelemetry StorageFree GpuTelemetry Header InferenceOpen InferenceHead InferenceEnd
         NodeCredentialRequest NodeCredentialResponse NodeRotate NodeRotateAck NodeTrust NodeTrustAck NodeSettings
-        NodeSettingsResult NodeSettingsState NodeDeclared MigInstance EngineMemory;
+        NodeSettingsResult NodeSettingsState NodeDeclared MigInstance EngineMemory JobLease JobLeaseAck JobReady
+        RunningJob JobReadyAck JobProgress JobProgressAck JobComplete JobFail JobFailure JobEndAck Evidence
+        ArtifactFile ArtifactAcquire ArtifactAcquireReport Artifact NodeArtifacts ArtifactRemove
+        ArtifactRemoveReport EngineArtifact DeploymentLoad DeploymentLoadReport DeploymentHealth
+        DeploymentHealthReport DeploymentDrain DeploymentDrainReport DeploymentUnload DeploymentUnloadReport
+        RuntimeProbe RuntimeProbeReport RuntimeHealth RuntimeHealthReport EngineHealth RuntimeUnload
+        RuntimeUnloadReport EngineOutputRequest EngineOutput EngineControl EngineControlAck;
 }
 
 /// The type behind a name.

@@ -63,6 +63,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("umbel.node.v1.NodeCredentialResponse.certificate_chain", "given to the node whose key it is for"),
     ("umbel.node.v1.NodeCredentialResponse.ca_certificates", "public, given to who must trust them"),
     ("umbel.node.v1.NodeTrust.ca_certificates", "public, given to who must trust them"),
+    ("umbel.node.v1.RuntimeProbeReport.first_token_ms", "a time: until the first of a model's tokens"),
 ];
 
 /// Properties of arguments and results that have such a word and may.

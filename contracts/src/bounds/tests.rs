@@ -7,7 +7,10 @@ use super::*;
 use crate::proto::control::{
     EdgeCommandRequest, EdgeHeartbeat, EdgeHelloRequest, EdgeSummary, Operation, Problem,
 };
-use crate::proto::node::{Gpu, NodeHelloRequest, NodeInventory, NodeLeases};
+use crate::proto::node::{
+    ArtifactAcquire, ArtifactFile, Evidence, Gpu, JobFail, JobFailure, JobLease, JobProgress, JobReady,
+    NodeHelloRequest, NodeInventory, NodeLeases, RunningJob, job_lease,
+};
 
 #[test]
 fn a_message_within_its_bounds_is_decoded_as_it_is() {
@@ -59,6 +62,40 @@ fn metadata_is_bounded() {
     let metadata = (0..5).map(|key| (key.to_string(), String::new())).collect();
     let command = EdgeCommandRequest { metadata, ..Default::default() };
     assert!(decode::<EdgeCommandRequest>(&command.encode_to_vec()).unwrap_err().message.contains("metadata"));
+}
+
+#[test]
+fn what_a_job_says_is_bounded() {
+    let progress = |message: usize| JobProgress { message: "x".repeat(message), ..Default::default() };
+    assert!(decode::<JobProgress>(&progress(3 * 1024).encode_to_vec()).is_ok());
+    assert!(decode::<JobProgress>(&progress(4 * 1024).encode_to_vec()).is_err());
+    let fail = |tail: usize| {
+        let failure = JobFailure { output_tail: "x".repeat(tail), ..Default::default() };
+        JobFail { failure: Some(failure), ..Default::default() }.encode_to_vec()
+    };
+    assert!(decode::<JobFail>(&fail(32 * 1024)).is_ok());
+    assert!(decode::<JobFail>(&fail(32 * 1024 + 1)).unwrap_err().message.contains("output_tail is longer"));
+    let failure = JobFailure { layers: vec![Evidence::default(); 9], ..Default::default() };
+    let deep = JobFail { failure: Some(failure), ..Default::default() }.encode_to_vec();
+    assert!(decode::<JobFail>(&deep).unwrap_err().message.contains("layers occurs"));
+    let ready = JobReady { slots: 1, running: vec![RunningJob::default(); 65] };
+    assert!(decode::<JobReady>(&ready.encode_to_vec()).unwrap_err().message.contains("running occurs"));
+}
+
+#[test]
+fn a_job_of_many_files_fits_into_one_frame_and_one_of_more_is_refused() {
+    let lease = |files: u64| {
+        let file = |index: u64| ArtifactFile {
+            path: format!("model-{index:05}-of-{files:05}.safetensors"),
+            bytes: 4_000_000_000 + index,
+            sha256: vec![7; 32],
+        };
+        let acquire = ArtifactAcquire { files: (0..files).map(file).collect(), ..Default::default() };
+        let body = Some(job_lease::Body::ArtifactAcquire(acquire));
+        JobLease { body, ..Default::default() }.encode_to_vec()
+    };
+    assert!(decode::<JobLease>(&lease(512)).is_ok());
+    assert!(decode::<JobLease>(&lease(513)).unwrap_err().message.contains("files occurs more than 512"));
 }
 
 quickcheck::quickcheck! {

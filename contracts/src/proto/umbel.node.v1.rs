@@ -60,6 +60,12 @@ pub struct NodeHelloRequest {
     pub trusted_ca_sha256: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
     #[prost(message, optional, tag = "12")]
     pub settings: ::core::option::Option<NodeSettingsState>,
+    /// Jobs that it still runs, and those whose end it has not told yet.
+    #[prost(message, repeated, tag = "13")]
+    pub jobs: ::prost::alloc::vec::Vec<RunningJob>,
+    /// All artifacts that are whole and in place.
+    #[prost(message, repeated, tag = "14")]
+    pub artifacts: ::prost::alloc::vec::Vec<Artifact>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct NodeHelloResponse {
@@ -180,12 +186,13 @@ pub struct EngineRuntime {
     #[prost(string, tag = "4")]
     pub digest: ::prost::alloc::string::String,
 }
-/// An engine of the node's own file. Its provider_id is NODE_ID/NAME.
+/// An engine of the node's own file, or of a deployment. Its provider_id is NODE_ID/NAME.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DeclaredEngine {
+    /// DEPLOYMENT.rN or DEPLOYMENT.rN.sM if it is a deployment's; one of the node's file has no dot.
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
-    /// sim, external, llama-server.
+    /// sim, external, cli, llama-server, vllm, sglang.
     #[prost(string, tag = "2")]
     pub kind: ::prost::alloc::string::String,
     #[prost(string, tag = "3")]
@@ -205,6 +212,26 @@ pub struct DeclaredEngine {
     pub long_context_capacity: u32,
     #[prost(message, optional, tag = "10")]
     pub status: ::core::option::Option<EngineStatus>,
+    /// Empty: it is the node's own.
+    #[prost(string, tag = "11")]
+    pub deployment: ::prost::alloc::string::String,
+    /// From 1; 0 if it is the node's own.
+    #[prost(uint32, tag = "12")]
+    pub replica: u32,
+    /// From 1, of shard_count; 1 of 1 where a replica is one process.
+    #[prost(uint32, tag = "13")]
+    pub shard_index: u32,
+    #[prost(uint32, tag = "14")]
+    pub shard_count: u32,
+    /// Those that it was given.
+    #[prost(string, repeated, tag = "15")]
+    pub gpu_uuids: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Of the artifact that it was started with.
+    #[prost(string, tag = "16")]
+    pub artifact_digest: ::prost::alloc::string::String,
+    /// Of the profile that it was started with.
+    #[prost(string, tag = "17")]
+    pub profile_digest: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct EngineStatus {
@@ -226,6 +253,17 @@ pub struct EngineStatus {
     pub since_unix_ms: i64,
     #[prost(uint32, tag = "8")]
     pub restarts: u32,
+    /// What the cause is an instance of, in capitals: CRASH_LOOP, OUT_OF_MEMORY. Empty: nothing that has a name.
+    #[prost(string, tag = "9")]
+    pub code: ::prost::alloc::string::String,
+    /// How the last process ended: one of the two, or neither while none has ended.
+    #[prost(int32, optional, tag = "10")]
+    pub exit_status: ::core::option::Option<i32>,
+    #[prost(uint32, optional, tag = "11")]
+    pub exit_signal: ::core::option::Option<u32>,
+    /// When the process that runs was started, by the node's clock; 0: none runs.
+    #[prost(int64, tag = "12")]
+    pub process_since_unix_ms: i64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct NodeEngines {
@@ -493,6 +531,531 @@ pub struct InferenceEnd {
     #[prost(uint32, optional, tag = "5")]
     pub cached_tokens: ::core::option::Option<u32>,
 }
+/// The body of a job: what the edge resolved, and nothing that a host would run as a command.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct JobLease {
+    #[prost(string, tag = "1")]
+    pub job_id: ::prost::alloc::string::String,
+    /// Of this lease; a later one of the same job has another.
+    #[prost(string, tag = "2")]
+    pub lease_id: ::prost::alloc::string::String,
+    /// From 1.
+    #[prost(uint32, tag = "3")]
+    pub attempt: u32,
+    /// How long it lasts without news.
+    #[prost(uint32, tag = "4")]
+    pub lease_ms: u32,
+    #[prost(oneof = "job_lease::Body", tags = "10, 11, 12, 13, 14, 15, 16, 17, 18")]
+    pub body: ::core::option::Option<job_lease::Body>,
+}
+/// Nested message and enum types in `JobLease`.
+pub mod job_lease {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Body {
+        #[prost(message, tag = "10")]
+        ArtifactAcquire(super::ArtifactAcquire),
+        #[prost(message, tag = "11")]
+        ArtifactRemove(super::ArtifactRemove),
+        #[prost(message, tag = "12")]
+        RuntimeProbe(super::RuntimeProbe),
+        #[prost(message, tag = "13")]
+        RuntimeHealth(super::RuntimeHealth),
+        #[prost(message, tag = "14")]
+        RuntimeUnload(super::RuntimeUnload),
+        #[prost(message, tag = "15")]
+        DeploymentLoad(super::DeploymentLoad),
+        #[prost(message, tag = "16")]
+        DeploymentHealth(super::DeploymentHealth),
+        #[prost(message, tag = "17")]
+        DeploymentDrain(super::DeploymentDrain),
+        #[prost(message, tag = "18")]
+        DeploymentUnload(super::DeploymentUnload),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct JobLeaseAck {
+    #[prost(bool, tag = "1")]
+    pub claimed: bool,
+    /// Why not.
+    #[prost(enumeration = "JobRefusal", tag = "2")]
+    pub refusal: i32,
+    /// One sentence.
+    #[prost(string, tag = "3")]
+    pub message: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct JobReady {
+    /// How many more it takes now.
+    #[prost(uint32, tag = "1")]
+    pub slots: u32,
+    #[prost(message, repeated, tag = "2")]
+    pub running: ::prost::alloc::vec::Vec<RunningJob>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RunningJob {
+    #[prost(string, tag = "1")]
+    pub job_id: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "2")]
+    pub attempt: u32,
+    /// The last lease that it was run under.
+    #[prost(string, tag = "3")]
+    pub lease_id: ::prost::alloc::string::String,
+    /// It has ended; its end is told once it has a lease again.
+    #[prost(bool, tag = "4")]
+    pub ended: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct JobReadyAck {
+    /// Of those that run: to be cancelled and forgotten, nobody waits for them.
+    #[prost(string, repeated, tag = "1")]
+    pub cancel_job_ids: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct JobProgress {
+    #[prost(string, tag = "1")]
+    pub job_id: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub lease_id: ::prost::alloc::string::String,
+    /// One word: resolving, downloading, verifying, starting.
+    #[prost(string, tag = "3")]
+    pub phase: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "4")]
+    pub done: u64,
+    /// 0: not known.
+    #[prost(uint64, tag = "5")]
+    pub total: u64,
+    /// Of done and total: bytes, files, layers.
+    #[prost(string, tag = "6")]
+    pub unit: ::prost::alloc::string::String,
+    /// One sentence.
+    #[prost(string, tag = "7")]
+    pub message: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct JobProgressAck {
+    #[prost(bool, tag = "1")]
+    pub cancel_requested: bool,
+    /// How long the lease lasts from now without further news.
+    #[prost(uint32, tag = "2")]
+    pub lease_ms: u32,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct JobComplete {
+    #[prost(string, tag = "1")]
+    pub job_id: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub lease_id: ::prost::alloc::string::String,
+    #[prost(oneof = "job_complete::Report", tags = "10, 11, 12, 13, 14, 15, 16, 17, 18")]
+    pub report: ::core::option::Option<job_complete::Report>,
+}
+/// Nested message and enum types in `JobComplete`.
+pub mod job_complete {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Report {
+        #[prost(message, tag = "10")]
+        ArtifactAcquire(super::ArtifactAcquireReport),
+        #[prost(message, tag = "11")]
+        ArtifactRemove(super::ArtifactRemoveReport),
+        #[prost(message, tag = "12")]
+        RuntimeProbe(super::RuntimeProbeReport),
+        #[prost(message, tag = "13")]
+        RuntimeHealth(super::RuntimeHealthReport),
+        #[prost(message, tag = "14")]
+        RuntimeUnload(super::RuntimeUnloadReport),
+        #[prost(message, tag = "15")]
+        DeploymentLoad(super::DeploymentLoadReport),
+        #[prost(message, tag = "16")]
+        DeploymentHealth(super::DeploymentHealthReport),
+        #[prost(message, tag = "17")]
+        DeploymentDrain(super::DeploymentDrainReport),
+        #[prost(message, tag = "18")]
+        DeploymentUnload(super::DeploymentUnloadReport),
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct JobFail {
+    #[prost(string, tag = "1")]
+    pub job_id: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub lease_id: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "3")]
+    pub failure: ::core::option::Option<JobFailure>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct JobFailure {
+    /// In capitals: DIGEST_MISMATCH, NO_SPACE, PROCESS_EXITED, CANCELLED.
+    #[prost(string, tag = "1")]
+    pub code: ::prost::alloc::string::String,
+    /// What happened and what to do.
+    #[prost(string, tag = "2")]
+    pub message: ::prost::alloc::string::String,
+    /// The engine's last output lines, at most 200 or 32 KiB, secrets masked.
+    #[prost(string, tag = "3")]
+    pub output_tail: ::prost::alloc::string::String,
+    /// Another attempt may succeed.
+    #[prost(bool, tag = "4")]
+    pub retry: bool,
+    /// How far a probe or a health check came.
+    #[prost(message, repeated, tag = "5")]
+    pub layers: ::prost::alloc::vec::Vec<Evidence>,
+    /// The field of the body that it is about, where there is one: profile.max_model_len.
+    #[prost(string, tag = "6")]
+    pub path: ::prost::alloc::string::String,
+}
+/// For JobComplete and JobFail.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct JobEndAck {
+}
+/// Of what an engine shows from outside, the process first, one layer upon the other.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Evidence {
+    /// process, port, health, model, inference.
+    #[prost(string, tag = "1")]
+    pub layer: ::prost::alloc::string::String,
+    #[prost(bool, tag = "2")]
+    pub ok: bool,
+    /// What was seen: one sentence.
+    #[prost(string, tag = "3")]
+    pub detail: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "4")]
+    pub milliseconds: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ArtifactFile {
+    /// Relative, with slashes; below the artifact's own folder.
+    #[prost(string, tag = "1")]
+    pub path: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "2")]
+    pub bytes: u64,
+    /// 32 bytes; empty where the source tells none.
+    #[prost(bytes = "vec", tag = "3")]
+    pub sha256: ::prost::alloc::vec::Vec<u8>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ArtifactAcquire {
+    #[prost(string, tag = "1")]
+    pub repository: ::prost::alloc::string::String,
+    /// Exact: a commit, never a branch.
+    #[prost(string, tag = "2")]
+    pub revision: ::prost::alloc::string::String,
+    /// Empty: all that the source lists for this revision.
+    #[prost(message, repeated, tag = "3")]
+    pub files: ::prost::alloc::vec::Vec<ArtifactFile>,
+    /// A name of the node's own list of sources.
+    #[prost(string, tag = "4")]
+    pub source: ::prost::alloc::string::String,
+    /// A name of the node's own list of artifact roots.
+    #[prost(string, tag = "5")]
+    pub root: ::prost::alloc::string::String,
+    /// To be left free on the root's file system.
+    #[prost(uint64, tag = "6")]
+    pub reserve_bytes: u64,
+    /// Of all files; 0: not known before the source lists them.
+    #[prost(uint64, tag = "7")]
+    pub total_bytes: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ArtifactAcquireReport {
+    #[prost(uint32, tag = "1")]
+    pub files: u32,
+    #[prost(uint64, tag = "2")]
+    pub bytes: u64,
+    #[prost(uint64, tag = "3")]
+    pub milliseconds: u64,
+    /// SHA-256 over the sorted list of paths, sizes and digests of the files: what the artifact is known by.
+    #[prost(string, tag = "4")]
+    pub digest: ::prost::alloc::string::String,
+    /// The folder's name below the root.
+    #[prost(string, tag = "5")]
+    pub path: ::prost::alloc::string::String,
+    #[prost(string, tag = "6")]
+    pub root: ::prost::alloc::string::String,
+    /// Of bytes, what had to be fetched now.
+    #[prost(uint64, tag = "7")]
+    pub fetched_bytes: u64,
+}
+/// Whole and in place.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Artifact {
+    #[prost(string, tag = "1")]
+    pub repository: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub revision: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub digest: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "4")]
+    pub bytes: u64,
+    #[prost(string, tag = "5")]
+    pub root: ::prost::alloc::string::String,
+    /// The folder's name below the root.
+    #[prost(string, tag = "6")]
+    pub path: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "7")]
+    pub files: u32,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct NodeArtifacts {
+    /// All of them, as in a hello.
+    #[prost(message, repeated, tag = "1")]
+    pub artifacts: ::prost::alloc::vec::Vec<Artifact>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ArtifactRemove {
+    #[prost(string, tag = "1")]
+    pub repository: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub revision: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub digest: ::prost::alloc::string::String,
+    #[prost(string, tag = "4")]
+    pub root: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ArtifactRemoveReport {
+    /// False: there was none.
+    #[prost(bool, tag = "1")]
+    pub removed: bool,
+    #[prost(uint64, tag = "2")]
+    pub freed_bytes: u64,
+}
+/// The artifact that an engine is started with.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EngineArtifact {
+    #[prost(string, tag = "1")]
+    pub repository: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub revision: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub digest: ::prost::alloc::string::String,
+    #[prost(string, tag = "4")]
+    pub root: ::prost::alloc::string::String,
+    /// The folder's name below the root.
+    #[prost(string, tag = "5")]
+    pub path: ::prost::alloc::string::String,
+    /// Of a model that is one file: its name in the folder.
+    #[prost(string, tag = "6")]
+    pub main_file: ::prost::alloc::string::String,
+}
+/// One engine of a deployment's replica.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeploymentLoad {
+    #[prost(string, tag = "1")]
+    pub deployment: ::prost::alloc::string::String,
+    /// From 1.
+    #[prost(uint32, tag = "2")]
+    pub replica: u32,
+    /// From 1, of shard_count.
+    #[prost(uint32, tag = "3")]
+    pub shard_index: u32,
+    #[prost(uint32, tag = "4")]
+    pub shard_count: u32,
+    /// DEPLOYMENT.rN, with several shards DEPLOYMENT.rN.sM.
+    #[prost(string, tag = "5")]
+    pub engine: ::prost::alloc::string::String,
+    /// sim, external, cli, llama-server, vllm, sglang.
+    #[prost(string, tag = "6")]
+    pub kind: ::prost::alloc::string::String,
+    /// The profile's canonical form.
+    #[prost(bytes = "vec", tag = "7")]
+    pub profile_json: ::prost::alloc::vec::Vec<u8>,
+    /// SHA-256 of profile_json.
+    #[prost(string, tag = "8")]
+    pub profile_digest: ::prost::alloc::string::String,
+    #[prost(string, tag = "9")]
+    pub model: ::prost::alloc::string::String,
+    #[prost(string, repeated, tag = "10")]
+    pub aliases: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// local_inference, api or cli.
+    #[prost(string, tag = "11")]
+    pub category: ::prost::alloc::string::String,
+    /// Absent where the engine needs no files.
+    #[prost(message, optional, tag = "12")]
+    pub artifact: ::core::option::Option<EngineArtifact>,
+    #[prost(string, repeated, tag = "13")]
+    pub gpu_uuids: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(uint32, tag = "14")]
+    pub capacity: u32,
+    #[prost(uint32, tag = "15")]
+    pub max_context_tokens: u32,
+    #[prost(uint32, tag = "16")]
+    pub long_context_threshold_tokens: u32,
+    #[prost(uint32, tag = "17")]
+    pub long_context_capacity: u32,
+    /// How long it may take until it is ready; 0: the node's own setting.
+    #[prost(uint32, tag = "18")]
+    pub ready_timeout_ms: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeploymentLoadReport {
+    #[prost(string, tag = "1")]
+    pub engine: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub profile_digest: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "3")]
+    pub milliseconds: u64,
+    /// The same process went on, with other figures or aliases.
+    #[prost(bool, tag = "4")]
+    pub unchanged_process: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeploymentHealth {
+    #[prost(string, tag = "1")]
+    pub engine: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DeploymentHealthReport {
+    #[prost(message, optional, tag = "1")]
+    pub health: ::core::option::Option<EngineHealth>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeploymentDrain {
+    #[prost(string, tag = "1")]
+    pub engine: ::prost::alloc::string::String,
+    /// What still runs then is left to run; the report says how much.
+    #[prost(uint32, tag = "2")]
+    pub deadline_ms: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeploymentDrainReport {
+    #[prost(string, tag = "1")]
+    pub engine: ::prost::alloc::string::String,
+    /// Requests that were still running at the deadline.
+    #[prost(uint32, tag = "2")]
+    pub left: u32,
+    #[prost(uint64, tag = "3")]
+    pub milliseconds: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeploymentUnload {
+    #[prost(string, tag = "1")]
+    pub engine: ::prost::alloc::string::String,
+    /// For what still runs, before the process is stopped.
+    #[prost(uint32, tag = "2")]
+    pub deadline_ms: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeploymentUnloadReport {
+    #[prost(string, tag = "1")]
+    pub engine: ::prost::alloc::string::String,
+    /// False: there was none.
+    #[prost(bool, tag = "2")]
+    pub stopped: bool,
+    #[prost(uint64, tag = "3")]
+    pub milliseconds: u64,
+}
+/// Start an engine beside those that serve, look at it, measure it, stop it.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RuntimeProbe {
+    /// As for a deployment; its names are only for the log.
+    #[prost(message, optional, tag = "1")]
+    pub load: ::core::option::Option<DeploymentLoad>,
+    /// The fixed input.
+    #[prost(string, tag = "2")]
+    pub input: ::prost::alloc::string::String,
+    /// How much it is asked to answer.
+    #[prost(uint32, tag = "3")]
+    pub answer_tokens: u32,
+    #[prost(uint32, tag = "4")]
+    pub timeout_ms: u32,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RuntimeProbeReport {
+    #[prost(message, repeated, tag = "1")]
+    pub layers: ::prost::alloc::vec::Vec<Evidence>,
+    /// From the start of the process to ready.
+    #[prost(uint64, tag = "2")]
+    pub start_ms: u64,
+    #[prost(uint64, tag = "3")]
+    pub first_token_ms: u64,
+    /// Thousandths.
+    #[prost(uint64, tag = "4")]
+    pub tokens_per_second_milli: u64,
+    /// Of the host's memory and the GPUs' together, at its highest.
+    #[prost(uint64, tag = "5")]
+    pub peak_memory_bytes: u64,
+    #[prost(string, tag = "6")]
+    pub engine_version: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RuntimeHealth {
+    /// Empty: all of the node.
+    #[prost(string, tag = "1")]
+    pub engine: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RuntimeHealthReport {
+    #[prost(message, repeated, tag = "1")]
+    pub engines: ::prost::alloc::vec::Vec<EngineHealth>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct EngineHealth {
+    #[prost(string, tag = "1")]
+    pub engine: ::prost::alloc::string::String,
+    #[prost(enumeration = "EngineState", tag = "2")]
+    pub state: i32,
+    #[prost(message, repeated, tag = "3")]
+    pub layers: ::prost::alloc::vec::Vec<Evidence>,
+    #[prost(uint32, tag = "4")]
+    pub in_flight: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RuntimeUnload {
+    #[prost(string, tag = "1")]
+    pub engine: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "2")]
+    pub deadline_ms: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RuntimeUnloadReport {
+    #[prost(string, tag = "1")]
+    pub engine: ::prost::alloc::string::String,
+    /// False: there was none.
+    #[prost(bool, tag = "2")]
+    pub stopped: bool,
+    #[prost(uint64, tag = "3")]
+    pub milliseconds: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EngineOutputRequest {
+    #[prost(string, tag = "1")]
+    pub engine: ::prost::alloc::string::String,
+    /// At most; the last ones if cursor is empty.
+    #[prost(uint32, tag = "2")]
+    pub lines: u32,
+    /// Of an earlier answer: only what came after it.
+    #[prost(string, tag = "3")]
+    pub cursor: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EngineOutput {
+    /// Secrets and addresses masked; a long line is cut.
+    #[prost(string, repeated, tag = "1")]
+    pub lines: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Where the next question goes on.
+    #[prost(string, tag = "2")]
+    pub cursor: ::prost::alloc::string::String,
+    /// Lines between the cursor asked and the first one here are no longer kept.
+    #[prost(bool, tag = "3")]
+    pub gap: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EngineControl {
+    #[prost(string, tag = "1")]
+    pub engine: ::prost::alloc::string::String,
+    #[prost(enumeration = "EngineAction", tag = "2")]
+    pub action: i32,
+    /// For what still runs, before the process is stopped.
+    #[prost(uint32, tag = "3")]
+    pub deadline_ms: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct EngineControlAck {
+    #[prost(bool, tag = "1")]
+    pub accepted: bool,
+    /// Why not: one sentence.
+    #[prost(string, tag = "2")]
+    pub message: ::prost::alloc::string::String,
+}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Method {
@@ -511,6 +1074,20 @@ pub enum Method {
     NodeRotate = 6,
     /// Request, edge to node: NodeTrust -> NodeTrustAck. The certificate authorities of the edge, old and new.
     NodeTrust = 7,
+    /// Request, node to edge: JobReady -> JobReadyAck. For how many jobs there is room, and which still run.
+    NodeJobReady = 8,
+    /// Request, edge to node: JobLease -> JobLeaseAck. One job, for a time.
+    NodeJobLease = 9,
+    /// Request, node to edge: JobProgress -> JobProgressAck. Renews the lease.
+    NodeJobProgress = 10,
+    /// Request, node to edge: JobComplete -> JobEndAck.
+    NodeJobComplete = 11,
+    /// Request, node to edge: JobFail -> JobEndAck.
+    NodeJobFail = 12,
+    /// Request, edge to node: EngineOutputRequest -> EngineOutput. The last lines of an engine's output.
+    NodeEngineOutput = 13,
+    /// Request, edge to node: EngineControl -> EngineControlAck.
+    NodeEngineControl = 14,
 }
 impl Method {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -527,6 +1104,13 @@ impl Method {
             Self::NodeSettings => "METHOD_NODE_SETTINGS",
             Self::NodeRotate => "METHOD_NODE_ROTATE",
             Self::NodeTrust => "METHOD_NODE_TRUST",
+            Self::NodeJobReady => "METHOD_NODE_JOB_READY",
+            Self::NodeJobLease => "METHOD_NODE_JOB_LEASE",
+            Self::NodeJobProgress => "METHOD_NODE_JOB_PROGRESS",
+            Self::NodeJobComplete => "METHOD_NODE_JOB_COMPLETE",
+            Self::NodeJobFail => "METHOD_NODE_JOB_FAIL",
+            Self::NodeEngineOutput => "METHOD_NODE_ENGINE_OUTPUT",
+            Self::NodeEngineControl => "METHOD_NODE_ENGINE_CONTROL",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -540,6 +1124,13 @@ impl Method {
             "METHOD_NODE_SETTINGS" => Some(Self::NodeSettings),
             "METHOD_NODE_ROTATE" => Some(Self::NodeRotate),
             "METHOD_NODE_TRUST" => Some(Self::NodeTrust),
+            "METHOD_NODE_JOB_READY" => Some(Self::NodeJobReady),
+            "METHOD_NODE_JOB_LEASE" => Some(Self::NodeJobLease),
+            "METHOD_NODE_JOB_PROGRESS" => Some(Self::NodeJobProgress),
+            "METHOD_NODE_JOB_COMPLETE" => Some(Self::NodeJobComplete),
+            "METHOD_NODE_JOB_FAIL" => Some(Self::NodeJobFail),
+            "METHOD_NODE_ENGINE_OUTPUT" => Some(Self::NodeEngineOutput),
+            "METHOD_NODE_ENGINE_CONTROL" => Some(Self::NodeEngineControl),
             _ => None,
         }
     }
@@ -556,6 +1147,8 @@ pub enum Event {
     NodeEngines = 3,
     /// NodeDeclared: what the node declares changed without a new hello (settings, an edited file).
     NodeDeclared = 4,
+    /// NodeArtifacts: what is in the artifact roots changed without a new hello.
+    NodeArtifacts = 5,
 }
 impl Event {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -569,6 +1162,7 @@ impl Event {
             Self::NodeTelemetry => "EVENT_NODE_TELEMETRY",
             Self::NodeEngines => "EVENT_NODE_ENGINES",
             Self::NodeDeclared => "EVENT_NODE_DECLARED",
+            Self::NodeArtifacts => "EVENT_NODE_ARTIFACTS",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -579,6 +1173,7 @@ impl Event {
             "EVENT_NODE_TELEMETRY" => Some(Self::NodeTelemetry),
             "EVENT_NODE_ENGINES" => Some(Self::NodeEngines),
             "EVENT_NODE_DECLARED" => Some(Self::NodeDeclared),
+            "EVENT_NODE_ARTIFACTS" => Some(Self::NodeArtifacts),
             _ => None,
         }
     }
@@ -705,6 +1300,76 @@ impl InferenceOutcome {
             "INFERENCE_OUTCOME_ENGINE_GONE" => Some(Self::EngineGone),
             "INFERENCE_OUTCOME_TIMED_OUT" => Some(Self::TimedOut),
             "INFERENCE_OUTCOME_BAD_ANSWER" => Some(Self::BadAnswer),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum JobRefusal {
+    Unspecified = 0,
+    /// As many jobs run as there is room for.
+    NoRoom = 1,
+    /// An attempt of this job still runs; its end comes first.
+    StillRuns = 2,
+    /// A body that this agent does not know.
+    UnknownBody = 3,
+    /// The agent is ending.
+    Closing = 4,
+}
+impl JobRefusal {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "JOB_REFUSAL_UNSPECIFIED",
+            Self::NoRoom => "JOB_REFUSAL_NO_ROOM",
+            Self::StillRuns => "JOB_REFUSAL_STILL_RUNS",
+            Self::UnknownBody => "JOB_REFUSAL_UNKNOWN_BODY",
+            Self::Closing => "JOB_REFUSAL_CLOSING",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "JOB_REFUSAL_UNSPECIFIED" => Some(Self::Unspecified),
+            "JOB_REFUSAL_NO_ROOM" => Some(Self::NoRoom),
+            "JOB_REFUSAL_STILL_RUNS" => Some(Self::StillRuns),
+            "JOB_REFUSAL_UNKNOWN_BODY" => Some(Self::UnknownBody),
+            "JOB_REFUSAL_CLOSING" => Some(Self::Closing),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum EngineAction {
+    Unspecified = 0,
+    /// Stop it and start it again; a failed one gets a new chance.
+    Restart = 1,
+    /// Stop it; it stays stopped until it is restarted.
+    Stop = 2,
+}
+impl EngineAction {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "ENGINE_ACTION_UNSPECIFIED",
+            Self::Restart => "ENGINE_ACTION_RESTART",
+            Self::Stop => "ENGINE_ACTION_STOP",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "ENGINE_ACTION_UNSPECIFIED" => Some(Self::Unspecified),
+            "ENGINE_ACTION_RESTART" => Some(Self::Restart),
+            "ENGINE_ACTION_STOP" => Some(Self::Stop),
             _ => None,
         }
     }

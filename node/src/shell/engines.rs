@@ -194,6 +194,7 @@ impl Engine {
             profile_digest: String::new(),
             since_unix_ms: view.since.unix_ms(),
             restarts: view.restarts,
+            ..EngineStatus::default()
         }
     }
 
@@ -211,6 +212,7 @@ impl Engine {
             long_context_threshold_tokens: config.long_context_threshold_tokens,
             long_context_capacity: config.long_context_capacity,
             status: Some(self.status()),
+            ..DeclaredEngine::default()
         }
     }
 }
