@@ -101,6 +101,11 @@ impl ConfigFile {
         ConfigError { path: self.path.clone(), place, message: format!("{key}: {message}") }
     }
 
+    /// An error about the file as a whole.
+    pub(crate) fn error_of_whole(&self, message: String) -> ConfigError {
+        ConfigError { path: self.path.clone(), place: None, message }
+    }
+
     fn explain(&self, error: &toml::de::Error) -> ConfigError {
         let place = error.span().map(|span| self.place(span.start));
         let message = unknown_key(error.message()).unwrap_or_else(|| error.message().to_owned());
@@ -156,7 +161,7 @@ fn inner<'a, 'i>(value: &'a Spanned<DeValue<'i>>, index: Option<usize>) -> Optio
 }
 
 /// Turns serde's "unknown field" into words with the likely name.
-fn unknown_key(message: &str) -> Option<String> {
+pub(crate) fn unknown_key(message: &str) -> Option<String> {
     let rest = message.strip_prefix("unknown field `")?;
     let (key, rest) = rest.split_once('`')?;
     let known: Vec<&str> = rest.split('`').skip(1).step_by(2).collect();

@@ -7,6 +7,7 @@ pub mod bounds;
 pub mod config;
 #[cfg(feature = "daemon")]
 pub mod daemon;
+pub mod deployment;
 pub mod numbers;
 pub mod objects;
 pub mod operations;

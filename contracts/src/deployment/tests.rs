@@ -1,0 +1,176 @@
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests")]
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::config::ConfigFile;
+
+const DIGEST: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+
+fn document() -> Value {
+    json!({
+        "name": "qwen3",
+        "model": "Qwen/Qwen3-8B",
+        "aliases": ["small"],
+        "artifact": {
+            "repository": "Qwen/Qwen3-8B", "revision": "895c8d17", "source": "hub", "main_file": "a/m.gguf",
+            "files": [{ "path": "a/m.gguf", "bytes": 5, "sha256": DIGEST }]
+        },
+        "engine": { "kind": "llama-server" },
+        "replicas": 2,
+        "gpus": { "count": 1, "memory_bytes": "40GiB", "names": ["*H200*"], "capability": "8.9", "driver": "550.54" },
+        "selector": "label:rack=a",
+        "strategy": "pack",
+        "capacity": 8,
+        "max_context_tokens": 4096,
+        "long_context_threshold_tokens": 1024,
+        "long_context_capacity": 2,
+        "drain_deadline": "1m",
+        "replace_delay": "2m"
+    })
+}
+
+/// The document with one field set to something else.
+fn with(path: &str, value: Value) -> Value {
+    let mut document = document();
+    let pointer = format!("/{}", path.replace(['.', '['], "/").replace(']', ""));
+    match document.pointer_mut(&pointer) {
+        Some(there) => *there = value,
+        None => {
+            let (table, key) = pointer.rsplit_once('/').unwrap();
+            document.pointer_mut(table).unwrap()[key] = value;
+        }
+    }
+    document
+}
+
+fn faults(document: Value) -> Vec<String> {
+    DeploymentSpec::from_value(document).unwrap_err().0.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn toml_and_json_are_one_document_with_one_digest() {
+    let spec = DeploymentSpec::from_value(document()).unwrap();
+    assert_eq!(spec.gpus.memory_bytes, Some(40 << 30));
+    let text = toml::to_string(&document()).unwrap();
+    let file = ConfigFile::from_text(Path::new("x.toml"), text);
+    let read = DeploymentSpec::from_file(&file).unwrap();
+    assert_eq!((read.digest(), &read), (spec.digest(), &spec));
+    let again = DeploymentSpec::from_json(&String::from_utf8(canonical(&spec)).unwrap()).unwrap();
+    assert_eq!(again, spec, "the canonical form is a document");
+}
+
+#[test]
+fn what_is_not_said_has_its_default() {
+    let spec = DeploymentSpec::from_value(json!({ "name": "a", "engine": { "kind": "sim" } })).unwrap();
+    assert_eq!(
+        (spec.model(), spec.capacity(), spec.category(), spec.replicas),
+        ("a", 4, "local_inference", 1)
+    );
+    assert_eq!((spec.replace_delay, spec.drain_deadline), (REPLACE_DELAY_DEFAULT, DRAIN_DEADLINE_DEFAULT));
+    assert_eq!(spec.strategy, Strategy::Spread);
+}
+
+#[test]
+fn a_fault_names_the_field_the_value_and_what_is_legal() {
+    for (path, value, says) in [
+        ("name", json!("Qwen_3"), "name: \"Qwen_3\" is not legal: 1 to 40 of a-z"),
+        ("name", json!("q".repeat(41)), "name: "),
+        ("aliases", json!(["x", "x"]), "aliases[1]: \"x\" is not legal"),
+        ("replicas", json!(65), "replicas: 65 is not legal: it is 0 to 64"),
+        ("capacity", json!(0), "capacity: 0 is not legal: it is 1 to 1024"),
+        ("gpus.count", json!(0), "gpus.memory_bytes: a condition on no GPU"),
+        ("gpus.capability", json!("9"), "gpus.capability: \"9\" is not legal: two numbers"),
+        ("gpus.driver", json!("new"), "gpus.driver: \"new\" is not legal"),
+        ("selector", json!("rack=a"), "selector: \"rack=a\" is not legal: at character 1 of the selector"),
+        (
+            "nodes_per_replica",
+            json!(2),
+            "nodes_per_replica: 2 is not legal: more than one node needs fabric_label",
+        ),
+        (
+            "long_context_threshold_tokens",
+            json!(4096),
+            "long_context_threshold_tokens: 4096 is not legal: it is below",
+        ),
+        ("long_context_capacity", json!(9), "long_context_capacity: 9 is not legal: it is 1 to 8"),
+        ("category", json!("cli"), "category: \"cli\" is not legal: of an engine of kind llama-server"),
+        ("replace_delay", json!("2d"), "replace_delay: 2d is not legal: it is at most 1d"),
+        (
+            "artifact.revision",
+            json!("main"),
+            "artifact.revision: \"main\" is not legal: a branch means other files",
+        ),
+        ("artifact.source", json!("https://x"), "artifact.source: \"https://x\" is not legal"),
+        ("artifact.files[0].path", json!("../m"), "artifact.files[0].path: \"../m\" has a part"),
+        ("artifact.files[0].sha256", json!("A"), "artifact.files[0].sha256: must be 64"),
+        ("artifact.main_file", json!("b"), "artifact.main_file: \"b\" is not legal: it is the path of one"),
+        ("artifact", Value::Null, "artifact: none is not legal: an engine of kind llama-server needs"),
+    ] {
+        let faults = faults(with(path, value));
+        assert!(faults.iter().any(|fault| fault.starts_with(says)), "{path}: {faults:?}");
+    }
+}
+
+#[test]
+fn what_types_refuse_has_its_path_too() {
+    for (path, value, says) in [
+        ("engine.kind", json!("vlm"), "engine.kind: unknown variant `vlm`"),
+        ("gpus.memory", json!(1), "gpus.memory: unknown key \"memory\"; known here: count, memory_bytes"),
+        ("gpus.memory_bytes", json!("40"), "gpus.memory_bytes: must be a whole number of bytes"),
+        ("artifact.files[0].size", json!(1), "artifact.files[0].size: unknown key \"size\""),
+        ("replicas", json!(-1), "replicas: invalid value"),
+    ] {
+        let faults = faults(with(path, value));
+        assert!(faults[0].starts_with(says), "{path}: {faults:?}");
+    }
+    let file = ConfigFile::from_text(
+        Path::new("x.toml"),
+        "name = \"a\"\n[engine]\nkind = \"sim\"\n[gpus]\ncont = 1\n",
+    );
+    let errors = DeploymentSpec::from_file(&file).unwrap_err();
+    assert_eq!(errors[0].to_string(), "x.toml:5:1: gpus.cont: unknown key \"cont\", did you mean \"count\"?");
+}
+
+#[test]
+fn all_faults_are_told_at_once() {
+    let mut document = with("capacity", json!(0));
+    document["name"] = json!("-");
+    document["gpus"]["driver"] = json!("x");
+    assert_eq!(faults(document).len(), 4, "capacity, and with it long_context_capacity; name; driver");
+}
+
+#[test]
+fn figures_change_without_a_restart_and_files_do_not() {
+    let of = |document| DeploymentSpec::from_value(document).unwrap().engine_digest();
+    let base = of(document());
+    for (path, value) in [
+        ("capacity", json!(16)),
+        ("replicas", json!(3)),
+        ("aliases", json!([])),
+        ("selector", json!("all")),
+        ("artifact.source", json!("mirror")),
+    ] {
+        assert_eq!(of(with(path, value)), base, "{path}");
+    }
+    for (path, value) in [
+        ("artifact.revision", json!("other")),
+        ("artifact.files[0].bytes", json!(6)),
+        ("model", json!("other")),
+        ("gpus.count", json!(2)),
+    ] {
+        assert_ne!(of(with(path, value)), base, "{path}");
+    }
+}
+
+#[test]
+fn engines_of_deployments_are_told_by_their_names() {
+    let spec = DeploymentSpec::from_value(document()).unwrap();
+    assert_eq!(of_engine(&spec.engine_name(2, None)), Some(("qwen3", 2)));
+    assert_eq!(of_engine(&spec.engine_name(12, Some(1))), Some(("qwen3", 12)));
+    for other in ["qwen3", "chat", ".r1", "a.r0", "a.rx"] {
+        assert_eq!(of_engine(other), None, "{other}");
+    }
+}
