@@ -236,6 +236,37 @@ fn behaviour_24_an_engine_that_closes_its_idle_connections_costs_no_request() {
     assert_eq!(s.engine.runs("again"), 4);
 }
 
+/// An engine that closes each connection right behind its answer, without having said so: what was not read is sent again,
+/// and soon no connection is used again before it has rested.
+#[test]
+fn behaviour_24_an_engine_that_closes_behind_its_answers_costs_no_request() {
+    let s = site(8);
+    let filler = "x".repeat(40 * 1024);
+    let lost = std::sync::Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for client in 0..4 {
+            let (s, lost, filler) = (&s, &lost, &filler);
+            scope.spawn(move || {
+                for n in 0..50 {
+                    let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "closing"}],
+                        "x_script": {"closes_after_ms": n % 3, "events": 1}});
+                    if n % 5 == 4 {
+                        body["filler"] = json!(filler);
+                    }
+                    let got =
+                        post(s, "/v1/chat/completions", &body.to_string()).whole(&s.edge.target()).unwrap();
+                    if got.status != 200 {
+                        lost.lock().unwrap().push(format!("{client}/{n}: {} {}", got.status, got.text()));
+                    }
+                }
+            });
+        }
+    });
+    let lost = lost.into_inner().unwrap();
+    assert!(lost.is_empty(), "{} of 200: {lost:?}", lost.len());
+    assert_eq!(s.engine.runs("closing"), 200, "each ran once");
+}
+
 /// 400 s of prefill are in small some heartbeats of silence: nothing of ours ends a request that an engine works on.
 #[test]
 fn behaviour_25_a_silent_prefill_outlasts_every_clock_of_ours_and_a_shutdown_lets_streams_finish() {

@@ -31,7 +31,7 @@ mod tests;
 mod ticks;
 
 pub(crate) use answer::{Answer, Bad, Head};
-pub(crate) use link::{Link, Written};
+pub(crate) use link::{Link, Written, is_reset};
 pub(crate) use part::Part;
 
 /// Unused connections are closed after this: below the 5 s after which uvicorn closes its end.
@@ -40,6 +40,11 @@ pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(4);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Unused connections kept to one engine: as many as streams of a connection to the edge would be waste.
 const IDLE_MAX: usize = 64;
+/// An engine that closes a connection behind its answer without having said so does it within this: such a connection is
+/// used again only after it, once that was seen.
+const RESTED: Duration = Duration::from_millis(20);
+/// How long an engine that did that is not trusted any further: one that does so with each answer is seen again at once.
+const WARY: Duration = Duration::from_secs(60);
 
 /// Where an engine listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,8 +68,26 @@ impl std::fmt::Display for Place {
 #[derive(Debug)]
 pub(crate) struct Pool {
     place: Place,
-    idle: Mutex<Vec<(TcpStream, Instant)>>,
+    idle: Mutex<Idle>,
     ticks: Arc<Ticks>,
+}
+
+#[derive(Debug, Default)]
+struct Idle {
+    /// Since when each is unused; the newest one last.
+    unused: Vec<(TcpStream, Instant)>,
+    /// Until then only what has rested is used again.
+    wary_until: Option<Instant>,
+}
+
+impl Idle {
+    fn take(&mut self, now: Instant) -> Option<(TcpStream, Instant)> {
+        if self.wary_until.is_none_or(|until| until <= now) {
+            return self.unused.pop();
+        }
+        let rested = |(_, since): &(TcpStream, Instant)| now.duration_since(*since) >= RESTED;
+        self.unused.iter().rposition(rested).map(|at| self.unused.remove(at))
+    }
 }
 
 impl Pool {
@@ -80,16 +103,25 @@ impl Pool {
     pub(crate) fn kept(&self) -> Option<Link> {
         let now = Instant::now();
         loop {
-            let (stream, since) = self.lock().pop()?;
+            let (stream, since) = self.lock().take(now)?;
+            let age = now.duration_since(since);
             // The kernel is asked, not the runtime, which hears of a close only in its next turn. Anything there means
             // that it was closed, or that something came that nobody asked for.
             let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
             let quiet =
                 matches!(rustix::net::recv(&stream, &mut [0; 1], flags), Err(rustix::io::Errno::AGAIN));
-            if quiet && now.duration_since(since) < KEEP_ALIVE {
+            if quiet && age < KEEP_ALIVE {
                 return Some(Link::new(stream, true, &self.ticks));
             }
+            if !quiet && age < RESTED {
+                self.doubt();
+            }
         }
+    }
+
+    /// The engine closed a connection right behind an answer, and had not said that it would.
+    pub(crate) fn doubt(&self) {
+        self.lock().wary_until = Some(Instant::now() + WARY);
     }
 
     /// A new connection.
@@ -112,18 +144,18 @@ impl Pool {
     pub(crate) fn keep(&self, link: Link) {
         let Some(stream) = link.into_kept() else { return };
         let mut idle = self.lock();
-        if idle.len() < IDLE_MAX {
-            idle.push((stream, Instant::now()));
+        if idle.unused.len() < IDLE_MAX {
+            idle.unused.push((stream, Instant::now()));
         }
     }
 
     /// Closes what was not used for [`KEEP_ALIVE`].
     pub(crate) fn prune(&self) {
         let now = Instant::now();
-        self.lock().retain(|(_, since)| now.duration_since(*since) < KEEP_ALIVE);
+        self.lock().unused.retain(|(_, since)| now.duration_since(*since) < KEEP_ALIVE);
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(TcpStream, Instant)>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Idle> {
         self.idle.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }

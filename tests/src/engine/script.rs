@@ -73,6 +73,8 @@ pub struct Script {
     pub raw_events: Option<Vec<String>>,
     /// An answer that is not a stream is padded to at least so many bytes.
     pub body_bytes: usize,
+    /// So many milliseconds behind the whole answer, which does not say so, the connection is closed.
+    pub closes_after_ms: Option<u64>,
 }
 
 impl Default for Script {
@@ -98,6 +100,7 @@ impl Default for Script {
             content_type: None,
             raw_events: None,
             body_bytes: 0,
+            closes_after_ms: None,
         }
     }
 }

@@ -233,7 +233,9 @@ fn completion(stream: &TcpStream, number: u64, state: &State, ask: &Ask) -> io::
     let end = answer(&Writing { stream, state, script: &script }, id, &model, streaming);
     state.finish(id, end);
     // Dropping the one handle closes the connection: with FIN, or with RST where the script set it so.
-    Ok(end == End::Complete)
+    let Some(ms) = script.closes_after_ms else { return Ok(end == End::Complete) };
+    std::thread::sleep(Duration::from_millis(ms));
+    Ok(false)
 }
 
 fn answer(to: &Writing<'_>, id: usize, model: &str, streaming: bool) -> End {

@@ -9,11 +9,12 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use rustix::{io::Errno, net::RecvFlags};
 use tokio::{
-    io::{AsyncRead, ReadBuf},
+    io::{AsyncRead, Interest, ReadBuf},
     net::TcpStream,
 };
 
@@ -21,6 +22,9 @@ use super::{
     Part, Patience,
     ticks::{Flow, Ticks},
 };
+
+/// Behind the end of a connection: time for the reset that says that a request came after it. Of a host near by.
+const RESET_WAIT: Duration = Duration::from_millis(50);
 
 /// One connection to an engine. Dropping it closes it, which is how a request is cancelled.
 #[derive(Debug)]
@@ -131,6 +135,21 @@ impl Link {
         }
     }
 
+    /// The connection is over, without a byte of an answer, as `read` says: whether the engine's host threw some of the
+    /// request away, so that the engine cannot have read all of it. It resets a connection for that and for nothing else:
+    /// a process that has read everything and ends, however it ends, closes its connections.
+    pub(crate) async fn was_thrown_away(&self, read: &io::Result<Part>) -> bool {
+        let Ok(stream) = self.watched() else { return false };
+        match read {
+            Err(error) => is_reset(error),
+            // It had closed its side before the request came to it.
+            Ok(_) => {
+                let told = tokio::time::timeout(RESET_WAIT, stream.ready(Interest::ERROR));
+                told.await.is_ok() && matches!(stream.take_error(), Ok(Some(error)) if is_reset(&error))
+            }
+        }
+    }
+
     /// One read; an empty part is the end of the input.
     ///
     /// # Errors
@@ -187,4 +206,9 @@ impl Link {
             },
         }
     }
+}
+
+/// Of a connection that the other host does not know any more.
+pub(crate) fn is_reset(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
 }

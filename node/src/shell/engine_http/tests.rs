@@ -195,6 +195,33 @@ async fn fast_streams_are_read_by_the_clock() {
     assert!(pool.kept().is_none());
 }
 
+/// An engine that closes behind its answers without a word gets no request on a connection that has not rested.
+#[tokio::test]
+async fn connections_of_an_engine_that_closes_behind_its_answers_rest() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let pool = Pool::new(Place::Local(listener.local_addr().unwrap()));
+    let link = pool.connect().await.unwrap();
+    let (engine, _) = listener.accept().await.unwrap();
+    pool.keep(link);
+    let link = pool.kept().unwrap();
+    pool.keep(link);
+    // It closes it; as fast as that is not foreseen by an engine's time for unused connections.
+    drop(engine);
+    while let Some(link) = pool.kept() {
+        pool.keep(link);
+    }
+    assert!(pool.lock().wary_until.is_some());
+    let link = pool.connect().await.unwrap();
+    let (_engine, _) = listener.accept().await.unwrap();
+    pool.keep(link);
+    let kept = pool.lock().unused[0].1;
+    assert!(pool.lock().take(kept).is_none());
+    let (stream, since) = pool.lock().take(kept + RESTED).unwrap();
+    // Trusted again after a while.
+    pool.lock().unused.push((stream, since + WARY * 2));
+    assert!(pool.lock().take(since + WARY * 2).is_some());
+}
+
 quickcheck::quickcheck! {
     /// Any chunks in any cut come out as they went in.
     fn chunks_survive_any_cut(chunks: Vec<Vec<u8>>, sizes: Vec<usize>) -> bool {

@@ -42,6 +42,11 @@ pub(super) fn parse(message: &[u8]) -> Result<InferenceOpen, Ended> {
     Ok(open)
 }
 
+/// Whether an engine that gets it twice does nothing twice but work: a response may be kept there.
+pub(super) fn may_be_repeated(open: &InferenceOpen) -> bool {
+    open.path != "/v1/responses"
+}
+
 /// The head of the request to the engine.
 pub(super) fn request_head(open: &InferenceOpen, http: &HttpRoute) -> Vec<u8> {
     let mut head =

@@ -1,16 +1,17 @@
 //! Streams on an engine that speaks HTTP: the request out, the answer back.
 //!
 //! Owns the order and what each failure means; leaves connections and framing to `engine_http`. Invariant: a request
-//! goes out a second time only if nothing of it had gone out the first time.
+//! goes out a second time only if the engine cannot have read all of it the first time, on a connection that it had kept
+//! and closed meanwhile, and never if a byte of an answer came.
 
-use std::time::Duration;
+use std::{io, time::Duration};
 
 use umbel_contracts::proto::node::{InferenceOpen, InferenceOutcome};
 use umbel_wire::{Code, IncomingStream};
 
 use super::{Ended, Progress, body_part, open, pass_on, send_head};
 use crate::shell::{
-    engine_http::{Answer, Bad, Link, Part, Patience, Written, says},
+    engine_http::{self, Answer, Bad, Link, Part, Patience, Written, says},
     engines::HttpRoute,
 };
 
@@ -31,11 +32,16 @@ pub(super) async fn answer(
     let first_byte = open::limit(open.first_byte_timeout_ms, FIRST_BYTE);
     // An engine that does not take the request is as silent as one that does not answer it.
     let sending = tokio::time::timeout(first_byte, send_request(stream, open, http));
-    let mut link = sending.await.map_err(|_| timed_out())??;
+    let mut sent = sending.await.map_err(|_| timed_out())??;
     let mut patience = Patience::new(first_byte, open::limit(open.idle_timeout_ms, BETWEEN));
-    let mut answer = Answer::new();
+    let mut first = Some(first_part(&mut sent, open, http, &mut patience).await?);
+    let (mut link, mut answer) = (sent.link, Answer::new());
     let (head, rest) = loop {
-        let mut part = read(&mut link, &mut patience, &mut answer, http).await?;
+        let read = match first.take() {
+            Some(first) => first,
+            None => link.read(&mut patience).await,
+        };
+        let mut part = judged(read, &mut answer, http).await?;
         if let Some(found) = answer.head(part.bytes()).map_err(bad)? {
             break found;
         }
@@ -48,7 +54,7 @@ pub(super) async fn answer(
     while !answer.is_complete() {
         // What came before it was broken has gone out.
         answer.check().map_err(bad)?;
-        let mut part = read(&mut link, &mut patience, &mut answer, http).await?;
+        let mut part = judged(link.read(&mut patience).await, &mut answer, http).await?;
         if part.is_empty() {
             // An answer without a length ended with its connection.
             break;
@@ -63,14 +69,9 @@ pub(super) async fn answer(
     Ok(())
 }
 
-/// One read of the answer; empty only if the engine may end its answer so.
-async fn read(
-    link: &mut Link,
-    patience: &mut Patience,
-    answer: &mut Answer,
-    http: &HttpRoute,
-) -> Result<Part, Ended> {
-    let why = match link.read(patience).await {
+/// What a read means for the answer; an empty part only if the engine may end it so.
+async fn judged(part: io::Result<Part>, answer: &mut Answer, http: &HttpRoute) -> Result<Part, Ended> {
+    let why = match part {
         Ok(part) if part.is_empty() => match answer.end() {
             // Its process may have died: then nobody knows whether that was the end.
             Ok(()) if http.gone.is_some() && is_gone(http).await => "its process ended".to_owned(),
@@ -78,12 +79,45 @@ async fn read(
             Err(bad) => bad.to_string(),
         },
         Ok(part) => return Ok(part),
-        Err(error) if error.kind() == std::io::ErrorKind::TimedOut => {
-            return Err(timed_out());
-        }
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(timed_out()),
         Err(error) => says(&error),
     };
     Err(broke(http, &why).await)
+}
+
+/// The first bytes that come back. A kept connection that the engine had closed, so that it threw the request away, is
+/// replaced once by a new one.
+async fn first_part(
+    sent: &mut Sent,
+    open: &InferenceOpen,
+    http: &HttpRoute,
+    patience: &mut Patience,
+) -> Result<io::Result<Part>, Ended> {
+    let first = sent.link.read(patience).await;
+    let request = std::mem::take(&mut sent.request);
+    let is_none = first.as_ref().map_or(true, Part::is_empty);
+    if !is_none || !sent.link.is_reused() || !(sent.is_reset || sent.link.was_thrown_away(&first).await) {
+        return Ok(first);
+    }
+    http.pool.doubt();
+    if !open::may_be_repeated(open) {
+        return Ok(first);
+    }
+    if request.is_empty() {
+        let message = "the engine had closed the connection that the request came on";
+        return Err(Ended::refused(Code::Unavailable, "ENGINE_CLOSED", message));
+    }
+    sent.link = on_new_one(&request, http).await?.0;
+    Ok(sent.link.read(patience).await)
+}
+
+/// A request that went out.
+struct Sent {
+    link: Link,
+    /// All of it, where it can be sent again.
+    request: Vec<u8>,
+    /// Writing it failed since the engine's host did not know the connection any more.
+    is_reset: bool,
 }
 
 /// Sends head and body. A kept connection that turns out dead before the engine has a byte is replaced once.
@@ -91,7 +125,7 @@ async fn send_request(
     stream: &IncomingStream,
     open: &InferenceOpen,
     http: &HttpRoute,
-) -> Result<Link, Ended> {
+) -> Result<Sent, Ended> {
     let mut left = open.body_bytes;
     let mut first = if left > 0 { body_part(stream, &mut left).await? } else { None };
     let mut request = open::request_head(open, http);
@@ -99,21 +133,21 @@ async fn send_request(
     if let Some(part) = first.take() {
         request.extend_from_slice(&part);
     }
-    let mut link = match http.pool.kept() {
-        Some(link) => link,
-        None => connect(http).await?,
+    let mut is_reset = false;
+    let on_kept = match http.pool.kept() {
+        None => None,
+        Some(link) => match link.write(&request).await {
+            Ok(written) => Some((link, matches!(written, Written::Early))),
+            Err((_, 0)) => None,
+            Err((error, _)) => {
+                is_reset = engine_http::is_reset(&error);
+                Some((link, true))
+            }
+        },
     };
-    let written = match link.write(&request).await {
-        Err((_, 0)) if link.is_reused() => {
-            link = connect(http).await?;
-            link.write(&request).await
-        }
-        other => other,
-    };
-    let mut early = match written {
-        Ok(written) => matches!(written, Written::Early),
-        // Nothing arrived at the engine, but this connection was made for it: it does not want any.
-        Err((error, _)) => return Err(broke(http, &says(&error)).await),
+    let (mut link, mut early) = match on_kept {
+        Some(sent) => sent,
+        None => on_new_one(&request, http).await?,
     };
     while left > 0 && !early {
         let part = tokio::select! {
@@ -123,17 +157,36 @@ async fn send_request(
             () = link.answers() => break,
         };
         let Some(part) = part else { break };
+        // It is more than the first part: nobody here has all of it.
+        request = Vec::new();
         match link.write(&part).await {
             Ok(written) => early = matches!(written, Written::Early),
             // It may have said why before it closed.
-            Err(_) => early = true,
+            Err((error, _)) => (early, is_reset) = (true, engine_http::is_reset(&error)),
         }
     }
     if left > 0 || early {
         stream.refuse_body();
         link.not_again();
     }
-    Ok(link)
+    if left > 0 || !link.is_reused() {
+        request = Vec::new();
+    }
+    Ok(Sent { link, request, is_reset })
+}
+
+/// A new connection with the request on it, and whether the engine answered before it had all.
+async fn on_new_one(request: &[u8], http: &HttpRoute) -> Result<(Link, bool), Ended> {
+    let mut link = connect(http).await?;
+    match link.write(request).await {
+        Ok(Written::All) => Ok((link, false)),
+        Ok(Written::Early) => {
+            link.not_again();
+            Ok((link, true))
+        }
+        // Nothing arrived at the engine, but this connection was made for it: it does not want any.
+        Err((error, _)) => Err(broke(http, &says(&error)).await),
+    }
 }
 
 async fn connect(http: &HttpRoute) -> Result<Link, Ended> {
