@@ -34,7 +34,7 @@ use crate::core::admission::{Admission, Limits, Output};
 use crate::core::approval::{Approvals, Past};
 use crate::core::commands::Commands;
 use crate::core::enrollment::{EnrollmentRow, Refusals, Tokens};
-use crate::core::providers::{self, spec};
+use crate::core::providers;
 use crate::core::registry::node::{Lifecycle, NodeRow, ReportRow};
 use crate::core::registry::{Call, Registry};
 
@@ -240,7 +240,7 @@ impl Edge {
     fn change<T>(&mut self, now: Instant, work: impl FnOnce(&mut Registry<LinkId>) -> T) -> T {
         let result = work(&mut self.registry);
         for call in self.registry.take_calls() {
-            self.call(now, call);
+            self.call(now, &call);
         }
         while self.generations.last() < self.registry.slots.highest().0 {
             self.generations.take(&mut self.disk);
@@ -272,25 +272,11 @@ impl Edge {
         result
     }
 
-    fn call(&mut self, now: Instant, call: Call) {
+    fn call(&mut self, now: Instant, call: &Call) {
         let stays = self.is("admission hears of nobody's silence");
-        let admission = &mut self.admission;
-        match call {
-            Call::Declare { node, engine } => drop(admission.declare(now, spec(node, &engine))),
-            Call::Up { node, generation, engine, state, .. } => {
-                drop(admission.provider_up(now, spec(node, &engine), generation, providers::state(state)));
-            }
-            Call::State { node, generation, engine, state, .. } => {
-                let id = providers::id(node, &engine);
-                admission.provider_state(now, &id, generation, providers::state(state));
-            }
-            Call::Down { node, engine } => admission.undeclare(now, &providers::id(node, &engine)),
-            Call::Ready { ready: false, .. } if stays => {}
-            Call::Ready { node, generation, ready } => admission.node_ready(now, node, generation, ready),
-            Call::Draining { node, draining } => admission.node_draining(now, node, draining),
-            Call::Eligible { node, eligible } => admission.node_eligible(now, node, eligible),
-            Call::Lost { node, generation } => drop(admission.node_lost(now, node, generation)),
-            Call::Gone { node } => admission.node_gone(node),
+        if !(stays && matches!(call, Call::Ready { ready: false, .. })) {
+            // Too many of something: then it is not served.
+            let _ = providers::apply(&mut self.admission, now, call);
         }
         self.settle(now);
     }

@@ -21,30 +21,16 @@ use umbel_wire::{Connection, Generation, NodeId};
 use gauges::Gauges;
 pub(crate) use slot::{Slot, Waiting};
 
-#[cfg(test)]
-pub(crate) use crate::core::admission::Category;
 use crate::core::admission::{Admission, Decision, Grant, Output, ProviderIndex, RetryBudget};
 pub(crate) use crate::core::admission::{
     Ask, Avoid, ChoiceFigures, Class, Figures, KeyNumber, LeaseCounts, LeaseId, LeaseReading, Limits,
-    ModelIndex, NotTaken, Outcome, Prefix, ProviderSpec, ProviderState, QueueReading, Reading, Refusal,
+    ModelIndex, NotTaken, Outcome, Prefix, ProviderState, QueueReading, Reading, Refusal,
     RefusalReason, Released, Ticket,
 };
+use crate::core::registry::Call;
 use crate::core::usage::Usage;
 use crate::metrics::{Metrics, ModelMetrics};
 use crate::shell::requests::Requests;
-
-/// A provider that a node reported over its connection.
-#[derive(Clone, Debug)]
-pub(crate) struct ProviderUp {
-    /// What it is.
-    pub(crate) spec: ProviderSpec,
-    /// Of the connection.
-    pub(crate) generation: Generation,
-    /// Where its streams are opened.
-    pub(crate) connection: Connection,
-    /// What the node says of it now.
-    pub(crate) state: ProviderState,
-}
 
 /// Where the streams of a provider go.
 #[derive(Debug)]
@@ -288,7 +274,8 @@ impl Dispatch {
         // The first of them told of all.
         let told = self.lock().admission.lost_before(lease);
         if !told {
-            self.node_lost(node_id, generation);
+            // Losses are always taken.
+            let _ = self.tell(&Call::Lost { node: node_id, generation }, None);
         }
     }
 

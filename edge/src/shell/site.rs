@@ -22,12 +22,11 @@ use umbel_wire::{CloseReason, Code, Connection, EdgeId, Error, Generation, NodeI
 use crate::core::approval::Approvals;
 use crate::core::authority::AuthorityRow;
 use crate::core::enrollment::{EnrollmentRow, Refusals, Tokens};
-use crate::core::providers::{self, spec};
 use crate::core::registry::node::{Node, NodeRow, ReportRow};
 use crate::core::registry::{Call, Notice, Registry};
 use crate::core::tombstones::{TOMBSTONES, Tombstone};
 use crate::shell::authority::{Authorities, Expiries};
-use crate::shell::dispatch::{Dispatch, ProviderUp};
+use crate::shell::dispatch::Dispatch;
 use crate::shell::events::{Events, Happened};
 use crate::shell::gather::Gather;
 use crate::shell::nodes::{Nudge, Turns};
@@ -207,7 +206,7 @@ impl Site {
             let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
             let result = work(&mut registry);
             for call in registry.take_calls() {
-                self.call(&registry, call);
+                self.call(&registry, &call);
             }
             // Generations come from the slots; the mark only has to stay above them.
             while self.generations.last() < registry.slots.highest().0 {
@@ -298,53 +297,25 @@ impl Site {
     }
 
     // Under the registry's lock. Dispatch takes its own lock inside and calls nobody back.
-    fn call(&self, registry: &Registry<Connection>, call: Call) {
-        let dispatch = &self.dispatch;
-        match call {
-            Call::Declare { node, engine } => {
-                if let Err(conflict) = dispatch.declare(spec(node, &engine)) {
-                    tracing::warn!(%node, engine = %engine.name, ?conflict, "a declared provider is not served");
-                }
+    fn call(&self, registry: &Registry<Connection>, call: &Call) {
+        let connection = match call {
+            Call::Up { node, generation, .. } => {
+                registry.slots.owner(node).filter(|owner| owner.generation == *generation)
             }
-            Call::Up { node, generation, engine, state, cause } => {
-                let owner = registry.slots.owner(&node).filter(|owner| owner.generation == generation);
-                let Some(owner) = owner else { return };
-                let connection = owner.handle.clone();
-                let up = ProviderUp {
-                    spec: spec(node, &engine),
-                    generation,
-                    connection,
-                    state: providers::state(state),
-                };
-                match dispatch.provider_up(up) {
-                    Ok(()) if cause.is_empty() => {}
-                    Ok(()) => {
-                        dispatch.provider_state(
-                            &providers::id(node, &engine.name),
-                            generation,
-                            providers::state(state),
-                            &cause,
-                        );
-                    }
-                    Err(conflict) => {
-                        tracing::warn!(%node, engine = %engine.name, ?conflict, "a provider is not served");
-                    }
-                }
-            }
-            Call::State { node, generation, engine, state, cause } => {
-                dispatch.provider_state(
-                    &providers::id(node, &engine),
-                    generation,
-                    providers::state(state),
-                    &cause,
-                );
-            }
-            Call::Down { node, engine } => dispatch.undeclare(&providers::id(node, &engine)),
-            Call::Ready { node, generation, ready } => dispatch.node_ready(node, generation, ready),
-            Call::Draining { node, draining } => dispatch.node_draining(node, draining),
-            Call::Eligible { node, eligible } => dispatch.node_eligible(node, eligible),
-            Call::Lost { node, generation } => dispatch.node_lost(node, generation),
-            Call::Gone { node } => dispatch.node_gone(node),
+            _ => None,
+        };
+        if let Call::Up { node, engine, state, cause, .. } = call
+            && !cause.is_empty()
+        {
+            tracing::debug!(%node, engine = %engine.name, ?state, cause, "a provider comes up with a cause");
+        }
+        if let Call::State { node, engine, state, cause, .. } = call {
+            tracing::debug!(%node, engine, ?state, cause, "provider state");
+        }
+        if let (Err(why), Call::Declare { node, engine } | Call::Up { node, engine, .. }) =
+            (self.dispatch.tell(call, connection.map(|owner| &owner.handle)), call)
+        {
+            tracing::warn!(%node, engine = %engine.name, %why, "a declared provider is not served");
         }
     }
 

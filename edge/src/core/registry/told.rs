@@ -24,7 +24,7 @@ pub(crate) enum Call {
     Ready { node: NodeId, generation: Generation, ready: bool },
     /// People want no new work there.
     Draining { node: NodeId, draining: bool },
-    /// People allow application traffic there.
+    /// People allow application traffic there, and let it in.
     Eligible { node: NodeId, eligible: bool },
     /// A connection ended.
     Lost { node: NodeId, generation: Generation },
@@ -141,9 +141,11 @@ impl<H: Clone> Registry<H> {
             return;
         }
         let told = self.told.entry(id).or_default();
-        if told.eligible != Some(node.row.eligible) {
-            told.eligible = Some(node.row.eligible);
-            calls.push(Call::Eligible { node: id, eligible: node.row.eligible });
+        // Whom people keep out does not come back by itself: nobody waits for it.
+        let eligible = node.row.eligible && node.row.admits();
+        if told.eligible != Some(eligible) {
+            told.eligible = Some(eligible);
+            calls.push(Call::Eligible { node: id, eligible });
         }
         if told.draining != Some(node.row.draining) {
             told.draining = Some(node.row.draining);

@@ -7,6 +7,7 @@ use umbel_contracts::proto::node::InferenceOutcome;
 
 use super::client::{Client, chat, get, post};
 use super::rig::{Rig, until};
+use crate::core::registry::Call as Told;
 
 #[tokio::test]
 async fn row_57_a_client_that_leaves_midway_resets_the_engine_and_nobody_else() {
@@ -194,7 +195,7 @@ async fn row_63_a_reset_that_is_not_confirmed_keeps_its_slot_until_the_node_is_g
     until("it is marked", || rig.counts().unconfirmed == 1).await;
     assert_eq!(rig.dispatch.unconfirmed()[0].1.to_string(), node.provider);
     assert_eq!(rig.in_flight(&node), 1);
-    rig.dispatch.node_lost(node.id, node.generation);
+    rig.tell(&Told::Lost { node: node.id, generation: node.generation });
     rig.idle().await;
     drop(call);
 }

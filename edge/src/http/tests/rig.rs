@@ -11,7 +11,9 @@ use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 use umbel_contracts::operations::KeyLimits;
-use umbel_contracts::proto::node::{self, InferenceEnd, InferenceHead, InferenceOpen, InferenceOutcome};
+use umbel_contracts::proto::node::{
+    self, DeclaredEngine, InferenceEnd, InferenceHead, InferenceOpen, InferenceOutcome,
+};
 use umbel_store::{Commit, Store};
 use umbel_wire::ca::{Authority, CLIENT_VALIDITY, SERVER_VALIDITY};
 use umbel_wire::clock::Wall;
@@ -23,10 +25,10 @@ use umbel_wire::{
 };
 
 use super::super::{Front, FrontOptions, serve, serve_metrics, serve_tls};
+use crate::core::registry::Call as Told;
+use crate::core::registry::node::{Declared, ProviderState};
 use crate::metrics::Metrics;
-use crate::shell::dispatch::{
-    Category, Dispatch, LeaseCounts, Limits, ProviderSpec, ProviderState, ProviderUp,
-};
+use crate::shell::dispatch::{Dispatch, LeaseCounts, Limits};
 use crate::shell::keys::{Actor, KeyRow, Keys};
 
 /// No wait in a test takes longer.
@@ -69,7 +71,8 @@ impl Door for EdgeDoor {
         };
         let node_id = NodeId::parse(std::str::from_utf8(&newcomer.hello().payload).unwrap()).unwrap();
         let dispatch = Arc::clone(&self.dispatch);
-        dispatch.node_ready(node_id, generation, false);
+        let ready = Told::Ready { node: node_id, generation, ready: false };
+        dispatch.tell(&ready, None).unwrap();
         let handler = Arc::new(EdgeSide { node_id, generation, dispatch });
         let welcome = WelcomeOut { generation, ..WelcomeOut::default() };
         let connection = newcomer.accept(welcome, handler);
@@ -86,7 +89,8 @@ struct EdgeSide {
 
 impl Handler for EdgeSide {
     fn on_closed(&self, _: &Connection, _: &CloseReason) {
-        self.dispatch.node_lost(self.node_id, self.generation);
+        let lost = Told::Lost { node: self.node_id, generation: self.generation };
+        self.dispatch.tell(&lost, None).unwrap();
     }
 }
 
@@ -191,6 +195,12 @@ pub(super) struct Node {
 impl Node {
     pub(super) async fn call(&mut self) -> Call {
         soon("a stream at the node", self.calls.recv()).await.unwrap()
+    }
+
+    /// What its engine is now.
+    pub(super) fn says(&self, state: ProviderState) -> Told {
+        let engine = "engine".to_owned();
+        Told::State { node: self.id, generation: self.generation, engine, state, cause: String::new() }
     }
 
     /// No stream has arrived.
@@ -322,12 +332,17 @@ impl Rig {
         let (generation, accepted) = self.accepted.recv().await.unwrap();
         self.connections.push(accepted.clone());
         let provider = format!("{id}/engine");
-        let spec = spec(&provider, id, model, aliases, capacity);
-        self.dispatch.node_eligible(id, true);
-        let state = ProviderState::Available;
-        self.dispatch.provider_up(ProviderUp { spec, generation, connection: accepted, state }).unwrap();
-        self.dispatch.node_ready(id, generation, true);
+        self.tell(&Told::Eligible { node: id, eligible: true });
+        let (engine, state) = (declared(model, aliases, capacity), ProviderState::Available);
+        let up = Told::Up { node: id, generation, engine, state, cause: String::new() };
+        self.dispatch.tell(&up, Some(&accepted)).unwrap();
+        self.tell(&Told::Ready { node: id, generation, ready: true });
         Node { id, generation, connection, provider, calls }
+    }
+
+    /// As the registry tells.
+    pub(super) fn tell(&self, call: &Told) {
+        self.dispatch.tell(call, None).unwrap();
     }
 
     /// The edge's end of the newest node's connection.
@@ -377,18 +392,12 @@ impl Rig {
     }
 }
 
-pub(super) fn spec(provider: &str, id: NodeId, model: &str, aliases: &[&str], capacity: u32) -> ProviderSpec {
-    ProviderSpec {
-        provider_id: Arc::from(provider),
-        node_id: id,
-        model: model.to_owned(),
-        aliases: aliases.iter().map(|alias| (*alias).to_owned()).collect(),
-        category: Category::LocalInference,
-        capacity,
-        max_context_tokens: 0,
-        long_context_threshold_tokens: 0,
-        long_context_capacity: 0,
-    }
+/// A node's `engine`.
+pub(super) fn declared(model: &str, aliases: &[&str], capacity: u32) -> Declared {
+    let aliases = aliases.iter().map(|alias| (*alias).to_owned()).collect();
+    let (name, model) = ("engine".to_owned(), model.to_owned());
+    let engine = DeclaredEngine { name, model, aliases, capacity, ..DeclaredEngine::default() };
+    Declared::new(&engine, 1)
 }
 
 async fn listener() -> (TcpListener, SocketAddr) {

@@ -6,8 +6,10 @@ use umbel_contracts::proto::node::InferenceOutcome;
 use umbel_wire::CloseReason;
 
 use super::client::{Client, chat, get};
-use super::rig::{Rig, Setup, spec, until};
-use crate::shell::dispatch::{Limits, ProviderState};
+use super::rig::{Rig, Setup, declared, until};
+use crate::core::registry::Call as Told;
+use crate::core::registry::node::ProviderState;
+use crate::shell::dispatch::Limits;
 
 fn short_waits() -> Setup {
     let limits = Limits {
@@ -152,15 +154,15 @@ async fn a_full_queue_is_429_a_long_wait_too_and_absence_is_503() {
         assert!(!reply.head.has("x-should-retry"));
     }
 
-    rig.dispatch.provider_state(&node.provider, node.generation, ProviderState::Loading, "");
+    rig.tell(&node.says(ProviderState::Loading));
     let loading = Client::ask(rig.http, chat(true)).await;
     assert_eq!((loading.head.status, loading.error_code().as_str()), (503, "model_loading"));
-    rig.dispatch.provider_state(&node.provider, node.generation, ProviderState::Unavailable, "");
+    rig.tell(&node.says(ProviderState::Unavailable));
     let absent = Client::ask(rig.http, chat(true)).await;
     assert_eq!((absent.head.status, absent.error_code().as_str()), (503, "model_unavailable"));
     assert_eq!(absent.head.get("retry-after"), Some("60"));
 
-    rig.dispatch.node_draining(node.id, true);
+    rig.tell(&Told::Draining { node: node.id, draining: true });
     let unwanted = Client::ask(rig.http, chat(true)).await;
     assert_eq!((unwanted.head.status, unwanted.head.get("x-should-retry")), (503, Some("false")));
     assert_eq!(rig.in_flight(&node), 1, "the running stream goes on");
@@ -187,11 +189,11 @@ async fn row_67_a_lowered_capacity_holds_back_and_a_raised_one_acts_at_once() {
         clients.push(client);
     }
     let (one, two) = (node.call().await, node.call().await);
-    rig.dispatch.declare(spec(&node.provider, node.id, "m", &[], 1)).unwrap();
+    rig.tell(&Told::Declare { node: node.id, engine: declared("m", &[], 1) });
     one.fail(InferenceOutcome::EngineBroke, false);
     until("one is left", || rig.in_flight(&node) == 1).await;
     assert_eq!(rig.counts().waiting, 1);
-    rig.dispatch.declare(spec(&node.provider, node.id, "m", &[], 2)).unwrap();
+    rig.tell(&Told::Declare { node: node.id, engine: declared("m", &[], 2) });
     let three = node.call().await;
     drop((two, three));
     rig.idle().await;
@@ -214,7 +216,7 @@ async fn row_68_a_provider_on_its_way_back_is_waited_for() {
 async fn the_site_is_idle_once_the_last_one_that_waits_is_refused() {
     let mut rig = Rig::with(short_waits()).await;
     let node = rig.node("m", &[], 1).await;
-    rig.dispatch.node_lost(node.id, node.generation);
+    rig.tell(&Told::Lost { node: node.id, generation: node.generation });
     let mut client = Client::connect(rig.http).await;
     client.send(chat(true)).await;
     until("it waits", || rig.counts().waiting == 1).await;

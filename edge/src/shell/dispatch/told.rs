@@ -1,94 +1,53 @@
 //! What the nodes' side tells admission: providers, nodes, and when leases of a node are over.
 //!
-//! Leaves every rule to [`crate::core::admission`]. Invariant: a provider's link is there as long as the core may give a
+//! Leaves every rule to [`crate::core::admission`], and what a call means there to [`crate::core::providers`]. Invariant: a provider's link is there as long as the core may give a
 //! lease of it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use umbel_wire::{Generation, NodeId};
+use umbel_wire::{Connection, Generation, NodeId};
 
-use super::{Dispatch, LeaseId, Link, NotTaken, ProviderSpec, ProviderState, ProviderUp};
+use super::{Dispatch, LeaseId, Link, NotTaken};
 use crate::core::admission::Admission;
+use crate::core::providers;
+use crate::core::registry::Call;
 
 impl Dispatch {
-    /// Declares a stored provider of a node that is away: it counts as wanted while the node is eligible and
-    /// not draining.
+    /// One thing that the registry tells. A provider comes up with the `connection` of the call's generation, on which its
+    /// streams are opened; without it the call is of a connection that is over, and nothing comes up.
     ///
     /// # Errors
-    /// If there are too many; it is not served then.
-    pub(crate) fn declare(&self, spec: ProviderSpec) -> Result<(), NotTaken> {
-        self.change(|state, now| state.admission.declare(now, spec).map(|_| ()))
-    }
-
-    /// The node no longer declares this provider, or is decommissioned.
-    pub(crate) fn undeclare(&self, provider_id: &str) {
+    /// If there are too many, or the generation is old; the provider is not served then.
+    pub(crate) fn tell(&self, call: &Call, connection: Option<&Connection>) -> Result<(), NotTaken> {
+        if connection.is_none() && matches!(call, Call::Up { .. }) {
+            return Ok(());
+        }
         self.change(|state, now| {
-            state.admission.undeclare(now, provider_id);
-            state.links.retain(|_, link| &*link.provider_id != provider_id);
-        });
-    }
-
-    /// A node reported a provider over its connection. Call [`Dispatch::node_ready`] with `false` before, when
-    /// the connection is registered, and with `true` when the node is complete.
-    ///
-    /// # Errors
-    /// If there are too many, or the generation is old; it is not served then.
-    pub(crate) fn provider_up(&self, up: ProviderUp) -> Result<(), NotTaken> {
-        self.change(|state, now| {
-            let provider_id = Arc::clone(&up.spec.provider_id);
-            let node_id = up.spec.node_id;
-            let model = Arc::from(up.spec.model.as_str());
-            let index = state.admission.provider_up(now, up.spec, up.generation, up.state)?;
-            let link =
-                Link { connection: up.connection, generation: up.generation, node_id, provider_id, model };
-            state.links.insert(index, Arc::new(link));
+            let up = providers::apply(&mut state.admission, now, call)?;
+            match (call, up.zip(connection)) {
+                (Call::Up { node, generation, engine, .. }, Some((index, connection))) => {
+                    let link = Link {
+                        connection: connection.clone(),
+                        generation: *generation,
+                        node_id: *node,
+                        provider_id: providers::id(*node, &engine.name).into(),
+                        model: Arc::from(engine.model.as_str()),
+                    };
+                    state.links.insert(index, Arc::new(link));
+                }
+                (Call::Down { node, engine }, _) => {
+                    let provider_id = providers::id(*node, engine);
+                    state.links.retain(|_, link| *link.provider_id != *provider_id);
+                }
+                // An older generation than the one in force ends only what is its own.
+                (Call::Lost { node, generation }, _) => {
+                    state.links.retain(|_, link| link.generation != *generation || link.node_id != *node);
+                }
+                _ => {}
+            }
             Ok(())
         })
-    }
-
-    /// A provider's state changed; `cause` is one sentence. Ignored for an older generation.
-    pub(crate) fn provider_state(
-        &self,
-        provider_id: &str,
-        generation: Generation,
-        provider_state: ProviderState,
-        cause: &str,
-    ) {
-        tracing::debug!(provider_id, generation = generation.0, state = ?provider_state, cause, "provider state");
-        self.change(|state, now| {
-            state.admission.provider_state(now, provider_id, generation, provider_state);
-        });
-    }
-
-    /// Whether a node's connection may be given work: false when it is registered and while the node is stale
-    /// or offline, true once it is complete. Ignored for an older generation.
-    pub(crate) fn node_ready(&self, node_id: NodeId, generation: Generation, ready: bool) {
-        self.change(|state, now| state.admission.node_ready(now, node_id, generation, ready));
-    }
-
-    /// Starts or ends draining a node.
-    pub(crate) fn node_draining(&self, node_id: NodeId, draining: bool) {
-        self.change(|state, now| state.admission.node_draining(now, node_id, draining));
-    }
-
-    /// Whether a node may be given application traffic. False until told otherwise.
-    pub(crate) fn node_eligible(&self, node_id: NodeId, eligible: bool) {
-        self.change(|state, now| state.admission.node_eligible(now, node_id, eligible));
-    }
-
-    /// A node left the site for good.
-    pub(crate) fn node_gone(&self, node_id: NodeId) {
-        self.change(|state, _| state.admission.node_gone(node_id));
-    }
-
-    /// A node's connection of this generation is gone: its leases end. An older generation than the one in
-    /// force ends only its own leases.
-    pub(crate) fn node_lost(&self, node_id: NodeId, generation: Generation) {
-        self.change(|state, now| {
-            state.admission.node_lost(now, node_id, generation);
-            state.links.retain(|_, link| link.generation != generation || link.node_id != node_id);
-        });
     }
 
     /// The leases that a returning node says it still carries, before it is ready. Returns those that it must

@@ -1,9 +1,11 @@
 //! Which descriptions of models stand, with a real admission behind what the registry tells.
 
 use super::*;
-use crate::core::admission::{Admission, Limits};
-use crate::core::providers::{id as provider_id, spec, state};
-use crate::core::registry::node::ProviderState;
+use crate::core::admission::{
+    Admission, Ask, Class, Decision, KeyNumber, Limits, NORMAL_CLASS, Output, Refusal, RefusalReason,
+};
+use crate::core::providers::{apply, id as provider_id};
+use crate::core::registry::node::{self, ProviderState};
 
 /// A site of three nodes and the admission that believes what it is told.
 struct World {
@@ -33,24 +35,8 @@ impl World {
 
     /// As the shell does.
     fn tell(&mut self) {
-        let now = self.now;
         for call in self.site.take_calls() {
-            let admission = &mut self.admission;
-            match call {
-                Call::Declare { node, engine } => drop(admission.declare(now, spec(node, &engine)).unwrap()),
-                Call::Up { node, generation, engine, state: up, .. } => {
-                    admission.provider_up(now, spec(node, &engine), generation, state(up)).unwrap();
-                }
-                Call::State { node, generation, engine, state: new, .. } => {
-                    admission.provider_state(now, &provider_id(node, &engine), generation, state(new));
-                }
-                Call::Down { node, engine } => admission.undeclare(now, &provider_id(node, &engine)),
-                Call::Ready { node, generation, ready } => admission.node_ready(now, node, generation, ready),
-                Call::Draining { node, draining } => admission.node_draining(now, node, draining),
-                Call::Eligible { node, eligible } => admission.node_eligible(now, node, eligible),
-                Call::Lost { node, generation } => drop(admission.node_lost(now, node, generation)),
-                Call::Gone { node } => admission.node_gone(node),
-            }
+            apply(&mut self.admission, self.now, &call).unwrap();
         }
     }
 
@@ -82,7 +68,7 @@ impl World {
 
     fn refused(&self) -> Vec<(NodeId, &'static str, String)> {
         let nodes = self.site.all();
-        let of = |node: &std::sync::Arc<super::super::node::Node>| {
+        let of = |node: &std::sync::Arc<node::Node>| {
             let keys = node.problems.keys().map(|(code, subject)| (node.id, *code, subject.clone()));
             keys.collect::<Vec<_>>()
         };
@@ -138,6 +124,40 @@ fn a_name_that_another_model_has_is_a_problem_until_it_is_free() {
     assert_eq!(world.state(1, "e"), ProviderState::Available);
     assert_eq!(world.refused(), []);
     world.check();
+}
+
+/// A node that people keep out is nobody's hope: it does not come back by itself.
+#[test]
+fn nobody_waits_for_a_node_that_may_not_come_in() {
+    let mut world = World::new();
+    world.declare(0, vec![engine("e", "m", 0)], 10);
+    let model = world.admission.resolve("m").unwrap();
+    let ask = Ask::new(model, KeyNumber(0), Class(NORMAL_CLASS));
+    let id = world.ids[0];
+    let mut position = 1;
+    let mut set = |world: &mut World, change: &dyn Fn(&mut NodeRow)| {
+        let mut row = world.site.node(&id).unwrap().row.clone();
+        change(&mut row);
+        position += 1;
+        world.site.apply(id, row, Position(position));
+        world.tell();
+    };
+    let none_wanted = |world: &mut World| {
+        let decision = world.admission.admit(world.now, &ask);
+        matches!(decision, Decision::Refused(Refusal { reason: RefusalReason::NoneWanted, .. }))
+    };
+    for _ in 0..2 {
+        assert!(matches!(world.admission.admit(world.now, &ask), Decision::Granted(_)));
+    }
+    let Decision::Waiting(_) = world.admission.admit(world.now, &ask) else { panic!("both slots are taken") };
+    set(&mut world, &|row| row.revoke(7));
+    let Some(Output::Refused(_, refusal)) = world.admission.next_output() else { panic!("it still waits") };
+    assert_eq!(refusal.reason, RefusalReason::NoneWanted);
+    assert!(none_wanted(&mut world));
+    set(&mut world, &|row| row.credential.revoked_at_unix_ms = None);
+    assert!(!none_wanted(&mut world), "it may come");
+    set(&mut world, &|row| row.disable(node::Decision::default()));
+    assert!(none_wanted(&mut world));
 }
 
 #[test]
