@@ -24,8 +24,8 @@ pub(crate) use slot::{Slot, Waiting};
 use crate::core::admission::{Admission, Decision, Grant, Output, ProviderIndex, RetryBudget};
 pub(crate) use crate::core::admission::{
     Ask, Avoid, ChoiceFigures, Class, Figures, KeyNumber, LeaseCounts, LeaseId, LeaseReading, Limits,
-    ModelIndex, NotTaken, Outcome, Prefix, ProviderState, QueueReading, Reading, Refusal,
-    RefusalReason, Released, Ticket,
+    ModelIndex, NotTaken, Outcome, Prefix, ProviderState, QueueReading, Reading, Refusal, RefusalReason,
+    Released, Ticket,
 };
 use crate::core::registry::Call;
 use crate::core::usage::Usage;
