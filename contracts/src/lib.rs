@@ -12,6 +12,7 @@ pub mod numbers;
 pub mod objects;
 pub mod operations;
 pub mod proto;
+pub mod release;
 pub mod selector;
 #[cfg(feature = "serve")]
 pub mod serve;

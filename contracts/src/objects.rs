@@ -6,6 +6,7 @@
 
 mod fleet;
 mod node;
+mod placement;
 mod queue;
 mod request;
 mod site;
@@ -13,6 +14,7 @@ mod words;
 
 pub use fleet::*;
 pub use node::*;
+pub use placement::*;
 pub use queue::*;
 pub use request::*;
 pub use site::*;

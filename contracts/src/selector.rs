@@ -95,6 +95,12 @@ impl Selector {
         Self { terms: vec![Term::All] }
     }
 
+    /// Exactly these conditions; `None` where there are none, or too many.
+    #[must_use]
+    pub fn of(terms: Vec<Term>) -> Option<Self> {
+        (1..=MOST_TERMS).contains(&terms.len()).then_some(Self { terms })
+    }
+
     /// Its conditions; at least one.
     #[must_use]
     pub fn terms(&self) -> &[Term] {
@@ -136,7 +142,9 @@ impl Term {
         }
     }
 
-    fn matches(&self, candidate: &Candidate<'_>) -> bool {
+    /// Whether it holds.
+    #[must_use]
+    pub fn matches(&self, candidate: &Candidate<'_>) -> bool {
         match self {
             Self::All => true,
             Self::Node(node) => candidate.node_id == node || candidate.name == node,
@@ -179,8 +187,10 @@ impl FromStr for Selector {
     }
 }
 
-/// Whether `name` matches `pattern`, in any case. Takes at most the product of both lengths, whatever they hold.
-fn glob(pattern: &str, name: &str) -> bool {
+/// Whether `name` matches `pattern` (`*` and `?`), in any case. Takes at most the product of both lengths, whatever they
+/// hold.
+#[must_use]
+pub fn glob(pattern: &str, name: &str) -> bool {
     let pattern: Vec<char> = pattern.chars().collect();
     let name: Vec<char> = name.chars().collect();
     let (mut at, mut seen) = (0, 0);

@@ -8,6 +8,8 @@ pub(crate) mod credentials;
 pub(crate) mod door;
 pub(crate) mod enrollment;
 pub(crate) mod keys;
+#[expect(dead_code, unused_imports, reason = "deployments and placement.explain come to use it")]
+pub(crate) mod placement;
 pub(crate) mod providers;
 pub(crate) mod registry;
 pub(crate) mod requests;

@@ -8,7 +8,7 @@
 pub(crate) mod catalog;
 mod clock;
 mod credentials;
-mod gpus;
+pub(crate) mod gpus;
 mod hardware;
 pub(crate) mod identity;
 mod inventory;

@@ -57,6 +57,18 @@ impl Declared {
     }
 }
 
+/// An engine that a node can run, as its last hello said.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct RuntimeRow {
+    pub(crate) kind: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) adapter_version: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) engine_version: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) digest: String,
+}
+
 /// What a node said that must outlive the edge's process: table `reports`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ReportRow {
@@ -73,6 +85,9 @@ pub(crate) struct ReportRow {
     pub(crate) trusts: Vec<String>,
     #[serde(default)]
     pub(crate) engines: Vec<Declared>,
+    /// Engines that it can run.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) runtimes: Vec<RuntimeRow>,
     /// Of the last heartbeat that was taken.
     #[serde(default)]
     pub(crate) heartbeat_sequence: u64,

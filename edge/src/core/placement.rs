@@ -1,0 +1,49 @@
+//! Where replicas can run, and why not elsewhere.
+//!
+//! Owns the choice of nodes and GPUs for one replica ([`place`]), every reason against a node ([`obstacle`]), and the changes
+//! that would take it away ([`remedy`]). Takes a reading of the registry ([`candidate`]) and returns what should be; leaves
+//! loading to others. Invariants: a GPU is given to one replica at a time; a node is chosen only if no check has anything
+//! against it, and a change is suggested only after the same checks were asked again with it; equal input in any order gives
+//! equal output.
+
+pub(crate) mod candidate;
+mod check;
+mod choose;
+pub(crate) mod explain;
+pub(crate) mod obstacle;
+pub(crate) mod remedy;
+pub(crate) mod request;
+#[cfg(test)]
+mod tests;
+
+use umbel_wire::NodeId;
+
+pub(crate) use self::candidate::Candidate;
+pub(crate) use self::choose::take;
+pub(crate) use self::explain::{Explanation, explain};
+pub(crate) use self::request::Request;
+
+/// Where one replica goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Plan {
+    /// One a node, in the order of their shards; a replica of one node has one.
+    pub(crate) shards: Vec<Shard>,
+}
+
+/// What one node does for it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Shard {
+    pub(crate) node: NodeId,
+    /// UUIDs, in the order in which its engine should see them.
+    pub(crate) gpus: Vec<String>,
+    /// The node lacks the files: they have to come first.
+    pub(crate) acquire: bool,
+}
+
+/// Chooses nodes and GPUs for one more replica.
+///
+/// # Errors
+/// It fits nowhere: why, of every node.
+pub(crate) fn place(request: &Request, candidates: &[Candidate]) -> Result<Plan, Box<Explanation>> {
+    choose::plan(&check::Ask::new(request), candidates).ok_or_else(|| Box::new(explain(request, candidates)))
+}

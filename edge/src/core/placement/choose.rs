@@ -1,0 +1,135 @@
+//! Which of the nodes that fit, and which of their GPUs.
+//!
+//! Owns the order of preference. Invariants: shards of one replica go to different nodes with one value of the fabric label;
+//! GPUs of one kind are preferred to mixed ones, and small ones to large ones, which others may need; ties go by name and id,
+//! so that the order of the input decides nothing.
+
+use std::cmp::Ordering;
+use std::collections::BTreeMap;
+
+use super::candidate::{Candidate, Condition, Gpu};
+use super::check::{self, Ask};
+use super::request::Strategy;
+use super::{Plan, Shard};
+
+/// What decides between nodes that fit: less is better, from the first figure to the last.
+type Figures = [u64; 5];
+
+/// How well a node suits, best first.
+#[derive(Clone, Copy, Debug)]
+struct Rank<'a> {
+    node: &'a Candidate,
+    figures: Figures,
+}
+
+impl Rank<'_> {
+    fn before(&self, other: &Self) -> Ordering {
+        let (a, b) = (self, other);
+        let names = || a.node.name.cmp(&b.node.name).then_with(|| a.node.id.cmp(&b.node.id));
+        a.figures.cmp(&b.figures).then_with(names)
+    }
+}
+
+/// The best plan for one replica; `None` if it fits nowhere.
+pub(super) fn plan(ask: &Ask<'_>, candidates: &[Candidate]) -> Option<Plan> {
+    let fitting = candidates.iter().filter(|node| check::fits(ask, node));
+    let ranked = fitting.map(|node| rank(ask, node));
+    let shards = match ask.request.shards() {
+        1 => vec![ranked.min_by(Rank::before)?],
+        wanted => best_group(ask, ranked, wanted)?,
+    };
+    Some(Plan { shards: shards.into_iter().map(|chosen| shard(ask, chosen.node)).collect() })
+}
+
+/// The nodes that fit, best first, as a plan for one node would choose among them.
+pub(super) fn in_order<'a>(
+    ask: &Ask<'_>,
+    fitting: impl Iterator<Item = &'a Candidate>,
+) -> Vec<&'a Candidate> {
+    let mut ranked: Vec<Rank<'a>> = fitting.map(|node| rank(ask, node)).collect();
+    ranked.sort_by(Rank::before);
+    ranked.into_iter().map(|one| one.node).collect()
+}
+
+fn rank<'a>(ask: &Ask<'_>, node: &'a Candidate) -> Rank<'a> {
+    let placed = &ask.request.placed;
+    let own = if placed.is_empty() { 0 } else { placed.get(&node.id).copied().unwrap_or(0) };
+    let missing = u64::from(!check::has_files(ask, node));
+    let (mut idle, mut smallest) = (0, u64::MAX);
+    for gpu in &node.gpus {
+        if gpu.holder.is_none() && gpu.condition == Condition::Ok {
+            idle += 1;
+            smallest = smallest.min(gpu.memory_bytes);
+        }
+    }
+    let figures = match ask.request.strategy {
+        Strategy::Spread => [u64::from(own), missing, smallest, u64::MAX - idle, 0],
+        Strategy::Pack => {
+            let unused = u64::from(own == 0 && node.gpus.iter().all(|gpu| gpu.holder.is_none()));
+            [unused, idle, missing, smallest, u64::from(u32::MAX - own)]
+        }
+    };
+    Rank { node, figures }
+}
+
+/// The best of the groups of nodes that share a value of the fabric label and are enough.
+fn best_group<'a>(
+    ask: &Ask<'_>,
+    ranked: impl Iterator<Item = Rank<'a>>,
+    wanted: usize,
+) -> Option<Vec<Rank<'a>>> {
+    let mut groups: BTreeMap<&str, Vec<Rank<'a>>> = BTreeMap::new();
+    for one in ranked {
+        if let Some(value) = one.node.fabric.get(&ask.request.fabric_label) {
+            groups.entry(value).or_default().push(one);
+        }
+    }
+    let enough = groups.into_values().filter(|group| group.len() >= wanted);
+    let ranked = enough.map(|mut group| {
+        // A larger fabric stays whole where a smaller one will do.
+        let size = group.len();
+        group.sort_by(Rank::before);
+        group.truncate(wanted);
+        let worst = group.last().map_or([u64::MAX; 5], |one| one.figures);
+        ((worst, size), group)
+    });
+    // The first of equal ones, in the order of the label's values.
+    ranked.min_by_key(|(key, _): &((Figures, usize), _)| *key).map(|(_, group)| group)
+}
+
+fn shard(ask: &Ask<'_>, node: &Candidate) -> Shard {
+    let gpus = pick(check::free(ask, node), ask.request.count());
+    Shard {
+        node: node.id,
+        gpus: gpus.into_iter().map(|gpu| gpu.uuid.clone()).collect(),
+        acquire: !check::has_files(ask, node),
+    }
+}
+
+/// Of the GPUs that will do, so many: of one kind if there are enough of any.
+pub(super) fn pick(mut free: Vec<&Gpu>, count: usize) -> Vec<&Gpu> {
+    free.sort_by(|a, b| {
+        let kind = a.memory_bytes.cmp(&b.memory_bytes).then_with(|| a.name.cmp(&b.name));
+        kind.then_with(|| a.index.cmp(&b.index)).then_with(|| a.uuid.cmp(&b.uuid))
+    });
+    let alike = |a: &&Gpu, b: &&Gpu| a.memory_bytes == b.memory_bytes && a.name == b.name;
+    let of_one_kind = free.chunk_by(alike).find(|kind| kind.len() >= count).map(<[&Gpu]>::to_vec);
+    let mut chosen = of_one_kind.unwrap_or(free);
+    chosen.truncate(count);
+    chosen.sort_by(|a, b| a.index.cmp(&b.index).then_with(|| a.uuid.cmp(&b.uuid)));
+    chosen
+}
+
+/// Gives a plan's GPUs, files and space away, so that the next replica of the same round does not get them too.
+pub(crate) fn take(plan: &Plan, request: &super::Request, holder: &str, candidates: &mut [Candidate]) {
+    for shard in &plan.shards {
+        let Some(node) = candidates.iter_mut().find(|node| node.id == shard.node) else { continue };
+        for gpu in node.gpus.iter_mut().filter(|gpu| shard.gpus.contains(&gpu.uuid)) {
+            gpu.holder = Some(holder.to_owned());
+        }
+        if let Some(artifact) = request.artifact.as_ref().filter(|_| shard.acquire) {
+            node.artifacts.insert(artifact.key.clone());
+            node.free_bytes = node.free_bytes.map(|free| free.saturating_sub(artifact.bytes));
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! What one replica of a deployment asks of the nodes that it runs on.
+//!
+//! Owns that wish, as placement reads it. Leaves the document that people write, and what is legal in it, to `contracts`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use umbel_contracts::release::Release;
+use umbel_contracts::selector::{Selector, Term};
+use umbel_wire::NodeId;
+
+/// Where replicas of one deployment go beside each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Strategy {
+    /// Over as many nodes as there are: the loss of one takes the fewest replicas.
+    #[default]
+    Spread,
+    /// To nodes that are in use already: whole nodes stay free for what needs them.
+    Pack,
+}
+
+/// The wish of one replica.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Request {
+    /// The deployment's name.
+    pub(crate) deployment: String,
+    /// What each node gives in GPUs.
+    pub(crate) gpus: GpuNeed,
+    /// `None`: every node will do.
+    pub(crate) selector: Option<Selector>,
+    /// Nodes that hold the replica together, one shard each; 0 is taken for 1.
+    pub(crate) nodes: u32,
+    /// The fabric label that they have to have in common, where they are several.
+    pub(crate) fabric_label: String,
+    /// `None`: nothing has to be installed (an endpoint that is already there).
+    pub(crate) engine: Option<EngineNeed>,
+    /// `None`: it needs no files.
+    pub(crate) artifact: Option<ArtifactNeed>,
+    pub(crate) strategy: Strategy,
+    /// Its other replicas, how many on each node.
+    pub(crate) placed: BTreeMap<NodeId, u32>,
+    /// Nodes that must not be used now, and why.
+    pub(crate) avoid: BTreeMap<NodeId, String>,
+    /// Holders whose GPUs count as free, since they end before this one starts: `qwen.r1`.
+    pub(crate) displaces: BTreeSet<String>,
+}
+
+/// What one node gives to a replica in GPUs. A GPU belongs to one replica.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct GpuNeed {
+    /// 0: none is needed.
+    pub(crate) count: u32,
+    /// Memory that each must have beside what foreign processes hold; 0: all of it, whatever its size.
+    pub(crate) memory_bytes: u64,
+    /// Patterns of which a GPU's name must match one; none: any.
+    pub(crate) names: Vec<String>,
+    /// Least CUDA compute capability.
+    pub(crate) capability: Option<Release>,
+    /// Least version of the driver.
+    pub(crate) driver: Option<Release>,
+}
+
+/// The engine that has to be installed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct EngineNeed {
+    /// As a node names it in its hello: `vllm`.
+    pub(crate) kind: String,
+    /// Its least version.
+    pub(crate) version: Option<Release>,
+}
+
+/// The files that have to be there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ArtifactNeed {
+    /// As [`artifact_key`] writes it.
+    pub(crate) key: String,
+    /// For people: `org/model@revision`.
+    pub(crate) name: String,
+    /// Size of all files.
+    pub(crate) bytes: u64,
+    /// What must stay free beside them.
+    pub(crate) reserve_bytes: u64,
+}
+
+/// By what a request and a node name the same files.
+pub(crate) fn artifact_key(repository: &str, revision: &str, digest: &str) -> String {
+    format!("{repository}@{revision}#{digest}")
+}
+
+impl Request {
+    /// Over how many nodes one replica goes.
+    pub(crate) fn shards(&self) -> usize {
+        usize::try_from(self.nodes.max(1)).unwrap_or(usize::MAX)
+    }
+
+    /// GPUs that each node gives.
+    pub(crate) fn count(&self) -> usize {
+        usize::try_from(self.gpus.count).unwrap_or(usize::MAX)
+    }
+
+    /// The selector's conditions that say something.
+    pub(crate) fn terms(&self) -> impl Iterator<Item = &Term> {
+        self.selector.iter().flat_map(Selector::terms).filter(|term| **term != Term::All)
+    }
+
+    /// Whether a holder's GPUs count as free.
+    pub(crate) fn displaces(&self, holder: &str) -> bool {
+        !self.displaces.is_empty() && self.displaces.contains(holder)
+    }
+}
