@@ -20,7 +20,7 @@ use umbel_wire::NodeId;
 
 pub(crate) use self::candidate::Candidate;
 pub(crate) use self::choose::take;
-pub(crate) use self::explain::{Explanation, explain};
+pub(crate) use self::explain::{Explanation, explain, funnel};
 pub(crate) use self::request::Request;
 
 /// Where one replica goes.
@@ -45,5 +45,10 @@ pub(crate) struct Shard {
 /// # Errors
 /// It fits nowhere: why, of every node.
 pub(crate) fn place(request: &Request, candidates: &[Candidate]) -> Result<Plan, Box<Explanation>> {
-    choose::plan(&check::Ask::new(request), candidates).ok_or_else(|| Box::new(explain(request, candidates)))
+    plan(request, candidates).ok_or_else(|| Box::new(explain(request, candidates)))
+}
+
+/// As [`place`], for whoever does not want to know why.
+pub(crate) fn plan(request: &Request, candidates: &[Candidate]) -> Option<Plan> {
+    choose::plan(&check::Ask::new(request), candidates)
 }

@@ -5,6 +5,7 @@
 //! new through [`Call`]. Invariant: only the owner's generation changes anything; whatever changes what a reader
 //! sees raises the revision.
 
+pub(crate) mod abilities;
 pub(crate) mod catalog;
 mod clock;
 mod credentials;

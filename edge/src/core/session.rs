@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use prost::Message;
 use umbel_contracts::proto::node::{
-    NodeDeclared, NodeEngines, NodeHeartbeat, NodeHeartbeatAck, NodeInventory, NodeLeases, NodeLeasesAck,
-    NodeTelemetry,
+    NodeArtifacts, NodeDeclared, NodeEngines, NodeHeartbeat, NodeHeartbeatAck, NodeInventory, NodeLeases,
+    NodeLeasesAck, NodeTelemetry,
 };
 use umbel_contracts::{bounds, event, method};
 use umbel_wire::clock::Wall;
@@ -37,6 +37,7 @@ pub(crate) enum Said {
     Telemetry(NodeTelemetry),
     Engines(NodeEngines),
     Declared(NodeDeclared),
+    Artifacts(NodeArtifacts),
 }
 
 /// Why something that was said was not taken.
@@ -107,6 +108,7 @@ impl Said {
             event::NODE_TELEMETRY => bounds::decode(payload).map(Self::Telemetry),
             event::NODE_ENGINES => bounds::decode(payload).map(Self::Engines),
             event::NODE_DECLARED => bounds::decode(payload).map(Self::Declared),
+            event::NODE_ARTIFACTS => bounds::decode(payload).map(Self::Artifacts),
             _ => Err(Error::new(Code::Unimplemented, "UNKNOWN_EVENT", "this edge does not know the event")),
         }
     }
@@ -150,6 +152,7 @@ impl Session {
             Said::Telemetry(report) => registry.telemetry(id, generation, report, now, wall)?,
             Said::Engines(report) => registry.engines(id, generation, report)?,
             Said::Declared(declared) => registry.redeclared(id, generation, declared, wall)?,
+            Said::Artifacts(report) => registry.artifacts(id, generation, report)?,
             Said::Leases(_) => {}
         }
         Ok(Vec::new())

@@ -4,19 +4,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use umbel_contracts::deployment::DeploymentSpec;
+pub(crate) use umbel_contracts::deployment::Strategy;
 use umbel_contracts::release::Release;
 use umbel_contracts::selector::{Selector, Term};
 use umbel_wire::NodeId;
-
-/// Where replicas of one deployment go beside each other.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Strategy {
-    /// Over as many nodes as there are: the loss of one takes the fewest replicas.
-    #[default]
-    Spread,
-    /// To nodes that are in use already: whole nodes stay free for what needs them.
-    Pack,
-}
 
 /// The wish of one replica.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -81,9 +73,42 @@ pub(crate) struct ArtifactNeed {
     pub(crate) reserve_bytes: u64,
 }
 
+/// What downloads leave free on a node unless its file says otherwise: the edge is not told what it says.
+pub(crate) const RESERVE: u64 = 4 << 30;
+
 /// By what a request and a node name the same files.
 pub(crate) fn artifact_key(repository: &str, revision: &str, digest: &str) -> String {
     format!("{repository}@{revision}#{digest}")
+}
+
+impl From<&DeploymentSpec> for Request {
+    /// From a document that passed its check. Which replicas it has, and where it must not go, whoever asks adds.
+    fn from(spec: &DeploymentSpec) -> Self {
+        let version = |text: &Option<String>| text.as_deref().and_then(Release::found);
+        let gpus = &spec.gpus;
+        Self {
+            deployment: spec.name.clone(),
+            gpus: GpuNeed {
+                count: gpus.count,
+                memory_bytes: gpus.memory_bytes.unwrap_or(0),
+                names: gpus.names.clone(),
+                capability: version(&gpus.capability),
+                driver: version(&gpus.driver),
+            },
+            selector: spec.selector.as_deref().and_then(|text| Selector::parse(text).ok()),
+            nodes: spec.nodes_per_replica,
+            fabric_label: spec.fabric_label.clone().unwrap_or_default(),
+            engine: Some(EngineNeed { kind: spec.engine.kind.as_str().to_owned(), version: None }),
+            artifact: spec.artifact.as_ref().map(|artifact| ArtifactNeed {
+                key: artifact_key(&artifact.repository, &artifact.revision, &artifact.digest()),
+                name: format!("{}@{}", artifact.repository, artifact.revision),
+                bytes: artifact.bytes(),
+                reserve_bytes: RESERVE,
+            }),
+            strategy: spec.strategy,
+            ..Self::default()
+        }
+    }
 }
 
 impl Request {

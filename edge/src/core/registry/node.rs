@@ -13,6 +13,7 @@ use umbel_store::Position;
 use umbel_wire::liveness;
 use umbel_wire::{Generation, NodeId};
 
+use super::abilities::{ArtifactRow, RuntimeRow};
 use super::gpus::{Absence, AbsentGpu};
 pub(crate) use super::identity::{Credential, Decision, KeyState, Lifecycle, NodeRow, Retirement, Wanted};
 use super::kept::Kept;
@@ -57,18 +58,6 @@ impl Declared {
     }
 }
 
-/// An engine that a node can run, as its last hello said.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct RuntimeRow {
-    pub(crate) kind: String,
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub(crate) adapter_version: String,
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub(crate) engine_version: String,
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub(crate) digest: String,
-}
-
 /// What a node said that must outlive the edge's process: table `reports`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct ReportRow {
@@ -88,6 +77,9 @@ pub(crate) struct ReportRow {
     /// Engines that it can run.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) runtimes: Vec<RuntimeRow>,
+    /// Files of models that it has.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) artifacts: Vec<ArtifactRow>,
     /// Of the last heartbeat that was taken.
     #[serde(default)]
     pub(crate) heartbeat_sequence: u64,

@@ -6,14 +6,13 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use umbel_contracts::proto::node::{
-    EngineRuntime, EngineState, EngineStatus, NodeEngines, NodeHeartbeat, NodeHelloRequest,
-    NodeHelloResponse, NodeProblem,
+    EngineState, EngineStatus, NodeEngines, NodeHeartbeat, NodeHelloRequest, NodeHelloResponse, NodeProblem,
 };
 use umbel_wire::{Code, Error, Generation, NodeId};
 
 use super::inventory::check_inventory;
 use super::kept::Moment;
-use super::node::{RuntimeRow, Session};
+use super::node::Session;
 use super::problems::{Problem, REPORTED_MAX};
 use super::{Registry, StaleGeneration, stream};
 
@@ -42,16 +41,6 @@ pub(crate) fn check_hello(hello: &NodeHelloRequest) -> Result<(), Error> {
         return Err(bad(
             "TOO_MANY_NAMES",
             format!("a node names at most {NAMES_MAX} capabilities, runtimes or labels"),
-        ));
-    }
-    let long = |text: &String| text.len() > NAME_MAX;
-    if hello.runtimes.iter().any(|one| {
-        one.kind.is_empty()
-            || [&one.kind, &one.adapter_version, &one.engine_version, &one.digest].into_iter().any(long)
-    }) {
-        return Err(bad(
-            "RUNTIME_NAME",
-            format!("a runtime has a kind, and no word of it is longer than {NAME_MAX} bytes"),
         ));
     }
     let mut names = std::collections::BTreeSet::new();
@@ -121,7 +110,7 @@ impl<H: Clone> Registry<H> {
             node.labels = hello.labels.into_iter().collect();
             node.capabilities = hello.capabilities;
             node.report.agent_version = hello.agent_version;
-            node.report.runtimes = hello.runtimes.into_iter().map(runtime).collect();
+            node.able(hello.runtimes, hello.artifacts);
             node.report.last_seen_at_unix_ms = wall;
             let report = &mut node.report;
             stream::greet(&mut report.inventory_sequence, hello.inventory_sequence);
@@ -224,15 +213,6 @@ impl<H: Clone> Registry<H> {
 
     pub(super) fn current(&self, id: NodeId, generation: Generation) -> Result<(), StaleGeneration> {
         if self.slots.is_current(&id, generation) { Ok(()) } else { Err(StaleGeneration) }
-    }
-}
-
-fn runtime(said: EngineRuntime) -> RuntimeRow {
-    RuntimeRow {
-        kind: said.kind,
-        adapter_version: said.adapter_version,
-        engine_version: said.engine_version,
-        digest: said.digest,
     }
 }
 

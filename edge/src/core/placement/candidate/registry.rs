@@ -13,7 +13,9 @@ use umbel_wire::NodeId;
 use umbel_wire::liveness::State;
 
 use super::{Candidate, Condition, Gpu, Runtime, Standing};
+use crate::core::placement::request::artifact_key;
 use crate::core::registry::Moment;
+use crate::core::registry::abilities::RuntimeRow;
 use crate::core::registry::gpus::Absence;
 use crate::core::registry::node::{Lifecycle, Node};
 use crate::core::registry::snapshot::FIGURES_AGE;
@@ -112,15 +114,12 @@ fn standing(node: &Node, moment: Moment) -> Standing {
 }
 
 fn runtimes(node: &Node) -> Vec<Runtime> {
-    let one = |kept: &crate::core::registry::node::RuntimeRow| Runtime {
-        kind: kept.kind.clone(),
-        version: kept.engine_version.clone(),
-    };
+    let one = |kept: &RuntimeRow| Runtime { kind: kept.kind.clone(), version: kept.engine_version.clone() };
     node.report.runtimes.iter().map(one).collect()
 }
 
-fn artifacts(_: &Node) -> impl Iterator<Item = String> {
-    std::iter::empty()
+fn artifacts(node: &Node) -> impl Iterator<Item = String> {
+    node.report.artifacts.iter().map(|one| artifact_key(&one.repository, &one.revision, &one.digest))
 }
 
 /// The last telemetry, unless it is too old.
