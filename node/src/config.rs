@@ -18,6 +18,12 @@ mod artifacts;
 mod engine;
 mod file;
 mod overlay;
+mod programs;
+mod source;
+
+pub(crate) use engine::{CLI_TIMEOUT, STALL, external_category, is_gpu};
+pub(crate) use programs::{Endpoint, Programs, program_key};
+pub(crate) use source::{EngineConfig, EngineSource, Origin, ProcessSource};
 
 /// Which accelerators the host must have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,8 +63,10 @@ pub struct Config {
     pub metrics: Option<SocketAddr>,
     /// The local socket, mode 0600.
     pub socket: PathBuf,
-    /// The `llama-server` program.
-    pub llama_server: Option<PathBuf>,
+    /// The programs that engines are started from.
+    pub(crate) programs: Programs,
+    /// Servers that are already there, by name.
+    pub(crate) endpoints: BTreeMap<String, Endpoint>,
     /// A `tracing` filter: `info`, `umbel_node=debug`.
     pub log_level: String,
     /// How log lines are written.
@@ -66,7 +74,7 @@ pub struct Config {
     /// How long running streams may take on SIGTERM.
     pub drain: Duration,
     /// Engines that this node declares.
-    pub engines: Vec<EngineConfig>,
+    pub(crate) engines: Vec<EngineConfig>,
 }
 
 /// Where models are kept, and where they wait until they are checked.
@@ -108,63 +116,6 @@ pub struct Remote {
     pub ca_file: Option<PathBuf>,
 }
 
-/// One `[[engine]]`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EngineConfig {
-    /// Unique on the node; the provider is `NODE_ID/NAME`.
-    pub name: String,
-    /// What it is and where it comes from.
-    pub source: EngineSource,
-    /// The model it serves.
-    pub model: String,
-    /// Other names of the model.
-    pub aliases: Vec<String>,
-    /// `local_inference`, `api` or `cli`.
-    pub category: String,
-    /// Requests at once.
-    pub capacity: u32,
-    /// Longest prompt and answer in tokens; 0: not said.
-    pub max_context_tokens: u32,
-    /// A request above this is long; 0: none is.
-    pub long_context_threshold_tokens: u32,
-    /// Long requests at once.
-    pub long_context_capacity: u32,
-}
-
-/// What an engine is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum EngineSource {
-    /// Built in: answers by rule.
-    Sim {
-        /// Before the first token.
-        first_token_delay: Duration,
-        /// Between tokens.
-        token_delay: Duration,
-        /// Tokens of an answer when the request names no limit.
-        tokens: u32,
-    },
-    /// An OpenAI-compatible server that is already there.
-    External {
-        /// `host:port`.
-        authority: String,
-        /// Path before `/v1`, without a slash at its end; mostly empty.
-        base_path: String,
-    },
-    /// llama.cpp's server, started here.
-    LlamaServer {
-        /// The GGUF file.
-        model_file: PathBuf,
-        /// 0: a free one.
-        port: u16,
-        /// The engine's context in tokens; 0: the model's own.
-        context_tokens: u32,
-        /// Computing threads; 0: the engine's own choice.
-        threads: u32,
-        /// From start to ready.
-        start_timeout: Duration,
-    },
-}
-
 impl Accelerator {
     /// The word in the file.
     #[must_use]
@@ -181,18 +132,6 @@ impl Artifacts {
     /// All but where files come from.
     pub(crate) fn places(&self) -> (Option<&Path>, &BTreeMap<String, PathBuf>, u64) {
         (self.quarantine.as_deref(), &self.roots, self.reserve)
-    }
-}
-
-impl EngineSource {
-    /// `sim`, `external` or `llama-server`.
-    #[must_use]
-    pub fn kind(&self) -> &'static str {
-        match self {
-            Self::Sim { .. } => "sim",
-            Self::External { .. } => "external",
-            Self::LlamaServer { .. } => "llama-server",
-        }
     }
 }
 

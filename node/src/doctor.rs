@@ -10,7 +10,10 @@ use crate::{
     Config, StartError,
     config::EngineSource,
     core::identity::Identity,
-    engines::{llama_server, ready},
+    engines::{
+        adapter::{self, HostFacts},
+        ready,
+    },
     preflight,
     shell::{
         edge::standing,
@@ -41,6 +44,7 @@ pub fn doctor(config: &Config) -> Vec<Check> {
 
 async fn examine(config: &Config) -> Vec<Check> {
     let mut checks = vec![state_dir(config), artifacts(config), accelerators(config).await];
+    let facts = HostFacts { programs: config.programs.clone(), accelerator: config.accelerator };
     for engine in &config.engines {
         let name = format!("engine {}", engine.name);
         let examined = match &engine.source {
@@ -56,20 +60,15 @@ async fn examine(config: &Config) -> Vec<Check> {
                     Err(why) => Err((why, "start that server, or correct url and model")),
                 }
             }
-            EngineSource::LlamaServer { model_file, context_tokens, threads, .. } => {
-                llama_server::validate(&llama_server::Profile {
-                    program: config.llama_server.as_deref(),
-                    model: &engine.model,
-                    model_file,
+            EngineSource::Cli { .. } | EngineSource::Process(_) | EngineSource::Missing { .. } => {
+                let mut engine = engine.clone();
+                if let EngineSource::Process(process) = &mut engine.source {
                     // A running agent's own engine holds it.
-                    port: 0,
-                    context_tokens: *context_tokens,
-                    threads: *threads,
-                    capacity: engine.capacity,
-                    accelerator: config.accelerator,
-                })
-                .map(|()| "program and model file are there".to_owned())
-                .map_err(|why| (why, "correct the file or the host"))
+                    process.port = 0;
+                }
+                adapter::validate(&engine, &facts)
+                    .map(|()| "program and model are there".to_owned())
+                    .map_err(|refusal| (refusal.message, "correct the file or the host"))
             }
         };
         checks.push(match examined {

@@ -4,6 +4,12 @@
 //! Leaves processes and states to the supervisor. Invariant: no value of a profile becomes anything but one
 //! argument, and no name of a program, variable or option comes from outside the node's own file.
 
-pub(crate) mod llama_server;
+pub(crate) mod adapter;
+mod llama_server;
+pub(crate) mod model_files;
+#[cfg(test)]
+mod options;
 pub(crate) mod ready;
+mod sglang;
 pub(crate) mod sim;
+mod vllm;

@@ -19,7 +19,7 @@ pub mod simulation;
 mod status;
 
 pub use app::run;
-pub use config::{Accelerator, Artifacts, Config, EngineConfig, EngineSource, Remote, Source};
+pub use config::{Accelerator, Artifacts, Config, Remote, Source};
 pub use doctor::doctor;
 pub use enroll::{Enrolled, enroll};
 pub use preflight::{Preflight, PreflightGpu, preflight};

@@ -53,6 +53,7 @@ const ADDRESS: &str = "addresses and ports never leave their host: it stays in t
 const PERMISSION: &str = "what a host permits stands in its own file only";
 const FABRIC: &str = "what fabric a host hangs on stands in its own file";
 const PROGRAM: &str = "programs are named by the host's own file only";
+const OF_FILE: &str = "it stands in the node's own file, or in a deployment";
 const FORMAT: &str = "the log's form is fixed when the process starts: it stays in the host's own file";
 
 static LOG: [Key; 2] = [key("level", Kind::Filter), key("format", Kind::Stays(FORMAT))];
@@ -61,7 +62,7 @@ pub(super) static DOCUMENT: [Key; 2] = [key("edge", Kind::Table(&EDGE)), key("ag
 
 static AGENTS: [Key; 2] = [key("default", Kind::Table(&AGENT)), key("nodes", Kind::Nodes(&AGENT))];
 
-pub(super) static AGENT: [Key; 20] = [
+pub(super) static AGENT: [Key; 21] = [
     key("log", Kind::Table(&LOG)),
     key("shutdown", Kind::Table(&NODE_SHUTDOWN)),
     key("labels", Kind::Labels),
@@ -75,6 +76,7 @@ pub(super) static AGENT: [Key; 20] = [
     key("allow_cli", Kind::Stays(PERMISSION)),
     key("listen", Kind::Stays(PLACE)),
     key("programs", Kind::Stays(PROGRAM)),
+    key("endpoints", Kind::Stays(ADDRESS)),
     key("sources", Kind::Stays("the list of sources stays in the node's own file")),
     key("artifacts", Kind::Stays(PLACE)),
     key("allow_volatile_state", Kind::Stays(PERMISSION)),
@@ -86,7 +88,7 @@ pub(super) static AGENT: [Key; 20] = [
 
 static NODE_SHUTDOWN: [Key; 1] = [key("drain", Kind::Duration(0, 24 * HOUR))];
 
-static ENGINE: [Key; 22] = [
+static ENGINE: [Key; 27] = [
     key("enabled", Kind::Flag),
     key("kind", Kind::Word(&["sim", "external", "llama-server"])),
     key("model", Kind::Model),
@@ -107,6 +109,11 @@ static ENGINE: [Key; 22] = [
     key("url", Kind::Stays(ADDRESS)),
     key("port", Kind::Stays(ADDRESS)),
     key("program", Kind::Stays(PROGRAM)),
+    key("timeout", Kind::Stays(OF_FILE)),
+    key("model_folder", Kind::Stays(OF_FILE)),
+    key("gpus", Kind::Stays(OF_FILE)),
+    key("stall_timeout", Kind::Stays(OF_FILE)),
+    key("profile", Kind::Stays(OF_FILE)),
     key("environment", Kind::Stays("an engine's environment stays in the node's own file")),
     key("args", Kind::Stays("an engine's arguments are made from its typed keys")),
 ];

@@ -10,9 +10,13 @@ use std::{
 };
 
 use serde::Deserialize;
-use umbel_contracts::config::{ConfigError, ConfigFile, HumanDuration};
+use serde_json::{Map, Value};
+use umbel_contracts::{
+    config::{ConfigError, ConfigFile, HumanDuration},
+    deployment::{EngineKind, Profile},
+};
 
-use super::{EngineConfig, EngineSource};
+use super::{EngineConfig, EngineSource, ProcessSource, Programs};
 
 /// Requests at once: streams of one connection.
 const CAPACITY_MAX: u32 = 1024;
@@ -20,25 +24,26 @@ const CAPACITY_MAX: u32 = 1024;
 const MODEL_MAX: usize = 200;
 const ALIASES_MAX: usize = 16;
 
-#[derive(Debug, Deserialize, Clone, Copy, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-pub(super) enum Kind {
-    Sim,
-    External,
-    LlamaServer,
-}
+/// GPUs of one host.
+const GPUS_MAX: usize = 64;
+/// Requests in flight and no byte for so long is a stall, where the file says nothing.
+pub(crate) const STALL: Duration = Duration::from_secs(300);
+/// Longest run of one request of a `cli` engine, where nothing is said.
+pub(crate) const CLI_TIMEOUT: Duration = Duration::from_secs(600);
 
-impl Kind {
-    pub(super) fn parse(text: &str) -> Option<Self> {
-        [Self::Sim, Self::External, Self::LlamaServer].into_iter().find(|kind| word(*kind) == text)
-    }
+/// Kinds that settings can bring along: what the others need stands in the node's file only.
+const OF_SETTINGS: [EngineKind; 3] = [EngineKind::Sim, EngineKind::External, EngineKind::LlamaServer];
+
+/// The kind of a word in settings.
+pub(super) fn kind_of_settings(text: &str) -> Option<EngineKind> {
+    OF_SETTINGS.into_iter().find(|kind| kind.as_str() == text)
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Engine {
     pub(super) name: String,
-    pub(super) kind: Kind,
+    pub(super) kind: EngineKind,
     pub(super) model: String,
     #[serde(default)]
     pub(super) aliases: Vec<String>,
@@ -53,17 +58,26 @@ pub(super) struct Engine {
     pub(super) tokens: Option<u32>,
     // external
     pub(super) url: Option<String>,
+    // cli
+    pub(super) program: Option<String>,
+    pub(super) timeout: Option<HumanDuration>,
     // llama-server
     pub(super) model_file: Option<PathBuf>,
-    pub(super) port: Option<u16>,
     pub(super) context_tokens: Option<u32>,
     pub(super) threads: Option<u32>,
+    // vllm and sglang
+    pub(super) model_folder: Option<PathBuf>,
+    // all that have a process
+    pub(super) port: Option<u16>,
+    pub(super) gpus: Option<Vec<String>>,
     pub(super) start_timeout: Option<HumanDuration>,
+    pub(super) stall_timeout: Option<HumanDuration>,
+    pub(super) profile: Option<Map<String, Value>>,
 }
 
 impl Engine {
     /// One that says no more than it must.
-    pub(super) fn new(name: String, kind: Kind, model: String) -> Self {
+    pub(super) fn new(name: String, kind: EngineKind, model: String) -> Self {
         Self {
             name,
             kind,
@@ -78,11 +92,17 @@ impl Engine {
             token_delay: None,
             tokens: None,
             url: None,
+            program: None,
+            timeout: None,
             model_file: None,
-            port: None,
             context_tokens: None,
             threads: None,
+            model_folder: None,
+            port: None,
+            gpus: None,
             start_timeout: None,
+            stall_timeout: None,
+            profile: None,
         }
     }
 }
@@ -108,6 +128,7 @@ impl Checker<'_> {
         &self,
         engine: Engine,
         allow_sim: bool,
+        programs: &Programs,
         path: &impl Fn(&Path) -> PathBuf,
     ) -> Result<EngineConfig, ConfigError> {
         let legal = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
@@ -129,7 +150,13 @@ impl Checker<'_> {
             return Err(self.error("capacity", format!("must be 1 to {CAPACITY_MAX}")));
         }
         self.context(&engine, capacity)?;
-        let source = self.source_of(&engine, allow_sim, path)?;
+        let source = self.source_of(&engine, allow_sim, programs, path)?;
+        if let Some(most) = source.process().and_then(|process| process.profile.max_requests())
+            && most < capacity
+        {
+            let says = format!("must be at most what the engine takes at once by its profile ({most})");
+            return Err(self.error("capacity", says));
+        }
         let category = self.category(&engine, &source)?;
         Ok(EngineConfig {
             name: engine.name,
@@ -141,6 +168,7 @@ impl Checker<'_> {
             max_context_tokens: engine.max_context_tokens.unwrap_or_default(),
             long_context_threshold_tokens: engine.long_context_threshold_tokens.unwrap_or_default(),
             long_context_capacity: engine.long_context_capacity.unwrap_or_default(),
+            origin: None,
         })
     }
 
@@ -173,20 +201,29 @@ impl Checker<'_> {
     }
 
     fn only_its_own_keys(&self, engine: &Engine) -> Result<(), ConfigError> {
-        let keys = [
-            ("first_token_delay", engine.first_token_delay.is_some(), Kind::Sim),
-            ("token_delay", engine.token_delay.is_some(), Kind::Sim),
-            ("tokens", engine.tokens.is_some(), Kind::Sim),
-            ("url", engine.url.is_some(), Kind::External),
-            ("model_file", engine.model_file.is_some(), Kind::LlamaServer),
-            ("port", engine.port.is_some(), Kind::LlamaServer),
-            ("context_tokens", engine.context_tokens.is_some(), Kind::LlamaServer),
-            ("threads", engine.threads.is_some(), Kind::LlamaServer),
-            ("start_timeout", engine.start_timeout.is_some(), Kind::LlamaServer),
+        use EngineKind::{Cli, External, LlamaServer, Sglang, Sim, Vllm};
+        let (processes, folders): (&[_], &[_]) = (&[Vllm, Sglang, LlamaServer], &[Vllm, Sglang]);
+        let keys: [(_, _, &[EngineKind]); 15] = [
+            ("first_token_delay", engine.first_token_delay.is_some(), &[Sim]),
+            ("token_delay", engine.token_delay.is_some(), &[Sim]),
+            ("tokens", engine.tokens.is_some(), &[Sim]),
+            ("url", engine.url.is_some(), &[External]),
+            ("program", engine.program.is_some(), &[Cli]),
+            ("timeout", engine.timeout.is_some(), &[Cli]),
+            ("model_file", engine.model_file.is_some(), &[LlamaServer]),
+            ("context_tokens", engine.context_tokens.is_some(), &[LlamaServer]),
+            ("threads", engine.threads.is_some(), &[LlamaServer]),
+            ("model_folder", engine.model_folder.is_some(), folders),
+            ("port", engine.port.is_some(), processes),
+            ("gpus", engine.gpus.is_some(), processes),
+            ("start_timeout", engine.start_timeout.is_some(), processes),
+            ("stall_timeout", engine.stall_timeout.is_some(), processes),
+            ("profile", engine.profile.is_some(), processes),
         ];
-        for (key, is_there, kind) in keys {
-            if is_there && kind != engine.kind {
-                return Err(self.error(key, format!("is only for engines of kind \"{}\"", word(kind))));
+        for (key, is_there, kinds) in keys {
+            if is_there && !kinds.contains(&engine.kind) {
+                let names: Vec<_> = kinds.iter().map(|kind| format!("\"{kind}\"")).collect();
+                return Err(self.error(key, format!("is only for engines of kind {}", names.join(", "))));
             }
         }
         Ok(())
@@ -216,16 +253,18 @@ impl Checker<'_> {
 
     fn category(&self, engine: &Engine, source: &EngineSource) -> Result<String, ConfigError> {
         let fallback = match source {
-            EngineSource::External { authority, .. } if !is_here(authority) => "api",
+            EngineSource::External { authority, .. } => external_category(authority),
+            EngineSource::Cli { .. } => "cli",
             _ => "local_inference",
         };
         let category = engine.category.as_deref().unwrap_or(fallback);
-        match category {
-            "local_inference" | "api" => Ok(category.to_owned()),
-            "cli" => Err(self.error(
-                "category",
-                "\"cli\" is for engines of kind \"cli\", which this version does not have",
-            )),
+        match (category, source) {
+            ("cli", EngineSource::Cli { .. }) => Ok(category.to_owned()),
+            ("cli", _) => Err(self.error("category", "\"cli\" is only for engines of kind \"cli\"")),
+            (_, EngineSource::Cli { .. }) => {
+                Err(self.error("category", "an engine of kind \"cli\" has the category \"cli\""))
+            }
+            ("local_inference" | "api", _) => Ok(category.to_owned()),
             _ => Err(self.error("category", "must be \"local_inference\" or \"api\"")),
         }
     }
@@ -234,61 +273,114 @@ impl Checker<'_> {
         &self,
         engine: &Engine,
         allow_sim: bool,
+        programs: &Programs,
         path: &impl Fn(&Path) -> PathBuf,
     ) -> Result<EngineSource, ConfigError> {
         match engine.kind {
-            Kind::Sim if !allow_sim => {
+            EngineKind::Sim if !allow_sim => {
                 Err(self
                     .error("kind", "\"sim\" makes answers up; set node.allow_sim = true if that is wanted"))
             }
-            Kind::Sim => Ok(EngineSource::Sim {
+            EngineKind::Sim => Ok(EngineSource::Sim {
                 first_token_delay: engine.first_token_delay.map(Into::into).unwrap_or_default(),
                 token_delay: engine.token_delay.map(Into::into).unwrap_or_default(),
                 tokens: engine.tokens.unwrap_or(16),
             }),
-            Kind::External => {
+            EngineKind::External => {
                 let Some(url) = &engine.url else {
                     return Err(self.error("url", "is missing: http://HOST:PORT of the server"));
                 };
                 let (authority, base_path) = parse_url(url).map_err(|why| self.error("url", why))?;
                 Ok(EngineSource::External { authority, base_path })
             }
-            Kind::LlamaServer => {
-                let Some(model_file) =
-                    engine.model_file.as_deref().filter(|file| !file.as_os_str().is_empty())
-                else {
-                    return Err(self.error("model_file", "is missing: the model's GGUF file"));
+            EngineKind::Cli => {
+                let named = engine.program.as_ref().and_then(|name| programs.cli.get(name));
+                let Some(program) = named else {
+                    return Err(self.error("program", "must be the name of a program in [programs.cli]"));
                 };
-                if engine.threads.is_some_and(|threads| threads > 1024) {
-                    return Err(self.error("threads", "must be at most 1024"));
+                let timeout: Duration = engine.timeout.map_or(CLI_TIMEOUT, Into::into);
+                if timeout.is_zero() {
+                    return Err(self.error("timeout", "must be above zero"));
                 }
-                let start_timeout: Duration =
-                    engine.start_timeout.map_or(Duration::from_secs(600), Into::into);
-                if start_timeout < Duration::from_secs(1) {
-                    return Err(self.error("start_timeout", "must be at least 1s"));
-                }
-                Ok(EngineSource::LlamaServer {
-                    model_file: path(model_file),
-                    port: engine.port.unwrap_or_default(),
-                    context_tokens: engine.context_tokens.unwrap_or_default(),
-                    threads: engine.threads.unwrap_or_default(),
-                    start_timeout,
-                })
+                Ok(EngineSource::Cli { program: program.clone(), timeout })
+            }
+            EngineKind::Vllm | EngineKind::Sglang | EngineKind::LlamaServer => self.process(engine, path),
+        }
+    }
+
+    /// One that has a process.
+    fn process(
+        &self,
+        engine: &Engine,
+        path: &impl Fn(&Path) -> PathBuf,
+    ) -> Result<EngineSource, ConfigError> {
+        let (key, model, what) = if engine.kind.needs_main_file() {
+            ("model_file", &engine.model_file, "the model's GGUF file")
+        } else {
+            ("model_folder", &engine.model_folder, "the folder with the model's files")
+        };
+        let Some(model) = model.as_deref().filter(|file| !file.as_os_str().is_empty()) else {
+            return Err(self.error(key, format!("is missing: {what}")));
+        };
+        if engine.threads.is_some_and(|threads| threads > 1024) {
+            return Err(self.error("threads", "must be at most 1024"));
+        }
+        if engine.start_timeout.is_some_and(|said| said.0 < Duration::from_secs(1)) {
+            return Err(self.error("start_timeout", "must be at least 1s"));
+        }
+        let gpus = engine.gpus.clone().unwrap_or_default();
+        if gpus.len() > GPUS_MAX || gpus.iter().any(|uuid| !is_gpu(uuid)) {
+            let says = format!("must be up to {GPUS_MAX} UUIDs as nvidia-smi -L shows them: \"GPU-...\"");
+            return Err(self.error("gpus", says));
+        }
+        Ok(EngineSource::Process(Box::new(ProcessSource {
+            profile: self.profile(engine)?,
+            model: path(model),
+            port: engine.port.unwrap_or_default(),
+            gpus,
+            stall_timeout: engine.stall_timeout.map_or(STALL, Into::into),
+        })))
+    }
+
+    /// Its profile: the table, and what has a key of its own.
+    fn profile(&self, engine: &Engine) -> Result<Profile, ConfigError> {
+        let mut table = engine.profile.clone().unwrap_or_default();
+        let number = |said: Option<u32>| said.filter(|said| *said > 0).map(Value::from);
+        let keys = [
+            ("context_tokens", "ctx_size", number(engine.context_tokens)),
+            ("threads", "threads", number(engine.threads)),
+            ("start_timeout", "start_timeout", engine.start_timeout.map(|said| said.to_string().into())),
+        ];
+        for (key, option, value) in &keys {
+            if let Some(value) = value
+                && table.insert((*option).to_owned(), value.clone()).is_some()
+            {
+                return Err(self.error(key, format!("stands in the profile as {option}, too")));
             }
         }
+        Profile::read(engine.kind, &table, "profile").map_err(|fault| {
+            let short = keys.iter().find(|(_, option, value)| {
+                value.is_some() && fault.path.strip_prefix("profile.") == Some(*option)
+            });
+            self.error(short.map_or(fault.path.as_str(), |(key, ..)| key), fault.message)
+        })
     }
 }
 
-fn word(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Sim => "sim",
-        Kind::External => "external",
-        Kind::LlamaServer => "llama-server",
-    }
+/// A GPU's UUID, or that of a part of one, as the driver writes it.
+pub(crate) fn is_gpu(uuid: &str) -> bool {
+    (uuid.starts_with("GPU-") || uuid.starts_with("MIG-"))
+        && uuid.len() <= 64
+        && uuid.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
+}
+
+/// The category of a server that is already there.
+pub(crate) fn external_category(authority: &str) -> &'static str {
+    if is_here(authority) { "local_inference" } else { "api" }
 }
 
 /// `http://HOST:PORT/PATH` into `HOST:PORT` and `PATH`; a path's end of `/v1` is part of every route anyway.
-fn parse_url(url: &str) -> Result<(String, String), &'static str> {
+pub(super) fn parse_url(url: &str) -> Result<(String, String), &'static str> {
     if url.starts_with("https://") {
         return Err(
             "https is not spoken to engines in this version: use http:// on a network that you trust",

@@ -19,7 +19,7 @@ use umbel_contracts::{
 use super::{
     Accelerator, Config, EngineConfig, artifacts,
     engine::{Checker, Engine},
-    overlay,
+    overlay, programs,
 };
 
 /// Labels of one node, and bytes of a value.
@@ -37,7 +37,9 @@ struct File {
     #[serde(default)]
     listen: Listen,
     #[serde(default)]
-    programs: Programs,
+    programs: programs::Table,
+    #[serde(default)]
+    endpoints: BTreeMap<String, String>,
     #[serde(default)]
     artifacts: artifacts::Table,
     #[serde(default)]
@@ -89,12 +91,6 @@ struct Listen {
     #[serde(default)]
     metrics: String,
     socket: Option<PathBuf>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(deny_unknown_fields)]
-struct Programs {
-    llama_server: Option<PathBuf>,
 }
 
 #[derive(Deserialize, Default)]
@@ -167,11 +163,12 @@ pub(super) fn overlaid(
     if file.engine.len() > ENGINES_MAX {
         return Err(overlay::error("engines", format!("a node has at most {ENGINES_MAX} engines")));
     }
+    let programs = programs::programs(source, &file.programs, &path)?;
     let mut engines = Vec::with_capacity(file.engine.len());
     for (index, engine) in file.engine.into_iter().enumerate() {
         let set = merged.touched.get(&engine.name).map(String::as_str);
         let checker = Checker { source, index, set };
-        engines.push(checker.engine(engine, file.node.allow_sim, &path)?);
+        engines.push(checker.engine(engine, file.node.allow_sim, &programs, &path)?);
     }
     let bytes = |engine: &EngineConfig| {
         engine.name.len() + engine.model.len() + engine.aliases.iter().map(String::len).sum::<usize>()
@@ -196,7 +193,8 @@ pub(super) fn overlaid(
         allow_sim: file.node.allow_sim,
         metrics,
         socket,
-        llama_server: file.programs.llama_server.as_deref().map(path),
+        programs,
+        endpoints: programs::endpoints(source, &file.endpoints)?,
         log_level: file.log.level.unwrap_or_else(|| "info".into()),
         log_format: file.log.format,
         drain: file.shutdown.drain.map_or(Duration::from_secs(30), Into::into),

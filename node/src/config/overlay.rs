@@ -11,12 +11,13 @@ use std::{
 
 use umbel_contracts::{
     config::ConfigError,
+    deployment::EngineKind,
     settings::{AgentSettings, EngineSettings},
 };
 
 use super::{
     Config,
-    engine::{Engine, Kind},
+    engine::{Engine, kind_of_settings},
     file,
 };
 
@@ -91,8 +92,8 @@ pub(super) fn merge(
     Ok(merged)
 }
 
-fn kind_of(name: &str, word: &str) -> Result<Kind, ConfigError> {
-    Kind::parse(word)
+fn kind_of(name: &str, word: &str) -> Result<EngineKind, ConfigError> {
+    kind_of_settings(word)
         .ok_or_else(|| error(&format!("engines.{name}.kind"), "must be one of sim, external, llama-server"))
 }
 
@@ -190,10 +191,9 @@ mod tests {
         let names: Vec<_> = config.engines.iter().map(|engine| engine.name.as_str()).collect();
         assert_eq!(names, ["chat", "qwen", "echo"]);
         assert_eq!(config.engines[0].capacity, 9);
-        let EngineSource::LlamaServer { model_file, context_tokens, .. } = &config.engines[1].source else {
-            panic!()
-        };
-        assert_eq!((model_file.as_path(), *context_tokens), (Path::new("/m/a/b.gguf"), 100));
+        let EngineSource::Process(process) = &config.engines[1].source else { panic!() };
+        assert_eq!(process.model, Path::new("/m/a/b.gguf"));
+        assert_eq!(process.profile.context_tokens(1), Some(100));
         assert_eq!(out.skipped, ["engines.nowhere"]);
         assert!(
             overlaid(json!({ "engines": { "qwen": { "enabled": false } } })).unwrap().config.engines.len()

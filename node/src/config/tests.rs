@@ -52,9 +52,28 @@ fn engines_of_each_kind() {
     );
     assert_eq!(there.category, "api");
     let llama = engine("kind = \"llama-server\"\nmodel_file = \"m.gguf\"").unwrap();
-    let EngineSource::LlamaServer { model_file, port, start_timeout, .. } = llama.source else { panic!() };
-    assert_eq!((model_file.as_path(), port), (Path::new("/etc/umbel/m.gguf"), 0));
-    assert_eq!(start_timeout, Duration::from_secs(600));
+    let EngineSource::Process(process) = llama.source else { panic!() };
+    assert_eq!((process.model.as_path(), process.port), (Path::new("/etc/umbel/m.gguf"), 0));
+    assert_eq!(
+        (process.start_timeout(), process.stall_timeout),
+        (Duration::from_secs(600), Duration::from_secs(300))
+    );
+    let vllm = engine("kind = \"vllm\"\nmodel_folder = \"/m/qwen\"\ngpus = [\"GPU-1\"]\nstart_timeout = \"1h\"\nprofile = { max_model_len = 8192 }").unwrap();
+    let EngineSource::Process(process) = &vllm.source else { panic!() };
+    assert_eq!(
+        (process.profile.context_tokens(1), process.start_timeout()),
+        (Some(8192), Duration::from_secs(3600))
+    );
+    assert_eq!((vllm.source.kind(), process.gpus.len()), ("vllm", 1));
+    let text = format!(
+        "{NODE}[programs.cli]\necho = \"bin/echo\"\n[[engine]]\nname = \"e\"\nkind = \"cli\"\nmodel = \"m\"\nprogram = \"echo\"\n"
+    );
+    let cli = parse(&text).unwrap().engines.remove(0);
+    assert_eq!(
+        cli.source,
+        EngineSource::Cli { program: "/etc/umbel/bin/echo".into(), timeout: Duration::from_secs(600) }
+    );
+    assert_eq!(cli.category, "cli");
 }
 
 #[test]
@@ -92,14 +111,39 @@ fn errors_name_the_field() {
         ("kind = \"external\"\nurl = \"http://x:1/../v1\"", "engine[0].url"),
         ("kind = \"llama-server\"", "engine[0].model_file"),
         ("kind = \"llama-server\"\nmodel_file = \"m\"\nstart_timeout = \"0s\"", "engine[0].start_timeout"),
-        ("kind = \"sim\"\nport = 1", "engine[0].port: is only for engines of kind \"llama-server\""),
+        (
+            "kind = \"sim\"\nport = 1",
+            "engine[0].port: is only for engines of kind \"vllm\", \"sglang\", \"llama-server\"",
+        ),
+        ("kind = \"vllm\"", "engine[0].model_folder: is missing"),
+        (
+            "kind = \"vllm\"\nmodel_folder = \"m\"\nprofile = { host = \"::\" }",
+            "engine[0].profile.host: may not stand in a profile",
+        ),
+        ("kind = \"vllm\"\nmodel_folder = \"m\"\ngpus = [\"0\"]", "engine[0].gpus: must be"),
+        (
+            "kind = \"vllm\"\nmodel_folder = \"m\"\nprofile = { max_num_seqs = 2 }",
+            "engine[0].capacity: must be at most what",
+        ),
+        (
+            "kind = \"llama-server\"\nmodel_file = \"m\"\ncontext_tokens = 99999999",
+            "engine[0].context_tokens: must be",
+        ),
+        (
+            "kind = \"llama-server\"\nmodel_file = \"m\"\nthreads = 2\nprofile = { threads = 3 }",
+            "engine[0].threads: stands in",
+        ),
+        (
+            "kind = \"cli\"\nprogram = \"x\"",
+            "engine[0].program: must be the name of a program in [programs.cli]",
+        ),
         ("kind = \"sim\"\ncapacity = 0", "engine[0].capacity"),
         ("kind = \"sim\"\naliases = [\"m\"]", "engine[0].aliases"),
         ("kind = \"sim\"\ncategory = \"cli\"", "engine[0].category"),
         ("kind = \"sim\"\nlong_context_capacity = 9", "engine[0].long_context_capacity"),
         ("kind = \"sim\"\nlong_context_threshold_tokens = 9", "engine[0].long_context_threshold_tokens"),
         ("kind = \"sim\"\ncapacityy = 1", "did you mean \"capacity\"?"),
-        ("kind = \"vllm\"", "unknown variant"),
+        ("kind = \"vlm\"", "unknown variant"),
         ("kind = \"sim\"\ntoken_delay = \"fast\"", ":8:15: write \"30s\""),
     ] {
         let said = engine(lines).unwrap_err();

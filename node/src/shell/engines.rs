@@ -20,9 +20,9 @@ use umbel_contracts::proto::node::{DeclaredEngine, EngineState, EngineStatus};
 use umbel_wire::clock::Wall;
 
 use crate::{
-    config::{Accelerator, Config, EngineConfig},
+    config::{Config, EngineConfig},
     core::{process_tree::Leader, supervisor::State},
-    engines::sim::Sim,
+    engines::{adapter::HostFacts, sim::Sim},
     shell::{engine_http::Pool, gpu::Holders, state},
 };
 
@@ -191,7 +191,7 @@ impl Engine {
             cause: view.cause,
             output_tail: view.tail,
             in_flight: self.in_flight(),
-            profile_digest: String::new(),
+            profile_digest: self.in_force().profile_digest(),
             since_unix_ms: view.since.unix_ms(),
             restarts: view.restarts,
             ..EngineStatus::default()
@@ -201,6 +201,9 @@ impl Engine {
     /// What it is, as the boundary has it.
     pub(crate) fn declared(&self) -> DeclaredEngine {
         let config = self.in_force();
+        let profile_digest = config.profile_digest();
+        let gpu_uuids = config.source.process().map(|process| process.gpus.clone()).unwrap_or_default();
+        let origin = config.origin.unwrap_or_default();
         DeclaredEngine {
             kind: config.source.kind().to_owned(),
             name: config.name,
@@ -212,7 +215,13 @@ impl Engine {
             long_context_threshold_tokens: config.long_context_threshold_tokens,
             long_context_capacity: config.long_context_capacity,
             status: Some(self.status()),
-            ..DeclaredEngine::default()
+            deployment: origin.deployment,
+            replica: origin.replica,
+            shard_index: origin.shard_index,
+            shard_count: origin.shard_count,
+            gpu_uuids,
+            artifact_digest: origin.artifact_digest,
+            profile_digest,
         }
     }
 }
@@ -221,10 +230,9 @@ impl Engine {
 #[derive(Debug)]
 pub(crate) struct Host {
     pub(crate) state: Arc<state::State>,
-    pub(crate) accelerator: Accelerator,
     pub(crate) holders: Arc<Holders>,
-    /// The node's file may name another one while the agent runs: then the next start takes that.
-    llama_server: Mutex<Option<std::path::PathBuf>>,
+    /// The node's file may name other programs while the agent runs: then the next start takes those.
+    facts: Mutex<HostFacts>,
     /// The driver that a test wants to break off.
     #[cfg(test)]
     pub(crate) trips: Mutex<Option<String>>,
@@ -247,9 +255,11 @@ impl Engines {
     pub(crate) fn start(config: &Config, state: &Arc<state::State>, holders: &Arc<Holders>) -> Arc<Self> {
         let host = Host {
             state: Arc::clone(state),
-            accelerator: config.accelerator,
             holders: Arc::clone(holders),
-            llama_server: Mutex::new(config.llama_server.clone()),
+            facts: Mutex::new(HostFacts {
+                programs: config.programs.clone(),
+                accelerator: config.accelerator,
+            }),
             #[cfg(test)]
             trips: Mutex::default(),
         };

@@ -6,7 +6,6 @@
 
 use std::{
     collections::BTreeMap,
-    path::PathBuf,
     sync::{Arc, Mutex, PoisonError, atomic::AtomicU32},
 };
 
@@ -16,8 +15,9 @@ use umbel_wire::{clock::Wall, contained};
 
 use super::{COMMANDS, Command, Engine, Engines, Host, Shared, View, driver};
 use crate::{
-    config::{Config, EngineConfig, EngineSource},
+    config::{Config, EngineConfig},
     core::supervisor::{GRACE, State},
+    engines::adapter::HostFacts,
 };
 
 /// The engines as they shall be and as they are.
@@ -72,19 +72,9 @@ impl Host {
     #[cfg(not(test))]
     pub(super) fn trip(&self, _engine: &str) {}
 
-    /// The `llama-server` program, as the node's file has it now.
-    pub(super) fn llama_server(&self) -> Option<PathBuf> {
-        self.llama_server.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-}
-
-/// What a process is started with, and keeps.
-fn fixed(config: &EngineConfig) -> Option<(&PathBuf, u16, u32, u32, &str)> {
-    match &config.source {
-        EngineSource::LlamaServer { model_file, port, context_tokens, threads, .. } => {
-            Some((model_file, *port, *context_tokens, *threads, &config.model))
-        }
-        EngineSource::Sim { .. } | EngineSource::External { .. } => None,
+    /// What adapters know of the host, as the node's file has it now.
+    pub(super) fn facts(&self) -> HostFacts {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -101,8 +91,11 @@ impl Engine {
         if let Some(started) = &shared.started {
             config.source = started.source.clone();
             config.model.clone_from(&started.model);
+            if started.fixed_aliases() != config.fixed_aliases() {
+                config.aliases.clone_from(&started.aliases);
+            }
             // It takes as many at once as it was started for.
-            config.capacity = config.capacity.min(started.capacity);
+            config.capacity = config.capacity.min(started.slots());
             config.long_context_capacity = config.long_context_capacity.min(config.capacity);
         }
         config
@@ -112,7 +105,7 @@ impl Engine {
     pub(crate) fn waits_for_restart(&self) -> bool {
         let shared = self.lock();
         shared.started.as_ref().is_some_and(|started| {
-            fixed(started) != fixed(&shared.config) || started.capacity < shared.config.capacity
+            started.digest() != shared.config.digest() || started.slots() < shared.config.slots()
         })
     }
 
@@ -148,7 +141,7 @@ impl Engines {
 
     /// Makes the engines what this configuration says, without touching what stays.
     pub(crate) fn apply(&self, config: &Config) {
-        *self.host.llama_server.lock().unwrap_or_else(PoisonError::into_inner) = config.llama_server.clone();
+        self.host.facts.lock().unwrap_or_else(PoisonError::into_inner).programs.clone_from(&config.programs);
         let mut list = self.lock();
         list.wanted.clone_from(&config.engines);
         let mut kept = Vec::new();

@@ -3,7 +3,7 @@
 //! Owns the engine's process, probes and record; leaves every decision to `core/supervisor`. Invariant: the record
 //! stands on the disk before the process exists, and goes only when nothing of it is left.
 
-use std::{collections::BTreeMap, net::SocketAddr, path::Path, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
 
 use rustix::process::Signal;
 use tokio::{
@@ -20,7 +20,7 @@ use crate::{
         process_tree::{Family, Leader, ProcessFacts, ProcessId, StartTime},
         supervisor::{Exit, Input, Output, State, Supervisor, Traits},
     },
-    engines::{llama_server, ready, sim::Sim},
+    engines::{adapter, ready, sim::Sim},
     shell::{
         engine_http::{Place, Pool},
         process::{self, Launch, Process},
@@ -120,12 +120,8 @@ pub(super) async fn drive(
 
 fn traits(config: &EngineConfig) -> Traits {
     match &config.source {
-        EngineSource::LlamaServer { start_timeout, .. } => {
-            Traits { supervised: true, start_timeout: *start_timeout }
-        }
-        EngineSource::Sim { .. } | EngineSource::External { .. } => {
-            Traits { supervised: false, start_timeout: Duration::ZERO }
-        }
+        EngineSource::Process(process) => Traits { supervised: true, start_timeout: process.start_timeout() },
+        _ => Traits { supervised: false, start_timeout: Duration::ZERO },
     }
 }
 
@@ -144,7 +140,7 @@ fn direct(config: &EngineConfig) -> Option<Route> {
             key: None,
             gone: None,
         })),
-        EngineSource::LlamaServer { .. } => None,
+        EngineSource::Cli { .. } | EngineSource::Process(_) | EngineSource::Missing { .. } => None,
     }
 }
 
@@ -235,11 +231,9 @@ impl Driver {
                 )));
             }
             // The files may lie on a network: not on the runtime's thread.
-            let checked =
-                spawn_blocking(move || match profile(&config, &host, host.llama_server().as_deref()) {
-                    Some(profile) => llama_server::validate(&profile),
-                    None => Ok(()),
-                });
+            let checked = spawn_blocking(move || {
+                adapter::validate(&config, &host.facts()).map_err(|refusal| refusal.message)
+            });
             Input::Validated(checked.await.unwrap_or_else(|_| Err("the check of its profile failed".into())))
         });
     }
@@ -353,34 +347,11 @@ impl Driver {
     }
 }
 
-/// The profile of an engine that is started here.
-fn profile<'a>(
-    config: &'a EngineConfig,
-    host: &Host,
-    program: Option<&'a Path>,
-) -> Option<llama_server::Profile<'a>> {
-    let EngineSource::LlamaServer { model_file, port, context_tokens, threads, .. } = &config.source else {
-        return None;
-    };
-    Some(llama_server::Profile {
-        program,
-        model: &config.model,
-        model_file,
-        port: *port,
-        context_tokens: *context_tokens,
-        threads: *threads,
-        capacity: config.capacity,
-        accelerator: host.accelerator,
-    })
-}
-
 /// Writes the intent, starts the process, writes its identity. Blocks.
 fn start(config: &EngineConfig, host: &Host) -> Result<(Process, String, SocketAddr, String), String> {
-    let named = host.llama_server();
-    let profile = profile(config, host, named.as_deref()).ok_or("this kind of engine has no process")?;
-    let program = profile.program.ok_or("programs.llama_server is not set")?.to_owned();
-    let address = llama_server::address(profile.port).map_err(|error| format!("no free port: {error}"))?;
+    let address = adapter::address(config).map_err(|error| format!("no free port: {error}"))?;
     let (nonce, key) = (random_hex(), random_hex());
+    let command = adapter::prepare(config, &host.facts(), address, &key, &host.state.engines())?;
     let mut record = EngineRecord {
         name: config.name.clone(),
         pid: ProcessId(0),
@@ -388,14 +359,18 @@ fn start(config: &EngineConfig, host: &Host) -> Result<(Process, String, SocketA
         boot_id: process::boot_id(),
         port: address.port(),
         nonce: nonce.clone(),
-        program: program.clone(),
+        program: command.program.clone(),
     };
     let unwritable = |error| format!("its record cannot be written to the state directory: {error}");
     host.state.set_engine(&record).map_err(unwritable)?;
+    for (path, content) in &command.files {
+        umbel_wire::files::write_private(path, content)
+            .map_err(|error| format!("its key cannot be written: {error}"))?;
+    }
     let launch = Launch {
-        program,
-        arguments: llama_server::arguments(&profile, address),
-        environment: llama_server::environment(&key),
+        program: command.program,
+        arguments: command.arguments,
+        environment: command.environment,
         folder: host.state.engines(),
         log: host.state.engines().join(format!("{}.log", record.name)),
         nonce: nonce.clone(),

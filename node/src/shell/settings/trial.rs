@@ -9,7 +9,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::{Instant, sleep_until};
 
 use super::{Settings, together};
-use crate::{config::EngineSource, shell::engines::Standing};
+use crate::shell::engines::Standing;
 
 /// Engines without a process are reached or not within this, after their own patience of 10 s.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -59,10 +59,8 @@ impl Settings {
     /// The longest that an engine may take to be ready.
     fn patience(&self) -> Duration {
         let config = self.in_force();
-        let longest = config.engines.iter().filter_map(|engine| match &engine.source {
-            EngineSource::LlamaServer { start_timeout, .. } => Some(*start_timeout),
-            EngineSource::Sim { .. } | EngineSource::External { .. } => None,
-        });
+        let processes = config.engines.iter().filter_map(|engine| engine.source.process());
+        let longest = processes.map(|process| process.start_timeout());
         longest.max().unwrap_or_default() + PATIENCE
     }
 
