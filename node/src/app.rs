@@ -16,6 +16,7 @@ use crate::{
     preflight,
     shell::{
         admin::{Admin, Doors},
+        artifacts::Artifacts,
         credential::Credentials,
         edge::Edge,
         engines::{self, Engines},
@@ -95,12 +96,14 @@ async fn agent(config: Config) -> Result<(), StartError> {
     let relay = Arc::new(Relay::new(Arc::clone(&identity), Arc::clone(&engines)));
     let watch = Arc::new(Watch::new(&config, Arc::clone(&engines), Arc::clone(&state), gpus, holders, found));
     Arc::clone(&watch).start(&pieces);
+    let artifacts = keep_artifacts(&pieces, &config);
     let reports = Reports::new(
         Arc::clone(&identity),
         Arc::clone(&engines),
         Arc::clone(&state),
         watch,
         Arc::clone(&settings),
+        &artifacts,
     );
     let reports = Arc::new(reports);
     reports.set_problem("STATE_NOT_DURABLE", volatile);
@@ -174,6 +177,14 @@ fn keep_settings(pieces: &Parts, settings: &Arc<Settings>) {
     tokio::spawn(pieces.clone().kept("trials of settings", move || Arc::clone(&part).judge_trials()));
     let part = Arc::clone(settings);
     tokio::spawn(pieces.clone().kept("configuration file", move || Arc::clone(&part).watch_file()));
+}
+
+/// Looks after the artifacts of this host, for ever.
+fn keep_artifacts(pieces: &Parts, config: &Config) -> Arc<Artifacts> {
+    let artifacts = Arc::new(Artifacts::new(config.artifacts.clone()));
+    let part = Arc::clone(&artifacts);
+    tokio::spawn(pieces.clone().kept("artifacts", move || Arc::clone(&part).keep()));
+    artifacts
 }
 
 /// Tells the edge which parts of the agent broke off, and when they have run for a while again.

@@ -3,6 +3,8 @@
 //! Owns the engines' states, the node's identity rules and its sequences; leaves sockets, files and processes to
 //! `shell`. Invariant: nothing here can block or fail for a reason outside its arguments.
 
+#[allow(dead_code, reason = "the runner of jobs, which comes, calls it")]
+pub(crate) mod artifacts;
 pub(crate) mod gpus;
 pub(crate) mod identity;
 pub(crate) mod inventory;

@@ -1,6 +1,8 @@
 //! What the agent does: sockets, processes, files, the connection to the edge.
 
 pub(crate) mod admin;
+#[allow(dead_code, reason = "the runner of jobs, which comes, calls it")]
+pub(crate) mod artifacts;
 pub(crate) mod credential;
 pub(crate) mod edge;
 pub(crate) mod engine_http;

@@ -7,6 +7,7 @@ pub mod engine;
 pub mod fault_proxy;
 pub mod fleet;
 pub mod http;
+pub mod hub;
 pub mod nvml_stub;
 pub mod peer;
 pub mod shifted_clock;

@@ -3,8 +3,8 @@
 //! Owns what is legal; a name that is not is refused, never mended. Invariant: a legal name stays below the folder it is
 //! put into, and looks to a person as what it is.
 
-/// Bytes of a file's whole name, and of one part of it: what file systems bear.
-const PATH_MAX: usize = 1024;
+/// Bytes of a file's whole name, as the boundary bears it, and of one part of it, as file systems do.
+const PATH_MAX: usize = 512;
 const PART_MAX: usize = 255;
 /// Folders deep: no hub has more, and each is opened for its own sync.
 const DEPTH_MAX: usize = 16;

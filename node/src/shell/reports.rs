@@ -11,12 +11,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::task::spawn_blocking;
+use tokio::{sync::watch, task::spawn_blocking};
 use umbel_contracts::{
     NODE_PROTOCOL,
     proto::node::{
-        AgentHealth, EngineRuntime, EngineState, EngineStatus, NodeDeclared, NodeHeartbeat, NodeHelloRequest,
-        NodeInventory, NodeProblem, NodeTelemetry,
+        AgentHealth, Artifact, EngineRuntime, EngineState, EngineStatus, NodeDeclared, NodeHeartbeat,
+        NodeHelloRequest, NodeInventory, NodeProblem, NodeTelemetry,
     },
 };
 use umbel_wire::{UnderWay, clock::Wall, text::shorten};
@@ -24,6 +24,7 @@ use umbel_wire::{UnderWay, clock::Wall, text::shorten};
 use crate::{
     core::{identity::Identity, inventory, problems::Problems, sequence::Sequence, telemetry::Pace},
     shell::{
+        artifacts::{Artifacts, job},
         engines::{Declaration, Engines},
         settings::Settings,
         state::State,
@@ -71,6 +72,7 @@ pub(crate) struct Reports {
     state: Arc<State>,
     watch: Arc<Watch>,
     settings: Arc<Settings>,
+    artifacts: watch::Receiver<Arc<Vec<Artifact>>>,
     inventories: Mutex<Stream>,
     telemetries: Mutex<Stream>,
     /// Numbers are being reserved.
@@ -90,6 +92,7 @@ impl Reports {
         state: Arc<State>,
         watch: Arc<Watch>,
         settings: Arc<Settings>,
+        artifacts: &Artifacts,
     ) -> Self {
         let on_disk = state.sequences();
         let stream =
@@ -99,6 +102,7 @@ impl Reports {
             engines,
             watch,
             settings,
+            artifacts: artifacts.news(),
             declared: Mutex::default(),
             inventories: stream(on_disk.inventory),
             telemetries: stream(on_disk.telemetry),
@@ -268,6 +272,7 @@ impl Reports {
             inventory,
             labels,
             settings: Some(settings),
+            artifacts: job::fitting(self.artifacts.borrow().iter().cloned(), job::HELLO_BYTES),
             ..NodeHelloRequest::default()
         }
     }
@@ -290,6 +295,11 @@ impl Reports {
         let now = (self.engines.declared(), self.settings.in_force().labels.clone());
         let differs = *self.last_declared() != now;
         differs.then(|| self.declare())
+    }
+
+    /// The artifacts that are here, and when that changes.
+    pub(crate) fn artifacts(&self) -> watch::Receiver<Arc<Vec<Artifact>>> {
+        self.artifacts.clone()
     }
 
     /// The node's settings.

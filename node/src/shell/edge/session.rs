@@ -9,7 +9,7 @@ use prost::Message;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 use umbel_contracts::{
     bounds, event, method,
-    proto::node::{NodeEngines, NodeHeartbeatAck, NodeLeases, NodeLeasesAck},
+    proto::node::{Artifact, NodeArtifacts, NodeEngines, NodeHeartbeatAck, NodeLeases, NodeLeasesAck},
 };
 use umbel_wire::{Connection, Error, Intervals};
 
@@ -58,8 +58,10 @@ async fn speak(edge: &Arc<Edge>, connection: &Connection, intervals: Intervals) 
     let mut lost = news.borrow().lost;
     let mut changes = edge.engines.changes();
     let mut settings = edge.reports.settings().news();
+    let mut artifacts = edge.reports.artifacts();
     // They may have changed since the hello was put together.
     declare(edge, connection);
+    tell_artifacts(connection, &artifacts.borrow_and_update());
     loop {
         tokio::select! {
             _ = heartbeats.tick() => heartbeat(edge, connection),
@@ -79,6 +81,7 @@ async fn speak(edge: &Arc<Edge>, connection: &Connection, intervals: Intervals) 
                 // How a trial ended is not kept back until the next heartbeat.
                 heartbeat(edge, connection);
             }
+            Ok(()) = artifacts.changed() => tell_artifacts(connection, &artifacts.borrow_and_update()),
             // The sender lives as long as the agent.
             Ok(()) = changes.changed() => {
                 tokio::time::sleep(GATHER).await;
@@ -96,6 +99,12 @@ fn declare(edge: &Edge, connection: &Connection) {
     if let Some(message) = edge.reports.declared_anew() {
         connection.event(event::NODE_DECLARED, "declared", message.encode_to_vec());
     }
+}
+
+/// Tells all artifacts that are here. A hello has room for some only.
+fn tell_artifacts(connection: &Connection, artifacts: &[Artifact]) {
+    let message = NodeArtifacts { artifacts: artifacts.to_vec() };
+    connection.event(event::NODE_ARTIFACTS, "artifacts", message.encode_to_vec());
 }
 
 /// Sends the reports that are due.

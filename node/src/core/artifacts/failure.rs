@@ -1,0 +1,85 @@
+//! Why an artifact could not be brought or taken away.
+//!
+//! Owns the codes and whether trying again makes sense. Invariant: the sentence has no address, path or secret of the host.
+
+/// What kind of failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reason {
+    /// Not enough room, with what is to stay free.
+    Space,
+    /// The content is not what its digest says.
+    DigestMismatch,
+    /// The source has it in another size.
+    SizeMismatch,
+    /// The node's file has no source of that name.
+    SourceUnknown,
+    /// The source answers, and says no or something unusable.
+    SourceRefused,
+    /// No usable answer from the source, after several tries.
+    SourceUnreachable,
+    /// A name that may lead somewhere else.
+    NameRefused,
+    /// The node's file has no root of that name, or none at all.
+    RootUnknown,
+    /// Whoever wanted it wants it no more.
+    Cancelled,
+    /// The disk does not do what it is told.
+    Disk,
+    /// An engine runs from it.
+    InUse,
+    /// It is not here.
+    NotFound,
+    /// The agent's own fault.
+    Internal,
+}
+
+impl Reason {
+    /// The code that is told.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Space => "SPACE",
+            Self::DigestMismatch => "DIGEST_MISMATCH",
+            Self::SizeMismatch => "SIZE_MISMATCH",
+            Self::SourceUnknown => "SOURCE_UNKNOWN",
+            Self::SourceRefused => "SOURCE_REFUSED",
+            Self::SourceUnreachable => "SOURCE_UNREACHABLE",
+            Self::NameRefused => "NAME_REFUSED",
+            Self::RootUnknown => "ROOT_UNKNOWN",
+            Self::Cancelled => "CANCELLED",
+            Self::Disk => "DISK",
+            Self::InUse => "IN_USE",
+            Self::NotFound => "NOT_FOUND",
+            Self::Internal => "INTERNAL",
+        }
+    }
+
+    /// Whether the same again may go better: what depends on a person's hand or another list does not.
+    fn retry(self) -> bool {
+        matches!(self, Self::Space | Self::SourceUnreachable | Self::Disk | Self::InUse | Self::Internal)
+    }
+}
+
+/// A failure that is told to the edge.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}: {says}", reason.as_str())]
+pub(crate) struct Failure {
+    pub(crate) reason: Reason,
+    /// One sentence, without an address or a path of this host.
+    pub(crate) says: String,
+}
+
+impl Failure {
+    pub(crate) fn new(reason: Reason, says: impl Into<String>) -> Self {
+        Self { reason, says: says.into() }
+    }
+
+    /// Nobody wants it any more.
+    pub(crate) fn cancelled() -> Self {
+        Self::new(Reason::Cancelled, "cancelled; what came is kept for a while and used by the next try")
+    }
+
+    /// Whether the same again may go better.
+    pub(crate) fn retry(&self) -> bool {
+        self.reason.retry()
+    }
+}

@@ -1,0 +1,466 @@
+//! One download, on a thread of its own: file by file from its source into the quarantine, checked, then into its root.
+//!
+//! Owns the order, what an answer is worth, and tries; leaves connections to `http`, hashing to `sink`, places to `folders`,
+//! and what is decided to `core/artifacts`. Invariant: a byte is counted once it is written, and nothing reaches a root whose
+//! digest was not found here. It may block: nothing else runs on its thread.
+
+use std::{
+    io::{Seek, SeekFrom},
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use http_body_util::BodyExt as _;
+use hyper::{
+    Response, StatusCode,
+    body::{Body as _, Incoming},
+    header::{self, HeaderMap},
+};
+use tokio::{sync::watch, time::timeout};
+use tokio_util::sync::CancellationToken;
+use umbel_contracts::artifact::ArtifactFile;
+
+use super::{
+    Done, Told, directory, folders,
+    http::{Client, Start, Trouble},
+    sink::{Sink, block, disk},
+};
+use crate::{
+    config::Source,
+    core::artifacts::{Drip, Failure, Patience, Progress, Rate, Reason, Stage, Step, Tries, Wanted, room},
+};
+
+/// Progress is told no oftener than this.
+const TELL: Duration = Duration::from_millis(200);
+/// The room on the disk is looked at again after so many bytes: others write there, too.
+const LOOK: u64 = 64 * 1024 * 1024;
+
+/// What one download needs.
+pub(super) struct Fetch {
+    pub(super) wanted: Wanted,
+    pub(super) source: Source,
+    pub(super) quarantine: PathBuf,
+    /// Its folder there.
+    pub(super) name: String,
+    pub(super) root: PathBuf,
+    pub(super) reserve: u64,
+    pub(super) patience: Patience,
+    pub(super) told: Arc<watch::Sender<Told>>,
+    pub(super) cancel: CancellationToken,
+    /// Bytes that are still to come, for others to leave free.
+    pub(super) missing: Arc<AtomicU64>,
+    /// What others still want, this one left out.
+    pub(super) promised: Box<dyn Fn() -> u64 + Send>,
+    /// Whether a download writes to a folder of the quarantine.
+    pub(super) running: Box<dyn Fn(&str) -> bool + Send>,
+}
+
+/// Where the bytes come from.
+enum Origin {
+    Server(Box<Client>, &'static str),
+    Folder(PathBuf),
+}
+
+struct Run {
+    fetch: Fetch,
+    parts: folders::Parts,
+    progress: Progress,
+    rate: Rate,
+    last: Instant,
+    /// Bytes of files that are done.
+    before: u64,
+    /// Bytes that came now.
+    fetched: u64,
+    /// Bytes until the room is looked at again.
+    look: u64,
+}
+
+/// Runs it to its end.
+pub(super) async fn run(fetch: Fetch) -> Result<Done, Failure> {
+    let began = Instant::now();
+    let parts = folders::Parts::open(&fetch.quarantine, &fetch.name)?;
+    let progress = Progress {
+        bytes_total: fetch.wanted.bytes(),
+        files_total: u32::try_from(fetch.wanted.files.len()).unwrap_or(u32::MAX),
+        ..Progress::default()
+    };
+    let mut run = Run {
+        parts,
+        progress,
+        rate: Rate::new(began),
+        last: began,
+        before: 0,
+        fetched: 0,
+        look: LOOK,
+        fetch,
+    };
+    run.make_room()?;
+    let mut origin = run.origin()?;
+    let files = run.fetch.wanted.files.clone();
+    for file in &files {
+        run.file(&mut origin, file).await?;
+        run.before += file.bytes;
+        run.progress.files_done += 1;
+        run.tell(run.progress.stage, 0);
+    }
+    run.alive()?;
+    run.tell(Stage::Promoting, 0);
+    let Run { fetch, parts, fetched, .. } = run;
+    parts.promote(&fetch.root, &fetch.wanted)?;
+    Ok(Done {
+        files: u32::try_from(files.len()).unwrap_or(u32::MAX),
+        bytes: fetch.wanted.bytes(),
+        took: began.elapsed(),
+        digest: fetch.wanted.digest.clone(),
+        root: fetch.wanted.root.clone(),
+        folder: fetch.wanted.folder(),
+        fetched,
+    })
+}
+
+impl Run {
+    fn alive(&self) -> Result<(), Failure> {
+        if self.fetch.cancel.is_cancelled() { Err(Failure::cancelled()) } else { Ok(()) }
+    }
+
+    fn name(&self) -> &str {
+        &self.fetch.wanted.source
+    }
+
+    fn origin(&self) -> Result<Origin, Failure> {
+        let client = |remote| Client::new(self.name(), remote, &self.fetch.patience).map(Box::new);
+        Ok(match &self.fetch.source {
+            Source::Hub(remote) => Origin::Server(client(remote)?, "/resolve"),
+            Source::Mirror(remote) => Origin::Server(client(remote)?, ""),
+            Source::Directory(path) => Origin::Folder(path.clone()),
+        })
+    }
+
+    /// Sees that all that is missing fits, and throws away what others have left if that makes the room.
+    fn make_room(&self) -> Result<(), Failure> {
+        let fetch = &self.fetch;
+        let step = |file| Step::of(file, self.parts.kept(file)).missing(file);
+        let missing: u64 = fetch.wanted.files.iter().map(step).sum();
+        fetch.missing.store(missing, Ordering::Relaxed);
+        let fits = || room(folders::free(&fetch.quarantine)?, (fetch.promised)(), fetch.reserve, missing);
+        let Err(short) = fits() else { return Ok(()) };
+        if short.reason != Reason::Space {
+            return Err(short);
+        }
+        let free = folders::free(&fetch.quarantine)?;
+        let wanted =
+            missing.saturating_add(fetch.reserve).saturating_add((fetch.promised)()).saturating_sub(free);
+        let left = folders::left(&fetch.quarantine, &fetch.running);
+        // Throwing others' parts away for a download that cannot begin anyhow would help nobody.
+        let most: u64 = left.iter().filter(|one| !one.running).map(|one| one.bytes).sum();
+        if most < wanted {
+            return Err(short);
+        }
+        for name in crate::core::artifacts::outworn(left, wanted) {
+            tracing::info!(name, "what an unfinished download has left makes room");
+            folders::forget(&fetch.quarantine, &name);
+        }
+        fits()
+    }
+
+    /// Brings one file here, whole and checked.
+    async fn file(&mut self, origin: &mut Origin, file: &ArtifactFile) -> Result<(), Failure> {
+        let mut kept = match Step::of(file, self.parts.kept(file)) {
+            Step::Skip => return Ok(()),
+            Step::Resume(bytes) => bytes,
+            Step::Fetch => 0,
+        };
+        loop {
+            // Bytes of two versions may be in it if it was filled in more than one go.
+            let mut pieced = kept > 0;
+            let mut sink = self.open(file, kept)?;
+            let mut tries = Tries::new(self.fetch.patience);
+            while sink.at() < file.bytes {
+                self.alive()?;
+                let from = sink.at();
+                match self.rest(origin, file, &mut sink).await {
+                    Ok(()) => {}
+                    Err(Trouble::Never(failure)) => return Err(failure),
+                    Err(Trouble::Later { says, after }) => {
+                        pieced |= sink.at() > 0;
+                        let luck = uuid::Uuid::new_v4().into_bytes().first().copied().unwrap_or_default();
+                        let Some(pause) = tries.failed(sink.at().saturating_sub(from), after, luck) else {
+                            return Err(Failure::new(Reason::SourceUnreachable, says));
+                        };
+                        tracing::info!(file = file.path, at = sink.at(), ?pause, "{says}; tried again");
+                        self.tell(Stage::Waiting, sink.at());
+                        self.pause(pause).await?;
+                    }
+                }
+            }
+            if sink.end()? == file.sha256 {
+                return self.parts.verified(file);
+            }
+            self.parts.forget(&file.path)?;
+            if !pieced {
+                let says = format!("{:?} of source {} is not what its SHA-256 says", file.path, self.name());
+                return Err(Failure::new(Reason::DigestMismatch, says));
+            }
+            tracing::warn!(
+                file = file.path,
+                "what was put together from several tries is wrong, and is fetched anew"
+            );
+            kept = 0;
+        }
+    }
+
+    /// The file with as many bytes as are kept of it, hashed.
+    fn open(&mut self, file: &ArtifactFile, kept: u64) -> Result<Sink, Failure> {
+        let path = self.parts.file(&file.path)?;
+        Sink::open(&path, kept, |at| {
+            self.alive()?;
+            self.tell_now_and_then(Stage::Verifying, at);
+            Ok(())
+        })
+    }
+
+    async fn pause(&self, pause: Duration) -> Result<(), Failure> {
+        tokio::select! {
+            () = self.fetch.cancel.cancelled() => Err(Failure::cancelled()),
+            () = tokio::time::sleep(pause) => Ok(()),
+        }
+    }
+
+    /// Fetches from where the file ends until it is whole.
+    async fn rest(
+        &mut self,
+        origin: &mut Origin,
+        file: &ArtifactFile,
+        sink: &mut Sink,
+    ) -> Result<(), Trouble> {
+        match origin {
+            Origin::Folder(folder) => self.copy(folder, file, sink),
+            Origin::Server(client, between) => {
+                let Wanted { repository, revision, .. } = &self.fetch.wanted;
+                let path = format!("{repository}{between}/{revision}/{}", file.path);
+                let etag = self.parts.etag(&file.path).cloned();
+                let from = (sink.at() > 0).then(|| Start { byte: sink.at(), etag });
+                let cancel = self.fetch.cancel.clone();
+                let response = tokio::select! {
+                    () = cancel.cancelled() => return Err(Failure::cancelled().into()),
+                    response = client.get(&path, from.as_ref()) => response?,
+                };
+                self.judge(&response, file, sink)?;
+                self.body(response.into_body(), file, sink).await
+            }
+        }
+    }
+
+    fn copy(
+        &mut self,
+        folder: &std::path::Path,
+        file: &ArtifactFile,
+        sink: &mut Sink,
+    ) -> Result<(), Trouble> {
+        let mut from = directory::open(self.name(), folder, &self.fetch.wanted, &file.path)?;
+        let size = from.metadata().map_err(|error| disk(&error))?.len();
+        if size != file.bytes {
+            return Err(self.size(file, size));
+        }
+        let unreadable =
+            |error: std::io::Error| Trouble::later(format!("reading from the source: {}", error.kind()));
+        from.seek(SeekFrom::Start(sink.at())).map_err(unreadable)?;
+        while sink.at() < file.bytes {
+            self.alive()?;
+            let piece = block(&mut from, file.bytes - sink.at()).map_err(unreadable)?;
+            if piece.is_empty() {
+                return Err(self.size(file, sink.at()));
+            }
+            self.take(piece, sink)?;
+        }
+        Ok(())
+    }
+
+    /// Whether an answer's body is what was asked for; where it begins anew, so does the file.
+    fn judge(
+        &mut self,
+        response: &Response<Incoming>,
+        file: &ArtifactFile,
+        sink: &mut Sink,
+    ) -> Result<(), Trouble> {
+        let (status, headers) = (response.status(), response.headers());
+        if !status.is_success() {
+            return Err(self.refusal(status, headers, file, sink)?);
+        }
+        let packed = headers.get(header::CONTENT_ENCODING).is_some_and(|one| one != "identity");
+        if packed {
+            let says = format!("source {} packs {:?} although it was asked not to", self.name(), file.path);
+            return Err(Trouble::never(Reason::SourceRefused, says));
+        }
+        match status {
+            StatusCode::PARTIAL_CONTENT => {
+                let (first, total) =
+                    content_range(headers).ok_or_else(|| self.nonsense("a part of what it does not say"))?;
+                if total.is_some_and(|total| total != file.bytes) {
+                    return Err(self.size(file, total.unwrap_or_default()));
+                }
+                if first != sink.at() {
+                    return Err(self.nonsense("another part than was asked for"));
+                }
+            }
+            StatusCode::OK => {
+                if sink.at() > 0 {
+                    tracing::info!(file = file.path, "the source begins anew");
+                    sink.restart()?;
+                }
+                if let Some(size) = response.body().size_hint().exact().filter(|size| *size != file.bytes) {
+                    return Err(self.size(file, size));
+                }
+            }
+            _ => return Err(self.nonsense("success without a file")),
+        }
+        Ok(self.parts.set_etag(&file.path, strong(headers))?)
+    }
+
+    /// What an answer that is no success means; an error of the disk comes before it.
+    fn refusal(
+        &mut self,
+        status: StatusCode,
+        headers: &HeaderMap,
+        file: &ArtifactFile,
+        sink: &mut Sink,
+    ) -> Result<Trouble, Trouble> {
+        let says = format!("source {} answers {} for {:?}", self.name(), status.as_u16(), file.path);
+        Ok(match status.as_u16() {
+            416 => {
+                // What is here is longer than what is there: of another version.
+                sink.restart()?;
+                Trouble::later(says)
+            }
+            408 | 425 | 429 | 500..=599 => {
+                let seconds =
+                    headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+                Trouble::Later { says, after: seconds.map(Duration::from_secs) }
+            }
+            401 | 403 => Trouble::never(
+                Reason::SourceRefused,
+                format!("{says}: is its token right, and allowed to read it?"),
+            ),
+            404 | 410 => Trouble::never(
+                Reason::SourceRefused,
+                format!("{says}: it has no such repository, revision or file"),
+            ),
+            _ => Trouble::never(Reason::SourceRefused, says),
+        })
+    }
+
+    fn nonsense(&self, what: &str) -> Trouble {
+        Trouble::later(format!("source {} answers with {what}", self.name()))
+    }
+
+    fn size(&self, file: &ArtifactFile, found: u64) -> Trouble {
+        let says = format!(
+            "{:?} has {found} bytes at source {}, and should have {}",
+            file.path,
+            self.name(),
+            file.bytes
+        );
+        Trouble::never(Reason::SizeMismatch, says)
+    }
+
+    /// Takes a body up to the file's last byte; what comes beyond is a lie.
+    async fn body(
+        &mut self,
+        mut body: Incoming,
+        file: &ArtifactFile,
+        sink: &mut Sink,
+    ) -> Result<(), Trouble> {
+        let patience = self.fetch.patience;
+        let cancel = self.fetch.cancel.clone();
+        let mut drip = Drip::new(Instant::now());
+        loop {
+            let frame = tokio::select! {
+                biased;
+                () = cancel.cancelled() => return Err(Failure::cancelled().into()),
+                frame = timeout(patience.idle, body.frame()) => frame,
+            };
+            let frame = match frame {
+                Err(_) => {
+                    return Err(Trouble::later(format!("source {}: nothing came for too long", self.name())));
+                }
+                Ok(None) if sink.at() == file.bytes => return Ok(()),
+                Ok(None | Some(Err(_))) => {
+                    return Err(Trouble::later(format!(
+                        "source {}: the connection broke in the middle",
+                        self.name()
+                    )));
+                }
+                Ok(Some(Ok(frame))) => frame,
+            };
+            let Ok(piece) = frame.into_data() else { continue };
+            if piece.len() as u64 > file.bytes - sink.at() {
+                let says =
+                    format!("{:?} has more bytes at source {} than {}", file.path, self.name(), file.bytes);
+                return Err(Trouble::never(Reason::SizeMismatch, says));
+            }
+            let flows = drip.flows(piece.len() as u64, Instant::now(), &patience);
+            self.take(piece, sink)?;
+            if !flows {
+                return Err(Trouble::later(format!("source {}: too few bytes came", self.name())));
+            }
+        }
+    }
+
+    /// Writes a piece, and counts it.
+    fn take(&mut self, piece: Bytes, sink: &mut Sink) -> Result<(), Failure> {
+        let size = piece.len() as u64;
+        sink.take(piece)?;
+        self.fetched += size;
+        self.rate.count(size, Instant::now());
+        let missing = self.fetch.missing.load(Ordering::Relaxed).saturating_sub(size);
+        self.fetch.missing.store(missing, Ordering::Relaxed);
+        self.look = self.look.saturating_sub(size);
+        if self.look == 0 {
+            self.look = LOOK;
+            room(folders::free(&self.fetch.quarantine)?, 0, self.fetch.reserve, 0)?;
+            if folders::free(&self.fetch.quarantine)? < self.fetch.reserve {
+                let says =
+                    "less is free now than is to stay free; what came is kept and used by the next try";
+                return Err(Failure::new(Reason::Space, says));
+            }
+        }
+        self.tell_now_and_then(Stage::Fetching, sink.at());
+        Ok(())
+    }
+
+    fn tell_now_and_then(&mut self, stage: Stage, at: u64) {
+        if stage != self.progress.stage || self.last.elapsed() >= TELL {
+            self.tell(stage, at);
+        }
+    }
+
+    /// Tells how far it is, with `at` bytes of the file in hand.
+    fn tell(&mut self, stage: Stage, at: u64) {
+        self.last = Instant::now();
+        self.progress.stage = stage;
+        self.progress.bytes_done = self.before + at;
+        self.progress.bytes_per_second = self.rate.per_second(self.last);
+        let progress = self.progress;
+        self.fetch.told.send_modify(|told| told.progress = progress);
+    }
+}
+
+/// The first byte of a part, and the size of the whole if it is said.
+fn content_range(headers: &HeaderMap) -> Option<(u64, Option<u64>)> {
+    let text = headers.get(header::CONTENT_RANGE)?.to_str().ok()?.strip_prefix("bytes ")?;
+    let (range, total) = text.split_once('/')?;
+    let (first, _) = range.split_once('-')?;
+    let total = if total == "*" { None } else { Some(total.parse().ok()?) };
+    Some((first.parse().ok()?, total))
+}
+
+/// A tag that names bytes, not only a meaning.
+fn strong(headers: &HeaderMap) -> Option<String> {
+    let tag = headers.get(header::ETAG)?.to_str().ok()?;
+    (tag.starts_with('"') && tag.len() <= 256).then(|| tag.to_owned())
+}
