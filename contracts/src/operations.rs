@@ -19,6 +19,7 @@ mod audit;
 mod authority;
 mod keys;
 mod nodes;
+mod placement;
 mod requests;
 mod results;
 mod settings;
@@ -28,6 +29,7 @@ pub use audit::*;
 pub use authority::*;
 pub use keys::*;
 pub use nodes::*;
+pub use placement::*;
 pub use requests::*;
 pub use results::*;
 pub use settings::*;
@@ -274,6 +276,8 @@ operations! {
     NodeShow = "node.show", Read, Nodes, NoArgs => NodeListResult;
     /// Takes a drain back.
     NodeUndrain = "node.undrain", Operate, Nodes, NoArgs => NodesResult;
+    /// Says where a deployment's replicas can run, and of each node why not.
+    PlacementExplain = "placement.explain", Read, AnyNodes, PlacementExplainArgs => PlacementExplainResult;
     /// Shows the queue of each model.
     QueueShow = "queue.show", Read, Nothing, QueueShowArgs => QueueShowResult;
     /// Lists requests that run, and the last ones that ended.

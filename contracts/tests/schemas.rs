@@ -36,7 +36,7 @@ fn codecs() -> BTreeMap<&'static str, (Again, Again)> {
         AuditExport AuditQuery AuditTail AuditVerify ApiKeyCreate ApiKeyList ApiKeyRevoke ApiKeyUpdate ApiKeyUsage
         CaRotate CaShow CommandCancel CommandShow EdgeBackup EnrollmentCreate EnrollmentList EnrollmentRevoke CredentialApprove CredentialRevoke
         CredentialRotate NodeDecommission NodeDisable NodeDrain NodeEligible NodeEnable NodeLabel NodeList
-        NodeReadinessCheck NodeRename NodeShow NodeUndrain QueueShow RequestList RequestRelease RequestShow SettingsDiff SettingsGet SettingsHistory
+        NodeReadinessCheck NodeRename NodeShow NodeUndrain PlacementExplain QueueShow RequestList RequestRelease RequestShow SettingsDiff SettingsGet SettingsHistory
         SettingsRollback SettingsSet
     };
     all.into_iter().map(|(name, args, result)| (name, (args, result))).collect()

@@ -3,6 +3,7 @@
 //! Invariant: reasons stand in the order in which they are counted, each node at its first one; every number that a sentence
 //! holds is also a field.
 
+use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -97,30 +98,44 @@ impl PlacementReason {
     }
 }
 
-/// Where one more replica of a deployment would go, or why it cannot.
+/// Where the replicas that a deployment still wants would go, or why they cannot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct PlacementObject {
     /// Whose.
     pub deployment: String,
-    /// Whether one more replica fits now.
+    /// Whether all of them fit now; of a deployment that has all it wants: whether one more would.
     pub fits: bool,
-    /// Where it would go; empty if it fits nowhere.
-    pub plan: Vec<PlacementShardObject>,
+    /// Replicas that its document wants.
+    pub replicas_wanted: u32,
+    /// Those that have a place.
+    pub replicas_placed: u32,
+    /// Since when it has fewer than it wants; absent if it has not, or is not applied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub waiting_since: Option<Timestamp>,
+    /// Where they would go, as many as fit; all that follows is of the next one.
+    pub plan: Vec<PlacementReplicaObject>,
     /// What is asked for.
     pub needs: PlacementNeedsObject,
     /// How many nodes were looked at.
     pub nodes_total: u32,
-    /// On how many of them it fits.
+    /// How many of them fit.
     pub nodes_left: u32,
     /// How many nodes left at each question, in the order in which they are asked.
     pub funnel: Vec<PlacementStepObject>,
-    /// Nodes with all that is against them and for them: those that fit first, then the nearest. `nodes_left_off` more are
-    /// not told of.
+    /// Nodes with all that is for and against them: those that fit first, then the nearest.
     pub nodes: Vec<PlacementNodeObject>,
     /// Nodes of which only the funnel tells.
     pub nodes_left_off: u32,
     /// What would make it fit, each by itself, the least first; empty if it fits or nothing is known that would.
     pub remedies: Vec<PlacementRemedyObject>,
+}
+
+/// One replica's place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct PlacementReplicaObject {
+    /// One a node.
+    pub shards: Vec<PlacementShardObject>,
 }
 
 /// One node's part of a plan.
@@ -223,12 +238,18 @@ pub struct PlacementAgainstObject {
     pub reason: PlacementReason,
     /// With its numbers, for people.
     pub message: String,
-    /// What is asked for, where that is a number (GPUs, bytes, nodes) or a version.
+    /// What is asked for, where that is a number: GPUs, bytes, nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub wanted: Option<String>,
-    /// What was found.
+    pub wanted: Option<u64>,
+    /// What there is of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub found: Option<String>,
+    pub found: Option<u64>,
+    /// What is asked for, where that is a version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wanted_version: Option<String>,
+    /// What is there; absent if that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub found_version: Option<String>,
 }
 
 /// One GPU.

@@ -15,6 +15,7 @@ pub(crate) mod remedy;
 pub(crate) mod request;
 #[cfg(test)]
 mod tests;
+pub(crate) mod told;
 
 use umbel_wire::NodeId;
 

@@ -14,6 +14,7 @@ mod drain;
 mod keys;
 mod lifecycle;
 mod nodes;
+mod placement;
 mod reading;
 mod requests;
 mod secrets;
@@ -221,6 +222,7 @@ pub(crate) async fn read(commands: &Arc<Commands>, request: &Request) -> Result<
             "apikey" => keys::read(commands, request).await,
             "audit" => audit::read(commands, request).await,
             "ca" => ca::read(commands, request).await,
+            "placement" => placement::read(commands, request).await,
             "queue" | "request" => requests::read(commands, request),
             "settings" => settings::read(commands, request).await,
             _ => Err(unknown(other)),

@@ -12,7 +12,7 @@ use umbel_wire::NodeId;
 
 mod registry;
 
-pub(crate) use registry::candidates;
+pub(crate) use registry::{Given, candidates};
 
 /// One node.
 #[derive(Clone, Debug, PartialEq, Eq)]

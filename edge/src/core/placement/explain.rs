@@ -149,6 +149,22 @@ pub(crate) fn funnel(request: &Request, candidates: &[Candidate]) -> BTreeMap<Pl
     counts
 }
 
+/// A funnel in one sentence: `0 of 5 nodes fit: not online 1, draining 1, GPUs held by engines 3`.
+pub(crate) fn sentence(funnel: &BTreeMap<PlacementReason, u32>, total: usize) -> String {
+    if total == 0 {
+        return "the site has no node".to_owned();
+    }
+    let out: u32 = funnel.values().sum();
+    let left = total.saturating_sub(usize::try_from(out).unwrap_or(usize::MAX));
+    let parts: Vec<String> =
+        funnel.iter().map(|(reason, count)| format!("{} {count}", reason.words())).collect();
+    let nodes = if total == 1 { "node fits" } else { "nodes fit" };
+    match parts.len() {
+        0 => format!("{left} of {total} {nodes}"),
+        _ => format!("{left} of {total} {nodes}: {}", parts.join(", ")),
+    }
+}
+
 /// Where single nodes would do and no fabric has enough of them, that is against each of them.
 fn fabric_too_small(request: &Request, looked: &mut [Looked<'_>]) {
     if request.shards() == 1 {

@@ -1,0 +1,181 @@
+//! An explanation as the object that operators get.
+//!
+//! Owns that conversion. Invariant: a number in a sentence is a field too.
+
+use std::collections::HashMap;
+
+use umbel_contracts::objects::{
+    PlacementAgainstObject, PlacementChangeObject, PlacementGpuObject, PlacementNeedsObject,
+    PlacementNodeObject, PlacementObject, PlacementRemedyObject, PlacementReplicaObject,
+    PlacementShardObject, PlacementStepObject,
+};
+use umbel_wire::NodeId;
+
+use super::Plan;
+use super::candidate::Candidate;
+use super::explain::{Explanation, Favour, View};
+use super::obstacle::{Obstacle, Shortage};
+use super::remedy::Remedy;
+use super::request::Request;
+
+/// Names of nodes at one step of the funnel.
+const NAMED: usize = 32;
+
+fn number(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+/// Names of nodes, whose ids the rest has.
+type Names<'a> = HashMap<NodeId, &'a str>;
+
+/// The object of an explanation, of as many replicas as `plans` has places for.
+pub(crate) fn object(why: &Explanation, plans: &[Plan], candidates: &[Candidate]) -> PlacementObject {
+    let names: Names<'_> = candidates.iter().map(|node| (node.id, node.name.as_str())).collect();
+    PlacementObject {
+        deployment: why.request.deployment.clone(),
+        fits: why.plan.is_some(),
+        replicas_wanted: 0,
+        replicas_placed: 0,
+        waiting_since: None,
+        plan: plans.iter().map(|plan| replica(plan, candidates)).collect(),
+        needs: needs(&why.request),
+        nodes_total: number(why.total),
+        nodes_left: number(why.left),
+        funnel: why
+            .funnel
+            .iter()
+            .map(|(reason, nodes)| PlacementStepObject {
+                reason: *reason,
+                count: number(nodes.len()),
+                nodes: nodes.iter().take(NAMED).cloned().collect(),
+            })
+            .collect(),
+        nodes: why.nodes.iter().map(|view| node(view, &why.request, &names)).collect(),
+        nodes_left_off: number(why.left_off),
+        remedies: why.remedies.iter().map(|one| remedy(one, &why.request, &names)).collect(),
+    }
+}
+
+fn replica(plan: &Plan, candidates: &[Candidate]) -> PlacementReplicaObject {
+    let shards = plan.shards.iter().map(|shard| {
+        let node = candidates.iter().find(|node| node.id == shard.node);
+        let gpus = node.map(|node| node.gpus.as_slice()).unwrap_or_default();
+        PlacementShardObject {
+            node_id: shard.node.to_string(),
+            node: node.map(|node| node.name.clone()).unwrap_or_default(),
+            gpu_indexes: gpus
+                .iter()
+                .filter(|gpu| shard.gpus.contains(&gpu.uuid))
+                .map(|gpu| gpu.index)
+                .collect(),
+            gpus: shard.gpus.clone(),
+            acquire: shard.acquire,
+        }
+    });
+    PlacementReplicaObject { shards: shards.collect() }
+}
+
+fn needs(request: &Request) -> PlacementNeedsObject {
+    let gpus = &request.gpus;
+    let artifact = request.artifact.as_ref();
+    PlacementNeedsObject {
+        nodes_per_replica: request.nodes.max(1),
+        fabric_label: (request.shards() > 1).then(|| request.fabric_label.clone()),
+        gpus: gpus.count,
+        gpu_memory_bytes: (gpus.memory_bytes > 0).then_some(gpus.memory_bytes),
+        gpu_names: gpus.names.clone(),
+        capability: gpus.capability.map(|version| version.to_string()),
+        driver: gpus.driver.map(|version| version.to_string()),
+        engine: request.engine.as_ref().map(|engine| engine.kind.clone()),
+        engine_version: request
+            .engine
+            .as_ref()
+            .and_then(|one| one.version)
+            .map(|version| version.to_string()),
+        artifact: artifact.map(|artifact| artifact.name.clone()),
+        artifact_bytes: artifact.map(|artifact| artifact.bytes),
+        reserve_bytes: artifact.map(|artifact| artifact.reserve_bytes),
+        selector: request.selector.as_ref().map(ToString::to_string),
+        strategy: request.strategy.as_str().to_owned(),
+    }
+}
+
+fn node(view: &View, request: &Request, names: &Names<'_>) -> PlacementNodeObject {
+    let fit = view.gpus.iter().filter(|one| one.against.is_none()).count();
+    let asked = Shortage {
+        wanted: request.gpus.count,
+        usable: number(fit),
+        memory_bytes: request.gpus.memory_bytes,
+        capability: request.gpus.capability,
+        at: None,
+        judged: Vec::new(),
+    };
+    let gpus = view.gpus.iter().map(|one| PlacementGpuObject {
+        uuid: one.gpu.uuid.clone(),
+        index: one.gpu.index,
+        name: one.gpu.name.to_string(),
+        memory_bytes: one.gpu.memory_bytes,
+        available_bytes: one.gpu.available_bytes(),
+        short_bytes: asked.short_bytes(&one.gpu),
+        held_by: one.gpu.holder.clone(),
+        reason: one.against.map(super::obstacle::GpuReason::reason),
+        message: one.against.map(|against| asked.why(&one.gpu, against)),
+    });
+    PlacementNodeObject {
+        node_id: view.id.to_string(),
+        node: view.name.clone(),
+        fits: view.obstacles.is_empty(),
+        reasons_for: view.favours.iter().map(Favour::sentence).collect(),
+        against: view.obstacles.iter().map(against).collect(),
+        replicas: view.replicas,
+        gpus_fit: number(fit),
+        gpus: gpus.collect(),
+        remedies: view.remedies.iter().map(|one| remedy(one, request, names)).collect(),
+    }
+}
+
+fn against(obstacle: &Obstacle) -> PlacementAgainstObject {
+    let (wanted, found) = match obstacle {
+        Obstacle::Gpus(shortage) => (Some(shortage.wanted.into()), Some(shortage.usable.into())),
+        Obstacle::Space { wanted, free } => (Some(*wanted), Some(*free)),
+        Obstacle::FabricTooSmall { wanted, fitting, .. } => {
+            (Some(u64::from(*wanted)), Some(u64::from(*fitting)))
+        }
+        Obstacle::SettingsRefused { version, .. } => (Some(*version), None),
+        _ => (None, None),
+    };
+    let (wanted_version, found_version) = match obstacle {
+        Obstacle::EngineTooOld { wanted, found, .. } => {
+            (Some(wanted.to_string()), Some(found.clone()).filter(|found| !found.is_empty()))
+        }
+        Obstacle::Driver { wanted, found } => {
+            (Some(wanted.to_string()), found.map(|found| found.to_string()))
+        }
+        _ => (None, None),
+    };
+    PlacementAgainstObject {
+        reason: obstacle.reason(),
+        message: obstacle.sentence(),
+        wanted,
+        found,
+        wanted_version,
+        found_version,
+    }
+}
+
+fn remedy(remedy: &Remedy, request: &Request, names: &Names<'_>) -> PlacementRemedyObject {
+    let name = |id: &NodeId| names.get(id).copied().unwrap_or_default();
+    PlacementRemedyObject {
+        nodes: remedy.nodes.iter().map(|id| name(id).to_owned()).collect(),
+        changes: remedy
+            .steps
+            .iter()
+            .map(|step| PlacementChangeObject {
+                change: step.change.word().to_owned(),
+                node: (!step.change.is_of_document()).then(|| name(&step.node).to_owned()),
+                message: step.change.sentence(name(&step.node)),
+                commands: step.change.commands(name(&step.node), &request.deployment),
+            })
+            .collect(),
+    }
+}

