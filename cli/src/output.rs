@@ -18,6 +18,8 @@ pub(crate) use yaml::yaml;
 use std::borrow::Cow;
 use std::io::Write as _;
 
+use umbel_contracts::names::moves_text;
+
 use crate::exit::Exit;
 
 /// How data is printed.
@@ -54,10 +56,10 @@ impl Format {
     }
 }
 
-/// `text` without control characters, so that a name cannot move the cursor or colour the screen.
+/// `text` without what could move the cursor, colour the screen or turn round what stands beside it.
 pub(crate) fn printable(text: &str) -> Cow<'_, str> {
-    if text.chars().any(char::is_control) {
-        Cow::Owned(text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect())
+    if text.chars().any(moves_text) {
+        Cow::Owned(text.chars().map(|c| if moves_text(c) { '\u{fffd}' } else { c }).collect())
     } else {
         Cow::Borrowed(text)
     }

@@ -18,7 +18,7 @@ use umbel_contracts::daemon::exposition::{TextFormat, declare, encode_to};
 use crate::core::usage::Usage;
 
 /// The model label of requests whose model nobody serves.
-pub(crate) const UNKNOWN_MODEL: &str = "_unknown";
+pub(crate) use umbel_contracts::names::UNKNOWN_MODEL;
 
 /// The routes that have metrics of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

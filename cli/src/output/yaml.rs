@@ -6,6 +6,7 @@ use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
+use umbel_contracts::names::moves_text;
 
 /// Words that YAML readers take for something else than a text, in any case.
 const RESERVED: [&str; 9] = ["null", "true", "false", "yes", "no", "on", "off", "y", "n"];
@@ -139,7 +140,7 @@ fn text(text: String) -> String {
             '\n' => out.push_str("\\n"),
             '\t' => out.push_str("\\t"),
             // Line breaks to YAML, or nothing that may stand in it as it is.
-            c if c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{feff}') => {
+            c if moves_text(c) || c == '\u{feff}' => {
                 out.push_str(&format!("\\u{:04x}", u32::from(c)));
             }
             c => out.push(c),

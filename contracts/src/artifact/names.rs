@@ -3,6 +3,8 @@
 //! Owns what is legal; a name that is not is refused, never mended. Invariant: a legal name stays below the folder it is
 //! put into, and looks to a person as what it is.
 
+use crate::names::is_unseen;
+
 /// Bytes of a file's whole name, as the boundary bears it, and of one part of it, as file systems do.
 const PATH_MAX: usize = 512;
 const PART_MAX: usize = 255;
@@ -92,16 +94,13 @@ fn is_word(part: &str) -> bool {
 
 /// What moves out of a folder, names a drive or a stream, hides, or looks like a slash.
 fn is_odd(c: char) -> bool {
-    c.is_control()
+    is_unseen(c)
         || matches!(
             c,
             '\\' | ':'
                 // Fraction, division and big slashes, their reverses, and the wide forms of both.
                 | '\u{2044}' | '\u{2215}' | '\u{2216}' | '\u{27CB}' | '\u{27CD}' | '\u{29F5}'..='\u{29F9}'
                 | '\u{FE68}' | '\u{FF0F}' | '\u{FF3C}'
-                // What has no width, breaks lines, or turns the direction of what follows.
-                | '\u{00AD}' | '\u{061C}' | '\u{180E}' | '\u{200B}'..='\u{200F}' | '\u{2028}'..='\u{202E}'
-                | '\u{2060}'..='\u{206F}' | '\u{FEFF}' | '\u{FFF9}'..='\u{FFFD}' | '\u{E0000}'..='\u{E007F}'
         )
 }
 

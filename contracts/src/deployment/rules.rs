@@ -10,13 +10,13 @@ use super::{
     NAME_BYTES_MAX, NODES_PER_REPLICA_MAX, REPLICAS_MAX,
 };
 use crate::artifact;
+use crate::names;
 use crate::selector::Selector;
 use crate::settings::{CAPACITY_MAX, Fault};
 
 /// Faults that are told at once.
 const FAULTS_MAX: usize = 32;
-/// Bytes of a model's name.
-const MODEL_MAX: usize = 200;
+/// Other names of a model.
 const ALIASES_MAX: usize = 16;
 /// Names that mean another revision tomorrow.
 const MOVING: [&str; 6] = ["main", "master", "latest", "head", "trunk", "dev"];
@@ -99,17 +99,15 @@ fn label(name: &str, most: usize) -> bool {
 fn names(spec: &DeploymentSpec, judge: &mut Judge) {
     let legal = "1 to 40 of a-z, 0-9 and '-', neither first nor last a '-'";
     judge.unless(label(&spec.name, NAME_BYTES_MAX), "name", quoted(&spec.name), legal);
-    let model = |name: &str| {
-        (1..=MODEL_MAX).contains(&name.len()) && !name.chars().any(|c| c.is_control() || c == ' ')
-    };
-    let legal = "a model's name has 1 to 200 bytes, without spaces";
-    judge.unless(model(spec.model()), "model", quoted(spec.model()), legal);
+    let legal = format!("a model's name {}", names::MODEL_IS);
+    judge.unless(names::is_model(spec.model()), "model", quoted(spec.model()), &legal);
     let count = spec.aliases.len();
     judge.unless(count <= ALIASES_MAX, "aliases", format!("a list of {count}"), "at most 16 are allowed");
     let mut seen = BTreeSet::from([spec.model()]);
     for (index, alias) in spec.aliases.iter().enumerate() {
         let at = format!("aliases[{index}]");
-        judge.unless(model(alias), &at, quoted(alias), "an alias has 1 to 200 bytes, without spaces");
+        let legal = format!("an alias {}", names::MODEL_IS);
+        judge.unless(names::is_model(alias), &at, quoted(alias), &legal);
         let legal = "an alias is there once, and is not the model's own name";
         judge.unless(seen.insert(alias), &at, quoted(alias), legal);
     }
@@ -168,7 +166,7 @@ fn gpus(gpus: &GpuSpec, judge: &mut Judge) {
         "at most 16 are allowed",
     );
     for (index, name) in gpus.names.iter().enumerate() {
-        let legal = (1..=128).contains(&name.len()) && !name.chars().any(char::is_control);
+        let legal = (1..=128).contains(&name.len()) && names::is_plain(name);
         judge.unless(
             legal,
             &format!("gpus.names[{index}]"),

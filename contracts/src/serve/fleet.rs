@@ -11,6 +11,7 @@ use umbel_wire::BoxFuture;
 use umbel_wire::error::{Code, Error};
 
 use super::{Bearer, Caller, Feed, Told};
+use crate::names::moves_text;
 use crate::objects::{
     AuditObject, CommandEventObject, CommandObject, CommandRequestBody, EdgeEnrollmentObject,
     EdgeEnrollmentRequest, EdgeObject, FleetNodes, FleetStatus, OperatorObject, OperatorRequest, Page,
@@ -314,7 +315,7 @@ fn pick_node(found: FleetNodes, name_or_id: &str, edge_id: Option<&str>) -> Resu
 
 /// What a caller wrote, short enough to be repeated to him.
 pub(super) fn clip(text: &str) -> String {
-    let mut clipped: String = text.chars().filter(|letter| !letter.is_control()).take(80).collect();
+    let mut clipped: String = text.chars().filter(|letter| !moves_text(*letter)).take(80).collect();
     if clipped.len() < text.len() {
         clipped.push('…');
     }

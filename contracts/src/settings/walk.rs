@@ -8,13 +8,13 @@ use serde_json::{Map, Value};
 use super::table::{AGENT, DOCUMENT, EDGE, Key, Kind};
 use super::{ENGINES_MAX, Fault, Path};
 use crate::config::{ByteSize, HumanDuration, closest};
+use crate::names;
 
 /// Labels of one node, their bytes, and bytes of a value: as in a node's file.
 const LABELS_MAX: usize = 64;
 const LABELS_BYTES_MAX: usize = 8 * 1024;
 const LABEL_VALUE_MAX: usize = 256;
-/// Bytes of a model's name, and how many others it may have.
-const MODEL_MAX: usize = 200;
+/// How many other names a model may have.
 const ALIASES_MAX: usize = 16;
 /// Nodes with settings of their own.
 const NODES_MAX: usize = 10_000;
@@ -134,8 +134,8 @@ fn scalar(value: &Value, kind: Kind) -> Result<(), String> {
         Kind::Filter => {
             Err("must be error, warn, info, debug or trace, or as info,umbel_edge=debug".to_owned())
         }
-        Kind::Model if is_model(text(value)?) => Ok(()),
-        Kind::Model => Err(format!("a model's name has 1 to {MODEL_MAX} bytes, without spaces")),
+        Kind::Model if names::is_model(text(value)?) => Ok(()),
+        Kind::Model => Err(format!("a model's name {}", names::MODEL_IS)),
         Kind::Below if is_below(text(value)?) => Ok(()),
         Kind::Below => {
             Err("must be ROOT/PATH, ROOT being one of [artifacts.roots] in the node's file, without `..`"
@@ -145,10 +145,6 @@ fn scalar(value: &Value, kind: Kind) -> Result<(), String> {
             Ok(())
         }
     }
-}
-
-fn is_model(name: &str) -> bool {
-    !name.is_empty() && name.len() <= MODEL_MAX && !name.chars().any(|c| c.is_control() || c == ' ')
 }
 
 /// Of the filters that `tracing` knows, those by target and level.
@@ -184,8 +180,8 @@ fn labels(value: &Value, at: &mut Path) -> Result<(), Fault> {
             return Err(fault(at, "a label's name has 1 to 63 letters, digits, '-', '_', '.' and '/'"));
         }
         let said = text(value).map_err(|message| fault(at, message))?;
-        if said.len() > LABEL_VALUE_MAX || said.chars().any(char::is_control) {
-            let message = format!("is longer than {LABEL_VALUE_MAX} bytes or has control characters");
+        if said.len() > LABEL_VALUE_MAX || !names::is_plain(said) {
+            let message = format!("is longer than {LABEL_VALUE_MAX} bytes or has characters that cannot be seen");
             return Err(fault(at, message));
         }
         at.0.pop();
@@ -200,9 +196,9 @@ fn models(value: &Value, at: &Path) -> Result<(), Fault> {
     }
     let mut seen = std::collections::BTreeSet::new();
     for name in names {
-        let name = name.as_str().filter(|name| is_model(name));
+        let name = name.as_str().filter(|name| names::is_model(name));
         let Some(name) = name else {
-            return Err(fault(at, format!("an alias has 1 to {MODEL_MAX} bytes, without spaces")));
+            return Err(fault(at, format!("an alias {}", names::MODEL_IS)));
         };
         if !seen.insert(name) {
             return Err(fault(at, format!("\"{name}\" is there twice")));

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use prost::Message;
+use umbel_contracts::names::moves_text;
 use umbel_contracts::objects::EdgeConnection;
 use umbel_contracts::operations::Class;
 use umbel_contracts::proto::control::{EdgeHelloRequest, EdgeSummary};
@@ -272,7 +273,7 @@ fn operations(hello: &EdgeHelloRequest) -> Vec<(String, Class)> {
 
 /// A text of an edge, short and without control characters: it goes to operators' terminals.
 pub(crate) fn clip(text: &str) -> String {
-    text.chars().filter(|letter| !letter.is_control()).take(TEXT_MAX).collect()
+    text.chars().filter(|letter| !moves_text(*letter)).take(TEXT_MAX).collect()
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use std::time::Duration;
 use prost::Message;
 use umbel_contracts::CONTROL_PROTOCOL;
 use umbel_contracts::bounds::decode;
+use umbel_contracts::names::moves_text;
 use umbel_contracts::objects::{CommandEventObject, EventObject};
 use umbel_contracts::proto::control::{
     EdgeCommandEvent, EdgeHeartbeat, EdgeHeartbeatAck, EdgeHelloRequest, EdgeHelloResponse, EdgeNodeEvent,
@@ -269,7 +270,7 @@ impl EdgeHandler {
 
 /// A sentence of an edge, for the ring of events.
 fn clip_long(text: &str) -> String {
-    text.chars().filter(|letter| !letter.is_control()).take(256).collect()
+    text.chars().filter(|letter| !moves_text(*letter)).take(256).collect()
 }
 
 impl Handler for EdgeHandler {

@@ -14,14 +14,14 @@ use serde_json::{Map, Value};
 use umbel_contracts::{
     config::{ConfigError, ConfigFile, HumanDuration},
     deployment::{EngineKind, Profile},
+    names,
 };
 
 use super::{EngineConfig, EngineSource, ProcessSource, Programs};
 
 /// Requests at once: streams of one connection.
 const CAPACITY_MAX: u32 = 1024;
-/// Bytes of a model's name.
-const MODEL_MAX: usize = 200;
+/// Other names of a model.
 const ALIASES_MAX: usize = 16;
 
 /// GPUs of one host.
@@ -173,22 +173,17 @@ impl Checker<'_> {
     }
 
     fn names(&self, engine: &Engine) -> Result<(), ConfigError> {
-        let legal = |name: &str| {
-            !name.is_empty() && name.len() <= MODEL_MAX && !name.chars().any(|c| c.is_control() || c == ' ')
-        };
-        if !legal(&engine.model) {
-            return Err(
-                self.error("model", format!("a model's name has 1 to {MODEL_MAX} bytes, without spaces"))
-            );
+        if !names::is_model(&engine.model) {
+            return Err(self.error("model", format!("a model's name {}", names::MODEL_IS)));
         }
         if engine.aliases.len() > ALIASES_MAX {
             return Err(self.error("aliases", format!("there are more than {ALIASES_MAX}")));
         }
         let mut seen = BTreeSet::from([engine.model.as_str()]);
         for alias in &engine.aliases {
-            if !legal(alias) {
+            if !names::is_model(alias) {
                 return Err(
-                    self.error("aliases", format!("an alias has 1 to {MODEL_MAX} bytes, without spaces"))
+                    self.error("aliases", format!("an alias {}", names::MODEL_IS))
                 );
             }
             if !seen.insert(alias) {

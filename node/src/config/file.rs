@@ -13,6 +13,7 @@ use std::{
 use serde::Deserialize;
 use umbel_contracts::{
     config::{ConfigError, ConfigFile, HumanDuration, LogFormat},
+    names::is_plain,
     settings::{AgentSettings, ENGINES_MAX, NAMES_BYTES_MAX},
 };
 
@@ -133,8 +134,8 @@ pub(super) fn overlaid(
     check_labels(source, "node.labels", &file.node.labels)?;
     check_labels(source, "node.fabric_labels", &file.node.fabric_labels)?;
     let artifacts = artifacts::check(source, file.artifacts, file.source, &path)?;
-    if file.node.name.len() > 63 || file.node.name.chars().any(char::is_control) {
-        return Err(source.error("node.name", "is longer than 63 characters or has control characters"));
+    if file.node.name.len() > 63 || !is_plain(&file.node.name) {
+        return Err(source.error("node.name", "is longer than 63 characters or has characters that cannot be seen"));
     }
     let socket = file.listen.socket.as_deref().map_or_else(|| state_dir.join("node.sock"), path);
     if socket.as_os_str().len() > SOCKET_PATH_MAX {
@@ -237,9 +238,9 @@ fn check_labels(
                 source.error(&key, "a label's name has 1 to 63 letters, digits, '-', '_', '.' and '/'")
             );
         }
-        if value.len() > LABEL_VALUE_MAX || value.chars().any(char::is_control) {
+        if value.len() > LABEL_VALUE_MAX || !is_plain(value) {
             return Err(source
-                .error(&key, format!("is longer than {LABEL_VALUE_MAX} bytes or has control characters")));
+                .error(&key, format!("is longer than {LABEL_VALUE_MAX} bytes or has characters that cannot be seen")));
         }
     }
     Ok(())

@@ -147,7 +147,7 @@ fn is_name(name: &str) -> bool {
 fn is_file(path: &str) -> bool {
     path.len() <= FILE_MAX
         && !path.contains(['\\', ':'])
-        && !path.chars().any(char::is_control)
+        && crate::names::is_plain(path)
         && path.is_ascii()
         && path.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
 }

@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+use umbel_contracts::names::is_model;
 use umbel_wire::NodeId;
 
 use super::node::Declared;
@@ -26,6 +27,8 @@ pub(super) enum Verdict {
     Mismatch { with: NodeId },
     /// A name of it means another model.
     NameTaken { name: String, model: String, with: Option<NodeId> },
+    /// No model may be called so. Nodes refuse such names themselves; an older one does not.
+    NotAName { name: String },
     /// The site knows too many names.
     TooMany,
 }
@@ -192,6 +195,9 @@ impl Catalog {
     fn fits(&self, engine: &Declared) -> Result<BTreeSet<String>, Verdict> {
         let names = names(engine);
         for name in &names {
+            if !is_model(name) {
+                return Err(Verdict::NotAName { name: name.escape_default().to_string() });
+            }
             if let Some(model) = self.owners.get(name) {
                 let with = self.standing.get(model).map(|one| one.first);
                 return Err(Verdict::NameTaken { name: name.clone(), model: model.clone(), with });

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
+use umbel_contracts::names::MODEL_IS;
 use umbel_contracts::proto::node::NodeInventory;
 use umbel_wire::NodeId;
 
@@ -13,7 +14,7 @@ use super::kept::Kept;
 use super::node::Declared;
 use super::problems::{
     CARRIED_SHOWN, CLOCK_AHEAD, CLOCK_BEHIND, DUPLICATE_IDENTITY, DUPLICATE_SHOWN, LEASES_CARRIED,
-    MODEL_MISMATCH, NAME_TAKEN, Problem, REFUSALS, SAME_HARDWARE, TOO_MANY_MODELS,
+    MODEL_MISMATCH, MODEL_NAME, NAME_TAKEN, Problem, REFUSALS, SAME_HARDWARE, TOO_MANY_MODELS,
 };
 use super::{Registry, clock};
 
@@ -120,6 +121,12 @@ impl<H: Clone> Registry<H> {
                      another name"
                 );
                 Some((NAME_TAKEN, message))
+            }
+            Verdict::NotAName { name } => {
+                let message = format!(
+                    "{engine} is to be called {name}: a model's name {MODEL_IS}; give it another one and update the agent"
+                );
+                Some((MODEL_NAME, message))
             }
             Verdict::TooMany => {
                 let message = format!(

@@ -12,8 +12,10 @@ pub(crate) const MODEL_MISMATCH: &str = "MODEL_MISMATCH";
 pub(crate) const NAME_TAKEN: &str = "NAME_TAKEN";
 /// The site knows as many names of models as it can.
 pub(crate) const TOO_MANY_MODELS: &str = "TOO_MANY_MODELS";
+/// A provider's model or alias is called by what cannot be seen, or by a word that means something else.
+pub(crate) const MODEL_NAME: &str = "MODEL_NAME";
 /// Problems of a provider, by its id, for which it is given no work whatever its engine's state.
-pub(crate) const REFUSALS: [&str; 3] = [MODEL_MISMATCH, NAME_TAKEN, TOO_MANY_MODELS];
+pub(crate) const REFUSALS: [&str; 4] = [MODEL_MISMATCH, NAME_TAKEN, TOO_MANY_MODELS, MODEL_NAME];
 /// The same GPU stands in two nodes' inventories.
 pub(crate) const SAME_HARDWARE: &str = "SAME_HARDWARE";
 /// The node's clock went back.

@@ -36,6 +36,10 @@ pub(in crate::http) fn read(content_type: &[u8], body: &[u8]) -> Result<Asked, B
         if rest.starts_with(b"--") {
             break;
         }
+        // Anything else behind it is no boundary to a strict reader.
+        if !line_ends(rest) {
+            return Err(BadRequest::NotAForm("a line begins like its boundary and is none"));
+        }
         parts += 1;
         if parts > PARTS_MAX {
             return Err(BadRequest::NotAForm("it has more than 64 parts"));
@@ -46,7 +50,7 @@ pub(in crate::http) fn read(content_type: &[u8], body: &[u8]) -> Result<Asked, B
         let head_length = memmem::find(head, b"\r\n\r\n")
             .ok_or(BadRequest::NotAForm("a part has no headers, or more than 4 KiB of them"))?;
         let value = at + head_length + 4..at + length;
-        match name(part.get(..head_length).unwrap_or_default()) {
+        match name(part.get(..head_length).unwrap_or_default())? {
             Some(b"model") if model_at.is_some() => {
                 return Err(BadRequest::NotAForm("`model` stands in it twice"));
             }
@@ -88,20 +92,57 @@ fn boundary(content_type: &[u8]) -> Option<&[u8]> {
     if !content_type.get(..kind.len())?.eq_ignore_ascii_case(kind) {
         return None;
     }
-    parameter(content_type.get(kind.len()..)?, b"boundary")
+    only(content_type.get(kind.len()..)?, b"boundary")
+        .ok()
+        .flatten()
         .filter(|it| (1..=BOUNDARY_MAX).contains(&it.len()))
 }
 
-/// The name of a part, from its headers.
-fn name(head: &[u8]) -> Option<&[u8]> {
-    let wanted = b"content-disposition:";
-    head.split(|byte| *byte == b'\n')
-        .find(|line| line.get(..wanted.len()).is_some_and(|start| start.eq_ignore_ascii_case(wanted)))
-        .and_then(|line| parameter(line, b"name"))
+/// Nothing but blanks stand before the line's end.
+fn line_ends(rest: &[u8]) -> bool {
+    let blanks = rest.iter().take_while(|byte| matches!(byte, b' ' | b'\t')).count();
+    rest.get(blanks..).is_some_and(|rest| rest.starts_with(b"\r\n"))
 }
 
-/// `; name=value` or `; name="value"`.
-fn parameter<'a>(of: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+/// The name of a part, from its headers. An engine may take the first of two or the last, or read on in a folded line:
+/// where it might see another name than this edge did, the form is refused.
+fn name(head: &[u8]) -> Result<Option<&[u8]>, BadRequest> {
+    let wanted = b"content-disposition:";
+    let mut found = None;
+    let mut lines = head.split(|byte| *byte == b'\n').peekable();
+    while let Some(line) = lines.next() {
+        let line = match line.strip_suffix(b"\r") {
+            Some(line) => line,
+            None if lines.peek().is_none() => line,
+            None => return Err(BadRequest::NotAForm("a part's headers do not end with CR LF")),
+        };
+        if line.contains(&b'\r') || line.first().is_some_and(|byte| matches!(byte, b' ' | b'\t')) {
+            return Err(BadRequest::NotAForm("a part's header is folded"));
+        }
+        if line.get(..wanted.len()).is_some_and(|start| start.eq_ignore_ascii_case(wanted))
+            && found.replace(line).is_some()
+        {
+            return Err(BadRequest::NotAForm("a part has Content-Disposition twice"));
+        }
+    }
+    let Some(line) = found else { return Ok(None) };
+    if parameter(line, b"name*").is_some() {
+        return Err(BadRequest::NotAForm("a part's name is encoded"));
+    }
+    only(line, b"name").map_err(|Twice| BadRequest::NotAForm("a part has two names"))
+}
+
+/// A parameter stands there twice.
+struct Twice;
+
+/// A parameter that stands there at most once.
+fn only<'a>(of: &'a [u8], name: &[u8]) -> Result<Option<&'a [u8]>, Twice> {
+    let Some((value, behind)) = parameter(of, name) else { return Ok(None) };
+    if parameter(behind, name).is_some() { Err(Twice) } else { Ok(Some(value)) }
+}
+
+/// `; name=value` or `; name="value"`: the value, and what stands behind it.
+fn parameter<'a>(of: &'a [u8], name: &[u8]) -> Option<(&'a [u8], &'a [u8])> {
     let mut rest = of;
     loop {
         let at = rest.iter().position(|byte| *byte == b';')?;
@@ -123,10 +164,10 @@ fn parameter<'a>(of: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
         };
         let value = value.trim_ascii_start();
         return match value.strip_prefix(b"\"") {
-            Some(quoted) => quoted.get(..closing(quoted)?),
+            Some(quoted) => quoted.split_at_checked(closing(quoted)?),
             None => {
                 let end = value.iter().position(|byte| matches!(byte, b';' | b' ' | b'\t' | b'\r'));
-                value.get(..end.unwrap_or(value.len()))
+                value.split_at_checked(end.unwrap_or(value.len()))
             }
         };
     }

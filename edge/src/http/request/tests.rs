@@ -169,6 +169,23 @@ fn bad_forms_are_told_apart() {
         assert!(matches!(form::read(kind.as_bytes(), bad), Err(BadRequest::NotAForm(_))), "{bad:?}");
     }
     assert_eq!(form::read(kind.as_bytes(), &headless).unwrap_err(), BadRequest::NoModel);
+    // An engine may read another name there than this edge does.
+    for head in [
+        "Content-Disposition: form-data; name=\"file\"\r\nContent-Disposition: form-data; name=\"model\"",
+        "Content-Disposition: form-data; name=\"file\"; name=\"model\"",
+        "Content-Disposition: form-data; filename=\"x\"; name=file; NAME = model",
+        "Content-Disposition: form-data; name=\"file\"; name*=utf-8''model",
+        "Content-Disposition: form-data;\r\n name=\"model\"",
+        "X: y\nContent-Disposition: form-data; name=\"model\"",
+        "X: y\rContent-Disposition: form-data; name=\"model\"",
+    ] {
+        let (_, body) = form_of(&[model, (head, "other")]);
+        assert!(matches!(form::read(kind.as_bytes(), &body), Err(BadRequest::NotAForm(_))), "{head:?}");
+    }
+    let (_, body) = form_of(&[("Content-Disposition: form-data; name=\"file\"", "x\r\n--b0undaryX\r\ny"), model]);
+    assert!(matches!(form::read(kind.as_bytes(), &body), Err(BadRequest::NotAForm(_))));
+    let (_, body) = form_of(&[model]);
+    assert!(form::read(b"multipart/form-data; boundary=x; boundary=b0undary", &body).is_err());
     let (_, other) = form_of(&[("Content-Disposition: form-data; name=\"file\"", "m")]);
     assert_eq!(form::read(kind.as_bytes(), &other).unwrap_err(), BadRequest::NoModel);
     let (_, bad) = form_of(&[model, ("Content-Disposition: form-data; name=\"stream\"", "maybe")]);

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use serde_json::Value;
+use umbel_contracts::names::is_plain;
 use umbel_contracts::operations::{NodeOutcome, NodeUndrain, NodesResult};
 use umbel_store::{Commit, CommitError};
 use umbel_wire::{Code, Error, NodeId};
@@ -162,7 +163,7 @@ fn check(changes: &Changes) -> Result<(), Error> {
 }
 
 pub(super) fn check_name(what: &str, name: &str) -> Result<(), Error> {
-    let sound = !name.trim().is_empty() && name.len() <= NAME && !name.chars().any(char::is_control);
+    let sound = !name.trim().is_empty() && name.len() <= NAME && is_plain(name);
     if sound {
         Ok(())
     } else {

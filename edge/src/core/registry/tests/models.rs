@@ -126,6 +126,23 @@ fn a_name_that_another_model_has_is_a_problem_until_it_is_free() {
     world.check();
 }
 
+#[test]
+fn a_name_that_no_model_may_have_is_a_problem() {
+    for name in ["_unknown", "a\u{202e}b"] {
+        let mut world = World::new();
+        world.declare(0, vec![called("e", name, &[], 0)], 10);
+        world.declare(1, vec![called("e", "m", &[name], 0)], 11);
+        let mut nodes: Vec<NodeId> = Vec::new();
+        for (node, code, _) in world.refused() {
+            assert_eq!(code, problems::MODEL_NAME);
+            nodes.push(node);
+        }
+        assert_eq!(nodes.len(), 2);
+        assert!(world.admission.model_names().is_empty());
+        world.check();
+    }
+}
+
 /// A node that people keep out is nobody's hope: it does not come back by itself.
 #[test]
 fn nobody_waits_for_a_node_that_may_not_come_in() {
