@@ -8,6 +8,7 @@ pub mod config;
 #[cfg(feature = "daemon")]
 pub mod daemon;
 pub mod deployment;
+pub mod headers;
 pub mod names;
 pub mod numbers;
 pub mod objects;

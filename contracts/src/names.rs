@@ -58,7 +58,9 @@ mod tests {
         for name in ["m", "org/Model-7B", "modèle", "模型", "_unknowns", "a\"b"] {
             assert!(is_model(name), "{name}");
         }
-        for name in ["", "a b", "a\u{a0}b", "_unknown", "a\u{202e}b", "a\u{2028}b", "a\nb", "a\u{200b}", "a\u{2067}b"] {
+        for name in
+            ["", "a b", "a\u{a0}b", "_unknown", "a\u{202e}b", "a\u{2028}b", "a\nb", "a\u{200b}", "a\u{2067}b"]
+        {
             assert!(!is_model(name), "{name:?}");
         }
         assert!(!is_model(&"x".repeat(MODEL_MAX + 1)));

@@ -170,10 +170,11 @@ fn models_are_allowed_by_alias_or_name() {
         ids.sort();
         ids
     };
-    assert_eq!(listed(&of_m), ["m-latest"]);
+    assert_eq!(listed(&of_m), ["m", "m-latest"]);
     assert_eq!(listed(&of_n), ["n", "n-latest"]);
     for (secret, model, status) in [
         (&of_m, "m-latest", 200),
+        (&of_m, "m", 200),
         (&of_m, "n", 404),
         (&of_n, "n", 200),
         (&of_n, "n-latest", 200),
@@ -184,6 +185,14 @@ fn models_are_allowed_by_alias_or_name() {
         if status == 404 {
             assert_eq!(refused(&got, 404)["code"], "model_not_found");
         }
+    }
+    // Lists and queues mean the same by any name, and so does who looks at them.
+    for name in ["m", "m-latest"] {
+        let listed = edge.ctl(&["request", "list", "--model", name, "-o", "json"]).ok().json();
+        let rows = listed.as_array().unwrap();
+        assert!(rows.len() == 2 && rows.iter().all(|row| row["model"] == "m"), "{name}: {listed}");
+        let queue = edge.ctl(&["queue", name, "-o", "json"]).ok().json();
+        assert_eq!(queue[0]["model"], "m", "{name}: {queue}");
     }
     let rows = edge.ctl(&["key", "usage", "by-name", "-o", "json"]).ok().json();
     let of = |model: &str, field: &str| {

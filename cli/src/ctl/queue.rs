@@ -3,6 +3,7 @@
 //!
 //! Owns the words for a queue's state and the next step. Invariant: a next step names a number that was read and a command.
 
+use serde_json::value::RawValue;
 use umbel_contracts::objects::{QueueFigures, QueueObject, SiteStatus};
 use umbel_contracts::operations::{QueueShowArgs, QueueShowResult};
 
@@ -56,6 +57,13 @@ pub(crate) async fn run(ctl: &Ctl, model: Option<&str>) -> Outcome {
             raws.push(super::with_site(&edge.edge_id, &raw)?);
             table.row(row(&edge.edge_id, &queue));
             shown.push((edge.edge_id.clone(), queue));
+        }
+    }
+    if let (Some(model), true) = (model, shown.is_empty()) {
+        for (site, queue, raw) in called(ctl, model, &silent).await? {
+            raws.push(super::with_site(&site, &raw)?);
+            table.row(row(&site, &queue));
+            shown.push((site, queue));
         }
     }
     if let (Some(model), true, true) = (model, shown.is_empty(), silent.is_empty()) {
@@ -158,6 +166,27 @@ fn next_step(queue: &QueueObject, more: &QueueFigures) -> String {
         );
     }
     format!("all {slots} slots are held; {last} until the last in it has one")
+}
+
+/// The queue of each site whose model has this alias: a site knows what its aliases mean.
+async fn called(
+    ctl: &Ctl,
+    alias: &str,
+    silent: &[String],
+) -> Outcome<Vec<(String, QueueObject, Box<RawValue>)>> {
+    let mut found = Vec::new();
+    for edge in ctl.sites().await?.into_iter().filter(|edge| !silent.contains(&edge.edge_id)) {
+        let args = QueueShowArgs { model: Some(alias.to_owned()), ..QueueShowArgs::default() };
+        let told = match ctl.client.ask(&edge.edge_id, &Call::new("queue.show").args(&args)?).await {
+            Ok(told) => told,
+            Err(failure) if failure.exit() == Exit::NotFound => continue,
+            Err(failure) => return Err(failure),
+        };
+        let raws = members(&told.result_raw()?, "queues");
+        let queues = told.result::<QueueShowResult>()?.queues;
+        found.extend(queues.into_iter().zip(raws).map(|(queue, raw)| (edge.edge_id.clone(), queue, raw)));
+    }
+    Ok(found)
 }
 
 /// One queue with its keys and providers.

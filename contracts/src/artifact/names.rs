@@ -99,8 +99,8 @@ fn is_odd(c: char) -> bool {
             c,
             '\\' | ':'
                 // Fraction, division and big slashes, their reverses, and the wide forms of both.
-                | '\u{2044}' | '\u{2215}' | '\u{2216}' | '\u{27CB}' | '\u{27CD}' | '\u{29F5}'..='\u{29F9}'
-                | '\u{FE68}' | '\u{FF0F}' | '\u{FF3C}'
+                | '\u{2044}' | '\u{2215}' | '\u{2216}' | '\u{27CB}' | '\u{27CD}' | '\u{29F5}'
+                ..='\u{29F9}' | '\u{FE68}' | '\u{FF0F}' | '\u{FF3C}'
         )
 }
 

@@ -181,7 +181,8 @@ fn labels(value: &Value, at: &mut Path) -> Result<(), Fault> {
         }
         let said = text(value).map_err(|message| fault(at, message))?;
         if said.len() > LABEL_VALUE_MAX || !names::is_plain(said) {
-            let message = format!("is longer than {LABEL_VALUE_MAX} bytes or has characters that cannot be seen");
+            let message =
+                format!("is longer than {LABEL_VALUE_MAX} bytes or has characters that cannot be seen");
             return Err(fault(at, message));
         }
         at.0.pop();

@@ -84,12 +84,12 @@ impl Key {
         class_of(self.row.priority)
     }
 
-    /// Whether it may use a model, given the name the caller used and the canonical one.
-    pub(crate) fn may_use(&self, asked: &str, canonical: &str) -> bool {
-        self.row
-            .models
-            .as_ref()
-            .is_none_or(|models| models.iter().any(|model| model == asked || model == canonical))
+    /// Whether it may use a model, given the name the caller used and the canonical one; `means` says whether another
+    /// name is one of this model's, too.
+    pub(crate) fn may_use(&self, asked: &str, canonical: &str, means: impl Fn(&str) -> bool) -> bool {
+        let Some(models) = &self.row.models else { return true };
+        models.iter().any(|model| model == asked || model == canonical)
+            || models.iter().any(|model| means(model))
     }
 }
 
@@ -124,10 +124,10 @@ impl Caller {
         }
     }
 
-    /// Whether it may use a model.
-    pub(crate) fn may_use(&self, asked: &str, canonical: &str) -> bool {
+    /// As [`Key::may_use`].
+    pub(crate) fn may_use(&self, asked: &str, canonical: &str, means: impl Fn(&str) -> bool) -> bool {
         match self {
-            Self::Key(key) => key.may_use(asked, canonical),
+            Self::Key(key) => key.may_use(asked, canonical, means),
             Self::Loopback(_) => true,
         }
     }
@@ -287,10 +287,14 @@ impl KeyTable {
     ///
     /// # Errors
     /// Why it is not let in.
-    pub(crate) fn check(&self, authorization: Option<&str>, on_loopback: bool) -> Result<Caller, KeyRefusal> {
+    pub(crate) fn check(
+        &self,
+        authorization: Option<&str>,
+        of_this_host: impl FnOnce() -> bool,
+    ) -> Result<Caller, KeyRefusal> {
         if self.is_empty() {
             // SDKs always send some key; while none is configured it means nothing.
-            return if on_loopback {
+            return if of_this_host() {
                 Ok(Caller::Loopback(Arc::clone(&self.loopback)))
             } else {
                 Err(KeyRefusal::OnlyLoopback)
@@ -337,9 +341,9 @@ mod tests {
     #[test]
     fn without_any_key_only_loopback_is_let_in() {
         let table = KeyTable::default();
-        assert!(matches!(table.check(None, true), Ok(Caller::Loopback(_))));
-        assert!(matches!(table.check(Some("Bearer sk-whatever"), true), Ok(Caller::Loopback(_))));
-        assert_eq!(table.check(None, false).unwrap_err(), KeyRefusal::OnlyLoopback);
+        assert!(matches!(table.check(None, || true), Ok(Caller::Loopback(_))));
+        assert!(matches!(table.check(Some("Bearer sk-whatever"), || true), Ok(Caller::Loopback(_))));
+        assert_eq!(table.check(None, || false).unwrap_err(), KeyRefusal::OnlyLoopback);
     }
 
     #[test]
@@ -347,17 +351,17 @@ mod tests {
         let (id, text, hash) = mint_bearer(BearerKind::ApiKey);
         let table = KeyTable::default().with(row(&id, &hash));
         let header = format!("bearer {}", text.expose());
-        assert!(matches!(table.check(Some(&header), false), Ok(Caller::Key(_))));
-        assert_eq!(table.check(None, true).unwrap_err(), KeyRefusal::Missing);
-        assert_eq!(table.check(Some("Bearer sk-x"), true).unwrap_err(), KeyRefusal::NotAKey);
+        assert!(matches!(table.check(Some(&header), || false), Ok(Caller::Key(_))));
+        assert_eq!(table.check(None, || true).unwrap_err(), KeyRefusal::Missing);
+        assert_eq!(table.check(Some("Bearer sk-x"), || true).unwrap_err(), KeyRefusal::NotAKey);
 
         let (_, other, _) = mint_bearer(BearerKind::ApiKey);
         let other = format!("Bearer {}", other.expose());
-        assert_eq!(table.check(Some(&other), true).unwrap_err(), KeyRefusal::Invalid);
+        assert_eq!(table.check(Some(&other), || true).unwrap_err(), KeyRefusal::Invalid);
 
         let revoked = table.with(KeyRow { revoked_at_unix_ms: Some(2), ..row(&id, &hash) });
-        assert_eq!(revoked.check(Some(&header), true).unwrap_err(), KeyRefusal::Invalid);
-        assert_eq!(revoked.check(None, true).unwrap_err(), KeyRefusal::Missing, "still closed");
+        assert_eq!(revoked.check(Some(&header), || true).unwrap_err(), KeyRefusal::Invalid);
+        assert_eq!(revoked.check(None, || true).unwrap_err(), KeyRefusal::Missing, "still closed");
     }
 
     #[test]
@@ -366,7 +370,7 @@ mod tests {
         let (_, operator, _) = mint_bearer(BearerKind::OperatorToken);
         let table = KeyTable::default().with(row(&id, &hash));
         let header = format!("Bearer {}", operator.expose());
-        assert_eq!(table.check(Some(&header), true).unwrap_err(), KeyRefusal::NotAKey);
+        assert_eq!(table.check(Some(&header), || true).unwrap_err(), KeyRefusal::NotAKey);
     }
 
     #[test]
@@ -375,7 +379,10 @@ mod tests {
         let table =
             KeyTable::default().with(KeyRow { models: Some(vec!["small".to_owned()]), ..row(&id, &hash) });
         let key = table.get(&id).unwrap();
-        assert!(key.may_use("small", "Qwen/Qwen3-8B") && key.may_use("x", "small") && !key.may_use("x", "y"));
+        let may_use =
+            |asked, canonical| key.may_use(asked, canonical, |name| (name, canonical) == ("small", "z"));
+        assert!(may_use("small", "Qwen/Qwen3-8B") && may_use("x", "small") && may_use("x", "z"));
+        assert!(!may_use("x", "y"));
         assert!(class_of(100) < class_of(50) && class_of(50) < class_of(0));
         assert_eq!(class_of(NORMAL_PRIORITY), Class::default());
     }

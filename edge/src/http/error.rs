@@ -131,8 +131,9 @@ impl Failure {
             }
             KeyRefusal::Invalid => "Incorrect API key provided: it is unknown or revoked.",
             KeyRefusal::OnlyLoopback => {
-                "No API key is configured at this edge, so it answers callers on its own host only. \
-                 Create one with `umbel ctl key create NAME`."
+                "No API key is configured at this edge, so it answers programs on its own host only, that call it as \
+                 localhost or by address, with no proxy between and not from a web page. Create a key with \
+                 `umbel ctl key create NAME`."
             }
         };
         Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message).because("auth")

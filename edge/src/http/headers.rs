@@ -1,54 +1,75 @@
 //! Headers: which pass to the engine and back, and request ids.
 //!
-//! Owns the allow-lists (anything else stays here, so that no credential or hop-by-hop header can slip through
-//! by a new name) and the correlation id of each request. Invariant: what `Connection` names never passes.
+//! Owns whose word a request is that comes without a key, and the correlation id of each request. Leaves the lists to
+//! [`umbel_contracts::headers`] (anything else stays here, so that no credential or hop-by-hop header can slip through by
+//! a new name). Invariant: what `Connection` names never passes.
 
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use umbel_contracts::headers::{TO_CLIENT, TO_ENGINE, is_value};
 use umbel_contracts::proto::node;
 
 /// `x-request-id`.
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Of the client's headers, those that an engine may see. The node has a list of its own.
-const TO_ENGINE: [HeaderName; 6] = [
-    header::CONTENT_TYPE,
-    header::ACCEPT,
-    header::USER_AGENT,
-    HeaderName::from_static("traceparent"),
-    HeaderName::from_static("tracestate"),
-    HeaderName::from_static("x-session-id"),
+/// Headers by which a proxy says that it speaks for somebody else.
+const OF_PROXIES: [&str; 9] = [
+    "via",
+    "forwarded",
+    "x-real-ip",
+    "x-client-ip",
+    "x-cluster-client-ip",
+    "x-original-forwarded-for",
+    "true-client-ip",
+    "cf-connecting-ip",
+    "fastly-client-ip",
 ];
 
-/// Of the engine's headers, those that a client may see. `retry-after` is judged before.
-const TO_CLIENT: [&str; 9] = [
-    "content-type",
-    "content-length",
-    "content-encoding",
-    "content-language",
-    "content-disposition",
-    "cache-control",
-    "openai-processing-ms",
-    "openai-version",
-    "openai-model",
-];
+/// Whether a request that comes from this host is one of this host's own: no proxy says that it speaks for somebody else,
+/// no web page of another host sends it, and it is meant for this host and not for a name that somebody's DNS leads here.
+/// What a browser lets a page send is not the word of whoever sits before it.
+pub(super) fn is_of_this_host(headers: &HeaderMap) -> bool {
+    let proxied = headers
+        .keys()
+        .any(|name| name.as_str().starts_with("x-forwarded-") || OF_PROXIES.contains(&name.as_str()));
+    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
+    // A name without a dot is one of this host's own network.
+    let meant = host.is_none_or(|host| is_here(host) || !of_authority(host).contains('.'));
+    let own_page = |origin: &HeaderValue| {
+        let origin = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
+        origin.is_some_and(|(_, authority)| is_here(authority))
+    };
+    !proxied && meant && headers.get_all(header::ORIGIN).iter().all(own_page)
+}
 
-/// Longest header value passed on; engines' limits are of this order.
-const VALUE_MAX: usize = 4 * 1024;
+/// The host of `HOST:PORT`, without the brackets of an address.
+fn of_authority(authority: &str) -> &str {
+    match authority.strip_prefix('[') {
+        Some(address) => address.split_once(']').map_or(address, |(address, _)| address),
+        None => authority.split_once(':').map_or(authority, |(host, _)| host),
+    }
+}
+
+/// Whether it means the host that it is said on: `localhost`, or an address, which no DNS has a say in.
+fn is_here(authority: &str) -> bool {
+    let host = of_authority(authority).trim_end_matches('.').to_ascii_lowercase();
+    host == "localhost" || host.ends_with(".localhost") || host.parse::<IpAddr>().is_ok()
+}
 
 /// The client's headers for the engine.
 pub(super) fn to_engine(headers: &HeaderMap) -> Vec<node::Header> {
     let mut named_by_connection = headers.get_all(header::CONNECTION).iter().peekable();
     let any_named = named_by_connection.peek().is_some();
     let mut passed = Vec::with_capacity(4);
-    for name in &TO_ENGINE {
+    for name in TO_ENGINE {
         if let Some(value) = headers.get(name)
-            && value.len() <= VALUE_MAX
-            && !(any_named && connection_names(headers, name.as_str()))
+            && is_value(value.as_bytes())
+            && !(any_named && connection_names(headers, name))
         {
-            passed.push(node::Header { name: name.as_str().to_owned(), value: value.as_bytes().to_vec() });
+            passed.push(node::Header { name: name.to_owned(), value: value.as_bytes().to_vec() });
         }
     }
     passed
@@ -66,9 +87,8 @@ fn connection_names(headers: &HeaderMap, name: &str) -> bool {
 /// The engine's headers for the client.
 pub(super) fn to_client(from: &[node::Header], to: &mut HeaderMap) {
     for header in from {
-        let Some(name) = TO_CLIENT.iter().find(|name| header.name.eq_ignore_ascii_case(name)) else {
-            continue;
-        };
+        let passed = TO_CLIENT.iter().find(|name| header.name.eq_ignore_ascii_case(name));
+        let Some(name) = passed.filter(|name| **name != header::RETRY_AFTER.as_str()) else { continue };
         if let Ok(value) = HeaderValue::from_bytes(&header.value) {
             to.insert(HeaderName::from_static(name), value);
         }
@@ -149,6 +169,13 @@ mod tests {
             ("connection", "x-foo, TraceState"),
             ("x-foo", "1"),
             ("te", "trailers"),
+            ("host", "edge"),
+            ("origin", "http://edge"),
+            ("via", "1.1 x"),
+            ("forwarded", "for=192.0.2.1"),
+            ("x-forwarded-for", "192.0.2.1"),
+            ("x-forwarded-host", "x"),
+            ("x-real-ip", "192.0.2.1"),
             ("accept-encoding", "gzip"),
             ("content-type", "application/json"),
             ("traceparent", "00-a-b-01"),
@@ -156,6 +183,8 @@ mod tests {
         ] {
             headers.insert(name, HeaderValue::from_static(value));
         }
+        // What a node would not take does not go there.
+        headers.insert(header::ACCEPT, HeaderValue::from_bytes(b"caf\xe9").unwrap());
         let passed: Vec<String> = to_engine(&headers).into_iter().map(|header| header.name).collect();
         assert_eq!(passed, ["content-type", "traceparent"]);
 
@@ -164,6 +193,35 @@ mod tests {
         let mut to = HeaderMap::new();
         to_client(&from, &mut to);
         assert_eq!(to.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["content-type"]);
+    }
+
+    #[test]
+    fn without_a_key_only_what_is_this_hosts_own_is_let_in() {
+        let of = |fields: &[(&'static str, &'static str)]| {
+            let fields = fields
+                .iter()
+                .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
+            is_of_this_host(&fields.collect())
+        };
+        for host in
+            ["localhost", "LOCALHOST:8080", "127.0.0.1:1", "[::1]:80", "[::1]", "gpu-1:8080", "a.localhost"]
+        {
+            assert!(of(&[("host", host)]), "{host}");
+        }
+        assert!(of(&[]) && of(&[("host", "localhost"), ("origin", "http://localhost:3000")]));
+        for host in
+            ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "localhost.evil.example:80"]
+        {
+            assert!(!of(&[("host", host)]), "{host}");
+        }
+        for origin in ["http://evil.example", "https://localhost.evil.example", "null", "http://gpu-1"] {
+            assert!(!of(&[("host", "localhost"), ("origin", origin)]), "{origin}");
+        }
+        for proxied in
+            ["via", "forwarded", "x-forwarded-for", "x-forwarded-proto", "x-real-ip", "cf-connecting-ip"]
+        {
+            assert!(!of(&[("host", "localhost"), (proxied, "x")]), "{proxied}");
+        }
     }
 
     #[test]

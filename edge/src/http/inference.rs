@@ -27,7 +27,7 @@ use super::routes::Endpoint;
 use super::{Front, StreamUsage, headers, limits};
 use crate::core::keys::{Caller, KeyRefusal};
 use crate::core::usage::Usage;
-use crate::shell::dispatch::{Admitted, Ask, Slot};
+use crate::shell::dispatch::{Admitted, Ask, Known, Slot};
 use crate::shell::requests::End;
 
 /// Set by the official clients on their retries.
@@ -56,7 +56,11 @@ impl Inference<'_> {
             Err(bad) => return self.refuse(&Failure::bad_request(bad)),
         };
         let known = self.front.dispatch.resolve(&asked.model);
-        let Some(known) = known.filter(|known| self.caller.may_use(&asked.model, &known.name)) else {
+        let may_use = |known: &Known| {
+            let means = |name: &str| self.front.dispatch.means(name, known.model);
+            self.caller.may_use(&asked.model, &known.name, means)
+        };
+        let Some(known) = known.filter(may_use) else {
             return self.refuse(&Failure::model_not_found(&asked.model));
         };
         if self.parts.headers.get(CLIENT_RETRIES).is_some_and(|count| count != "0") {

@@ -42,8 +42,12 @@ pub(super) fn requested(path: &str) -> Option<Option<&str>> {
 
 /// The list, or one model. Ids with a slash may be written raw or as `%2F`.
 pub(super) fn answer(front: &Front, caller: &Caller, id: Option<&str>) -> Result<Response<Answer>, Failure> {
-    let mut names = front.dispatch.model_names();
-    names.retain(|(name, canonical)| caller.may_use(name, canonical));
+    let all = front.dispatch.model_names();
+    let mut names = all.clone();
+    names.retain(|(name, canonical)| {
+        let means = |other: &str| all.iter().any(|(name, of)| **name == *other && of == canonical);
+        caller.may_use(name, canonical, means)
+    });
     let body = match id {
         None => {
             let data = names.iter().map(|(name, _)| Model::new(name, front.started_unix)).collect();

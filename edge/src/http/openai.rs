@@ -8,7 +8,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Instant;
 
-use http::header::{self, HeaderName, HeaderValue};
+use http::header::{self, HeaderValue};
 use http::request::Parts;
 use http::{Method, Request, Response, Version};
 
@@ -55,9 +55,9 @@ async fn route(
     };
     let caller = match may_ask(front, peer, parts) {
         Ok(caller) => caller,
-        Err(failure) => {
+        Err((caller, failure)) => {
             discard(body, announced).await;
-            return refuse(front, endpoint.route, &failure);
+            return refuse_told(front, endpoint.route, &failure, caller.as_ref());
         }
     };
     let mut held = Held::new(front, caller.key());
@@ -81,16 +81,16 @@ fn is_ambiguous(parts: &Parts) -> bool {
         || codings.iter().count() > 1
 }
 
-/// Who asks, before anything of the body is read.
-fn may_ask(front: &Front, peer: Peer, parts: &Parts) -> Result<Caller, Failure> {
+/// Who asks, before anything of the body is read; or why not, and who it is all the same.
+fn may_ask(front: &Front, peer: Peer, parts: &Parts) -> Result<Caller, (Option<Caller>, Failure)> {
     let caller = caller(front, parts, peer);
     if parts.method != Method::POST {
-        return Err(Failure::method_not_allowed("POST"));
+        return Err((caller.ok(), Failure::method_not_allowed("POST")));
     }
     if front.is_draining() {
-        return Err(Failure::draining());
+        return Err((caller.ok(), Failure::draining()));
     }
-    caller.map_err(Failure::key)
+    caller.map_err(|refusal| (None, Failure::key(refusal)))
 }
 
 /// Everything but inference: models, health, and what does not exist.
@@ -100,12 +100,14 @@ fn beside(front: &Arc<Front>, peer: Peer, parts: &Parts) -> Response<Answer> {
         return response;
     }
     let Some(id) = models::requested(path) else {
-        return refuse(front, Route::Other, &Failure::unknown_url());
+        let caller = caller(front, parts, peer).ok();
+        return refuse_told(front, Route::Other, &Failure::unknown_url(), caller.as_ref());
     };
-    if parts.method != Method::GET {
-        return refuse(front, Route::Models, &Failure::method_not_allowed("GET"));
-    }
     match caller(front, parts, peer) {
+        caller if parts.method != Method::GET => {
+            let failure = Failure::method_not_allowed("GET");
+            refuse_told(front, Route::Models, &failure, caller.ok().as_ref())
+        }
         Err(refusal) => refuse(front, Route::Models, &Failure::key(refusal)),
         Ok(caller) => {
             let mut response = match models::answer(front, &caller, id) {
@@ -123,13 +125,18 @@ fn beside(front: &Arc<Front>, peer: Peer, parts: &Parts) -> Response<Answer> {
 
 fn caller(front: &Front, parts: &Parts, peer: Peer) -> Result<Caller, KeyRefusal> {
     let authorization = parts.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    // A proxy on this host speaks for callers elsewhere.
-    let forwarded =
-        || parts.headers.contains_key(header::FORWARDED) || parts.headers.contains_key(FORWARDED_FOR);
-    front.keys.check(authorization, peer.is_loopback && !forwarded())
+    // A proxy on this host speaks for callers elsewhere, and so does a web page.
+    front.keys.check(authorization, || peer.is_loopback && headers::is_of_this_host(&parts.headers))
 }
 
-const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+/// A refusal of a caller who may be known: every answer to a limited key says where it stands.
+fn refuse_told(front: &Front, route: Route, failure: &Failure, caller: Option<&Caller>) -> Response<Answer> {
+    let mut response = refuse(front, route, failure);
+    if let Some(caller) = caller {
+        limits::tell(&caller.standing(Instant::now()), response.headers_mut());
+    }
+    response
+}
 
 /// A refusal before the model is known.
 pub(super) fn refuse(front: &Front, route: Route, failure: &Failure) -> Response<Answer> {

@@ -86,12 +86,16 @@ impl Keys {
         Ok(keys)
     }
 
-    /// Judges a caller by its `Authorization` header and whether it is on loopback.
+    /// Judges a caller by its `Authorization` header, and while there is no key by whether it is one of this host's own.
     ///
     /// # Errors
     /// Why it is not let in.
-    pub(crate) fn check(&self, authorization: Option<&str>, on_loopback: bool) -> Result<Caller, KeyRefusal> {
-        self.table.load().check(authorization, on_loopback)
+    pub(crate) fn check(
+        &self,
+        authorization: Option<&str>,
+        of_this_host: impl FnOnce() -> bool,
+    ) -> Result<Caller, KeyRefusal> {
+        self.table.load().check(authorization, of_this_host)
     }
 
     /// All keys, revoked ones included, oldest first.

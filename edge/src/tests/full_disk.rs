@@ -81,7 +81,7 @@ fn what_took_force_is_written_before_anything_else() {
         assert_eq!(edge.running.site.store.owed(), 0);
         let edge = edge.crash().await;
         assert!(edge.view(&node).row.draining);
-        assert!(edge.running.commands.keys.check(Some(&bearer), true).is_err());
+        assert!(edge.running.commands.keys.check(Some(&bearer), || true).is_err());
         let key = umbel_wire::tls::KeyPair::generate().unwrap();
         assert!(edge.enroll(&token_id, &secret, &key).await.is_err());
         for (action, entries) in [("node.drain", 1), ("apikey.revoke", 1), ("enrollment.revoke", 1)] {

@@ -27,7 +27,7 @@ async fn key(edge: &Edge, more: Value) -> (String, String) {
 }
 
 fn caller(edge: &Edge, header: &str) -> Caller {
-    edge.running.commands.keys.check(Some(header), false).unwrap()
+    edge.running.commands.keys.check(Some(header), || false).unwrap()
 }
 
 fn use_it(edge: &Edge, header: &str, model: &str) {
@@ -50,7 +50,8 @@ fn a_change_says_in_the_audit_what_it_changed_and_survives_a_crash() {
         let changed = done(&edge, "apikey.update", args.clone()).await;
         assert_eq!(changed["limits"], json!({ "tokens_per_minute": 1000, "requests_at_once": 4 }));
         assert!(
-            caller(&edge, &header).may_use("small", "small") && !caller(&edge, &header).may_use("m", "m")
+            caller(&edge, &header).may_use("small", "small", |_| false)
+                && !caller(&edge, &header).may_use("m", "m", |_| false)
         );
         let audited = edge.audit("apikey.update").await;
         assert_eq!(

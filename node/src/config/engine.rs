@@ -182,9 +182,7 @@ impl Checker<'_> {
         let mut seen = BTreeSet::from([engine.model.as_str()]);
         for alias in &engine.aliases {
             if !names::is_model(alias) {
-                return Err(
-                    self.error("aliases", format!("an alias {}", names::MODEL_IS))
-                );
+                return Err(self.error("aliases", format!("an alias {}", names::MODEL_IS)));
             }
             if !seen.insert(alias) {
                 return Err(

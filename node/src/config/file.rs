@@ -135,7 +135,9 @@ pub(super) fn overlaid(
     check_labels(source, "node.fabric_labels", &file.node.fabric_labels)?;
     let artifacts = artifacts::check(source, file.artifacts, file.source, &path)?;
     if file.node.name.len() > 63 || !is_plain(&file.node.name) {
-        return Err(source.error("node.name", "is longer than 63 characters or has characters that cannot be seen"));
+        return Err(
+            source.error("node.name", "is longer than 63 characters or has characters that cannot be seen")
+        );
     }
     let socket = file.listen.socket.as_deref().map_or_else(|| state_dir.join("node.sock"), path);
     if socket.as_os_str().len() > SOCKET_PATH_MAX {
@@ -239,8 +241,10 @@ fn check_labels(
             );
         }
         if value.len() > LABEL_VALUE_MAX || !is_plain(value) {
-            return Err(source
-                .error(&key, format!("is longer than {LABEL_VALUE_MAX} bytes or has characters that cannot be seen")));
+            return Err(source.error(
+                &key,
+                format!("is longer than {LABEL_VALUE_MAX} bytes or has characters that cannot be seen"),
+            ));
         }
     }
     Ok(())

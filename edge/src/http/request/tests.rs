@@ -182,7 +182,8 @@ fn bad_forms_are_told_apart() {
         let (_, body) = form_of(&[model, (head, "other")]);
         assert!(matches!(form::read(kind.as_bytes(), &body), Err(BadRequest::NotAForm(_))), "{head:?}");
     }
-    let (_, body) = form_of(&[("Content-Disposition: form-data; name=\"file\"", "x\r\n--b0undaryX\r\ny"), model]);
+    let (_, body) =
+        form_of(&[("Content-Disposition: form-data; name=\"file\"", "x\r\n--b0undaryX\r\ny"), model]);
     assert!(matches!(form::read(kind.as_bytes(), &body), Err(BadRequest::NotAForm(_))));
     let (_, body) = form_of(&[model]);
     assert!(form::read(b"multipart/form-data; boundary=x; boundary=b0undary", &body).is_err());

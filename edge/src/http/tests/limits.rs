@@ -49,6 +49,10 @@ async fn a_keys_limits_are_told_with_each_answer_and_refused_in_openais_words() 
         (get("/v1/models", &by_requests), 200),
         (post("/v1/chat/completions", &by_requests, "{"), 400),
         (post("/v1/chat/completions", &by_requests, r#"{"model":"other"}"#), 404),
+        (post("/v1/nothing", &by_requests, "{}"), 404),
+        (get("/v1/models/other", &by_requests), 404),
+        (get("/v1/chat/completions", &by_requests), 405),
+        (post("/v1/models", &by_requests, "{}"), 405),
     ] {
         let reply = Client::ask(rig.http, request).await;
         assert_eq!(reply.head.status, status);

@@ -134,8 +134,14 @@ async fn keys_are_needed_once_there_is_one_and_see_only_their_models() {
     let _one = rig.node("m", &[], 1).await;
     let _two = rig.node("n", &[], 1).await;
     assert_eq!(Client::ask(rig.http, get("/v1/models", "")).await.head.status, 200, "loopback, no key yet");
-    let proxied = Client::ask(rig.http, get("/v1/models", "x-forwarded-for: 192.0.2.1\r\n")).await;
-    assert_eq!(proxied.head.status, 401, "a proxy on this host speaks for others");
+    for others in
+        ["x-forwarded-for: 192.0.2.1", "x-real-ip: 192.0.2.1", "via: 1.1 x", "origin: http://evil.example"]
+    {
+        let reply = Client::ask(rig.http, get("/v1/models", &format!("{others}\r\n"))).await;
+        assert_eq!(reply.head.status, 401, "{others}: it speaks for others");
+    }
+    let page = "POST /v1/chat/completions HTTP/1.1\r\nhost: evil.example\r\ncontent-length: 2\r\n\r\n{}";
+    assert_eq!(Client::ask(rig.http, page.to_owned()).await.head.status, 401, "a name that was led here");
 
     let (all, some) = (rig.key(None).await, rig.key(Some(&["n"])).await);
     for headers in ["", "authorization: Bearer sk-wrong\r\n", "authorization: Basic dTpw\r\n"] {

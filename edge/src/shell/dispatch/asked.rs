@@ -52,6 +52,11 @@ impl Dispatch {
         self.lock().admission.unconfirmed()
     }
 
+    /// Whether a name is one of this model's.
+    pub(crate) fn means(&self, name: &str, model: ModelIndex) -> bool {
+        self.lock().admission.resolve(name) == Some(model)
+    }
+
     /// Names that callers may use, each with its canonical name.
     pub(crate) fn model_names(&self) -> Vec<(Arc<str>, Arc<str>)> {
         self.lock().admission.model_names()

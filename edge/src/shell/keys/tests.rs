@@ -34,15 +34,15 @@ fn actor() -> Actor {
 async fn a_key_survives_a_restart_and_so_does_its_revocation() {
     let (store, _) = Store::in_memory();
     let keys = Keys::load(store.clone()).await.unwrap();
-    assert!(matches!(keys.check(None, true), Ok(Caller::Loopback(_))));
+    assert!(matches!(keys.check(None, || true), Ok(Caller::Loopback(_))));
     let (row, header) = row();
     keys.create(row.clone(), &actor(), Commit::new()).await.unwrap();
     let keys = Keys::load(store.clone()).await.unwrap();
-    assert!(matches!(keys.check(Some(&header), false), Ok(Caller::Key(_))));
+    assert!(matches!(keys.check(Some(&header), || false), Ok(Caller::Key(_))));
     let revoked = keys.revoke(&row.key_id, 7, &actor(), Commit::new(), drop).await.unwrap();
     assert_eq!(revoked, Revoked::Durable);
     let keys = Keys::load(store.clone()).await.unwrap();
-    assert_eq!(keys.check(Some(&header), true).unwrap_err(), KeyRefusal::Invalid);
+    assert_eq!(keys.check(Some(&header), || true).unwrap_err(), KeyRefusal::Invalid);
     assert_eq!(keys.list().first().unwrap().revoked_at_unix_ms, Some(7));
     let actions: Vec<String> =
         store.audit_tail(9).await.unwrap().into_iter().map(|entry| entry.record.action).collect();
@@ -115,7 +115,7 @@ async fn what_must_be_stored_with_a_key_can_refuse_it() {
     // A revocation stands all the same.
     assert_eq!(keys.revoke(&row.key_id, 7, &actor(), taken(), drop).await.unwrap_err().code, Code::Conflict);
     let again = Keys::load(store).await.unwrap();
-    assert_eq!(again.check(Some(&header), true).unwrap_err(), KeyRefusal::Invalid);
+    assert_eq!(again.check(Some(&header), || true).unwrap_err(), KeyRefusal::Invalid);
     assert_eq!(
         keys.revoke("nobody", 7, &actor(), Commit::new(), drop).await.unwrap_err().code,
         Code::NotFound
@@ -134,7 +134,7 @@ async fn a_revocation_holds_on_a_full_disk_and_says_that_it_is_not_durable() {
     assert_eq!((refused.code, &*refused.reason), (Code::InsufficientStorage, "AUDIT_UNAVAILABLE"));
     let revoked = keys.revoke(&first.key_id, 7, &actor(), Commit::new(), drop).await.unwrap();
     assert_eq!(revoked, Revoked::NotDurable);
-    assert_eq!(keys.check(Some(&header), true).unwrap_err(), KeyRefusal::Invalid);
+    assert_eq!(keys.check(Some(&header), || true).unwrap_err(), KeyRefusal::Invalid);
 }
 
 #[tokio::test]
@@ -144,7 +144,7 @@ async fn a_change_is_in_force_for_the_next_request_and_a_revocation_for_those_th
     let (row, header) = row();
     keys.create(row.clone(), &actor(), Commit::new()).await.unwrap();
     let now = umbel_wire::clock::now();
-    let enter = || keys.check(Some(&header), false).unwrap().enter(now, 10);
+    let enter = || keys.check(Some(&header), || false).unwrap().enter(now, 10);
     let first = enter().unwrap();
     let limits = KeyLimits { requests_at_once: Some(1), ..KeyLimits::default() };
     let limited = KeyRow { limits, ..row.clone() };
@@ -187,7 +187,7 @@ async fn usage_survives_what_a_disk_does_and_never_goes_back() {
     let (store, switch) = Store::in_memory();
     let keys = Keys::load(store.clone()).await.unwrap();
     let (model, none) = (Arc::from("m"), Arc::from(""));
-    let caller = keys.check(None, true).unwrap();
+    let caller = keys.check(None, || true).unwrap();
     let request = |keys: &Keys| {
         let permit = caller.enter(umbel_wire::clock::now(), 10).unwrap();
         keys.used(permit, &model, &tokens(3, 4));
@@ -261,7 +261,7 @@ async fn totals_since_a_day_are_paged_and_none_is_cut_in_two() {
 async fn days_are_paged_newest_first_and_the_oldest_are_forgotten() {
     let (store, _) = Store::in_memory();
     let keys = Keys::load(store.clone()).await.unwrap();
-    let state = Arc::clone(keys.check(None, true).unwrap().state());
+    let state = Arc::clone(keys.check(None, || true).unwrap().state());
     let at = |day: i64| Counts { requests: 1, last_used_unix_ms: day * 86_400_000, ..Counts::default() };
     let days = i64::try_from(DAYS_KEPT).unwrap() + 10;
     for day in 0..days {

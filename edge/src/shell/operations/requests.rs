@@ -25,7 +25,7 @@ use crate::core::commands::Request;
 use crate::core::keys::{NORMAL_PRIORITY, class_of};
 use crate::core::usage::UsageSource;
 use crate::shell::commands::{Commands, Context, store_error};
-use crate::shell::dispatch::{LeaseId, LeaseReading, QueueReading, Reading, Released};
+use crate::shell::dispatch::{Dispatch, LeaseId, LeaseReading, QueueReading, Reading, Released};
 use crate::shell::requests::{Filter, Phase, RequestRecord};
 use crate::shell::status;
 
@@ -87,16 +87,17 @@ fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// The model that an alias means; another name stays.
+fn canonical(dispatch: &Dispatch, name: String) -> String {
+    dispatch.resolve(&name).map_or(name, |known| known.name.to_string())
+}
+
 fn queues(commands: &Commands, request: &Request) -> Result<QueueShowResult, Error> {
     let asked = args::<QueueShow>(request)?;
     let limit = limit_of(asked.limit, PAGE_MAX)?;
     let dispatch = &commands.site.dispatch;
     let reading = dispatch.reading();
-    // An alias means its model.
-    let model = asked.model.map(|name| {
-        let names = dispatch.model_names();
-        names.iter().find(|(alias, _)| **alias == *name).map_or(name, |(_, model)| model.to_string())
-    });
+    let model = asked.model.map(|name| canonical(dispatch, name));
     let mut queues: Vec<&QueueReading> = reading
         .queues
         .iter()
@@ -277,7 +278,7 @@ fn list(commands: &Commands, asked: &RequestListArgs) -> Result<RequestListResul
         cursor.parse().map_err(|_| invalid("CURSOR", "the cursor is `next_cursor` of the page before"))
     });
     let filter = Filter {
-        model: asked.model.clone(),
+        model: asked.model.clone().map(|name| canonical(&commands.site.dispatch, name)),
         key_id: asked.key_id.clone(),
         request_id: None,
         running: asked.running,

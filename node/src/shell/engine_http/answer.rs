@@ -3,6 +3,8 @@
 //! Owns head, length and chunk framing; leaves the connection to its parent. Invariant: `is_complete` is true only
 //! when the framing said so (or the engine closed an answer that has no length), for every cut of the input.
 
+use umbel_contracts::headers::TO_CLIENT;
+
 /// The head: status line and headers, with the interim answers before it.
 pub(crate) const HEAD_MAX: usize = 16 * 1024;
 /// Headers of one answer.
@@ -11,21 +13,6 @@ const HEADERS_MAX: usize = 100;
 const IGNORED_MAX: usize = 4 * 1024;
 /// Of the body.
 const LENGTH: &str = "content-length";
-/// Headers that an answer keeps on its way to the client (the edge has the same list); what is not here stays
-/// (`set-cookie`, `server`, ...).
-const PASSED: [&str; 10] = [
-    "content-type",
-    LENGTH,
-    "content-encoding",
-    "content-language",
-    "content-disposition",
-    "cache-control",
-    "retry-after",
-    "openai-processing-ms",
-    "openai-version",
-    "openai-model",
-];
-
 /// Why an answer cannot be taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Bad {
@@ -47,7 +34,7 @@ pub(crate) enum Bad {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Head {
     pub(crate) status: u16,
-    /// Those of [`PASSED`], in lower case.
+    /// Those of [`TO_CLIENT`], in lower case.
     pub(crate) headers: Vec<(&'static str, Vec<u8>)>,
 }
 
@@ -328,9 +315,9 @@ fn decimal(digits: &[u8]) -> Option<u64> {
 /// The length is told as it was taken: where chunks count, or it was given twice, the engine's own words would cut the
 /// answer at the client, or break it.
 fn passed(headers: &[httparse::Header<'_>], phase: Phase) -> Vec<(&'static str, Vec<u8>)> {
-    let mut out = Vec::with_capacity(PASSED.len());
+    let mut out = Vec::with_capacity(TO_CLIENT.len());
     for header in headers {
-        if let Some(name) = PASSED.iter().find(|name| header.name.eq_ignore_ascii_case(name))
+        if let Some(name) = TO_CLIENT.iter().find(|name| header.name.eq_ignore_ascii_case(name))
             && *name != LENGTH
         {
             out.push((*name, header.value.to_vec()));

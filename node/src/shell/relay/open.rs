@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use umbel_contracts::headers::{TO_ENGINE, is_value};
 use umbel_contracts::proto::node::InferenceOpen;
 use umbel_wire::Code;
 
@@ -21,13 +22,6 @@ const ROUTES: [(&str, &str); 7] = [
     ("POST", "/v1/audio/transcriptions"),
     ("GET", "/v1/models"),
 ];
-/// Headers of a client that an engine may see (the edge has the same list); all else stays there, or here if it came
-/// so far.
-const PASSED: [&str; 6] =
-    ["content-type", "accept", "user-agent", "traceparent", "tracestate", "x-session-id"];
-/// Bytes of one header's value: a boundary of a form is the longest that is needed.
-const VALUE_MAX: usize = 1024;
-
 /// Decodes and checks an opening.
 pub(super) fn parse(message: &[u8]) -> Result<InferenceOpen, Ended> {
     let open: InferenceOpen = umbel_contracts::bounds::decode(message)
@@ -55,7 +49,7 @@ pub(super) fn request_head(open: &InferenceOpen, http: &HttpRoute) -> Vec<u8> {
     put(&[open.method.as_bytes(), b" ", http.base.as_bytes(), open.path.as_bytes(), b" HTTP/1.1\r\nhost: "]);
     put(&[http.pool.place().to_string().as_bytes(), b"\r\n"]);
     for header in &open.headers {
-        if let Some(name) = PASSED.iter().find(|name| header.name.eq_ignore_ascii_case(name))
+        if let Some(name) = TO_ENGINE.iter().find(|name| header.name.eq_ignore_ascii_case(name))
             && is_value(&header.value)
         {
             put(&[name.as_bytes(), b": ", &header.value, b"\r\n"]);
@@ -77,9 +71,4 @@ pub(super) fn request_head(open: &InferenceOpen, http: &HttpRoute) -> Vec<u8> {
 /// A time limit of an opening; 0 says none.
 pub(super) fn limit(milliseconds: u32, otherwise: Duration) -> Duration {
     if milliseconds == 0 { otherwise } else { Duration::from_millis(u64::from(milliseconds)) }
-}
-
-/// Visible characters, spaces and tabs only (RFC 9110, 5.5, without obs-text).
-fn is_value(value: &[u8]) -> bool {
-    value.len() <= VALUE_MAX && value.iter().all(|byte| matches!(byte, b'\t' | b' '..=b'~'))
 }

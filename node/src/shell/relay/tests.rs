@@ -45,6 +45,11 @@ fn row_35_only_known_headers_reach_an_engine() {
         ("te", "trailers"),
         ("content-length", "9"),
         ("host", "client"),
+        ("origin", "http://client"),
+        ("via", "1.1 client"),
+        ("forwarded", "for=192.0.2.1"),
+        ("x-forwarded-for", "192.0.2.1"),
+        ("x-real-ip", "192.0.2.1"),
         ("content-type", "application/json"),
         ("accept", "x\r\nauthorization: client"),
     ] {
