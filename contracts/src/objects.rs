@@ -5,6 +5,7 @@
 //! takes words and fields it does not know.
 
 mod fleet;
+mod job;
 mod node;
 mod placement;
 mod queue;
@@ -13,6 +14,7 @@ mod site;
 mod words;
 
 pub use fleet::*;
+pub use job::*;
 pub use node::*;
 pub use placement::*;
 pub use queue::*;

@@ -31,6 +31,7 @@ use crate::shell::control;
 use crate::shell::dispatch::{Dispatch, Limits};
 use crate::shell::events::Happened;
 use crate::shell::gauges::Gauges;
+use crate::shell::jobs;
 use crate::shell::keys::Keys;
 use crate::shell::nodes::{NodeDoor, keep_credentials};
 use crate::shell::settings::{self, Settings};
@@ -156,6 +157,8 @@ impl Running {
         keeping.spawn(parts.clone().kept("liveness", move || Arc::clone(&kept).keep()));
         let kept = Arc::clone(&site);
         keeping.spawn(parts.clone().kept("settings", move || settings::keep(Arc::clone(&kept))));
+        let kept = Arc::clone(&site);
+        keeping.spawn(parts.clone().kept("jobs", move || jobs::keep(Arc::clone(&kept))));
         let kept = Arc::clone(&commands.keys);
         keeping.spawn(parts.clone().kept("keys", move || Arc::clone(&kept).keep()));
         if let Some(listener) = api {

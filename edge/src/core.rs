@@ -7,6 +7,7 @@ pub(crate) mod commands;
 pub(crate) mod credentials;
 pub(crate) mod door;
 pub(crate) mod enrollment;
+pub(crate) mod jobs;
 pub(crate) mod keys;
 #[expect(dead_code, unused_imports, reason = "deployments and placement.explain come to use it")]
 pub(crate) mod placement;

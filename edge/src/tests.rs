@@ -20,6 +20,7 @@ mod doors;
 mod enrollment;
 mod exposition;
 mod full_disk;
+mod jobs;
 mod keys;
 mod life;
 mod lifecycle;

@@ -29,6 +29,7 @@ use crate::shell::authority::{Authorities, Expiries};
 use crate::shell::dispatch::Dispatch;
 use crate::shell::events::{Events, Happened};
 use crate::shell::gather::Gather;
+use crate::shell::jobs::Jobs;
 use crate::shell::nodes::{Nudge, Turns};
 use crate::shell::settings::Settings;
 
@@ -63,6 +64,8 @@ pub(crate) struct Site {
     pub(crate) rotations: Nudge,
     pub(crate) expiries: Expiries,
     pub(crate) settings: Settings,
+    /// Work that nodes do for this edge.
+    pub(crate) jobs: Jobs,
     pub(crate) started: Instant,
     /// What of this process broke off.
     pub(crate) parts: Parts,
@@ -153,6 +156,7 @@ impl Site {
         for (stored, row) in store.load_json::<EnrollmentRow>(ENROLLMENTS).await.map_err(unreadable)? {
             tokens.apply(row, stored.position);
         }
+        let jobs = Jobs::load(&store).await.map_err(unreadable)?;
         let floor = store.get(SELF, WALL).await.map_err(unreadable)?;
         let floor = floor.and_then(|row| row.json::<i64>().ok()).unwrap_or(0);
         tokens.forget_answers(Wall::now().max(Wall(floor)));
@@ -174,6 +178,7 @@ impl Site {
             rotations: Nudge::default(),
             expiries: Expiries::default(),
             settings,
+            jobs,
             started: now,
             parts: Parts::default(),
             registry: Mutex::new(registry),
@@ -308,6 +313,9 @@ impl Site {
             && !cause.is_empty()
         {
             tracing::debug!(%node, engine = %engine.name, ?state, cause, "a provider comes up with a cause");
+        }
+        if let Call::Gone { .. } = call {
+            self.jobs.look();
         }
         if let Call::State { node, engine, state, cause, .. } = call {
             tracing::debug!(%node, engine, ?state, cause, "provider state");

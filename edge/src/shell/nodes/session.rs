@@ -14,8 +14,10 @@ use umbel_wire::{
 };
 
 use crate::core::door::{self, Named, Over};
+use crate::core::jobs::Speaker;
 use crate::core::registry::StaleGeneration;
 use crate::core::session::{Moment, Naming, NotTaken, Said, Session, named};
+use crate::shell::jobs;
 use crate::shell::site::Site;
 
 use super::rotation;
@@ -79,6 +81,21 @@ impl NodeSession {
         })
     }
 
+    /// What it says of its jobs: each end is a write. A connection carries a bounded number of requests.
+    fn job(&self, connection: &Connection, request: IncomingRequest) {
+        let Session { id, generation } = self.own;
+        let owner = self.site.read(|registry| registry.slots.owner(&id).cloned());
+        let Some(owner) = owner.filter(|owner| owner.generation == generation) else {
+            return request.respond(self.taken(connection, Err(NotTaken::Stale)));
+        };
+        let speaker = Speaker { node: id, instance: owner.instance.to_string(), generation };
+        let site = Arc::clone(&self.site);
+        tokio::spawn(async move {
+            let answer = jobs::taken(&site, speaker, request.method, &request.payload).await;
+            request.respond(answer);
+        });
+    }
+
     // One at a time: each is a signature and a write.
     fn credential(&self, request: IncomingRequest) {
         let Some(asking) = UnderWay::take(&self.asking) else {
@@ -120,6 +137,9 @@ impl Handler for NodeSession {
         if request.method == method::NODE_CREDENTIAL {
             return self.credential(request);
         }
+        if jobs::is_ours(request.method) {
+            return self.job(connection, request);
+        }
         let said = Said::request(request.method, &request.payload);
         let answer = said.map_err(NotTaken::from).and_then(|said| self.says(said));
         request.respond(self.taken(connection, answer));
@@ -137,6 +157,7 @@ impl Handler for NodeSession {
     fn on_closed(&self, _connection: &Connection, reason: &CloseReason) {
         let (why, Session { id, generation }) = (reason.name(), self.own);
         let owner = self.site.change(|registry| registry.closed(id, generation, why));
+        self.site.jobs.closed(id, generation);
         tracing::info!(node = %id, %generation, owned = owner.is_some(), "a node's connection ended: {reason}");
     }
 }

@@ -15,7 +15,7 @@ pub(crate) struct Turns(Mutex<HashMap<String, Arc<Queue<()>>>>);
 
 /// The turn, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Turn<'a> {
+pub(crate) struct Turn<'a> {
     turns: &'a Turns,
     name: String,
     guard: Option<OwnedMutexGuard<()>>,
@@ -23,7 +23,7 @@ pub(super) struct Turn<'a> {
 
 impl Turns {
     /// Waits for its turn.
-    pub(super) async fn take(&self, name: String) -> Turn<'_> {
+    pub(crate) async fn take(&self, name: String) -> Turn<'_> {
         let queue = {
             let mut names = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             Arc::clone(names.entry(name.clone()).or_default())

@@ -1,0 +1,303 @@
+//! Jobs: work that one node does for its edge, given under a lease, tried at most [`ATTEMPTS`] times.
+//!
+//! Owns each node's queue, leases, attempts, who may end a job, and what is kept. Leaves sending to the shell, which commits
+//! a row before it is applied here. Invariants: only the lease in force, or the one that ended the job, is heard; a lease
+//! that ends without news is no attempt; a job that has ended never changes.
+//!
+//! ```text
+//!   queued --lease--> leased --claimed--> running --complete--> succeeded
+//!     ^  `--cancel--> cancelled    |         |  `-----fail-----> failed | cancelled
+//!     `----- refused, expired, a failure worth another attempt, a process lost ----'
+//! ```
+
+mod row;
+#[cfg(test)]
+mod tests;
+mod told;
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use umbel_contracts::objects::JobState;
+use umbel_contracts::proto::node::job_lease::Body;
+use umbel_contracts::proto::node::{JobProgress, JobReady};
+use umbel_wire::clock::Wall;
+use umbel_wire::{Code, Error, Generation, NodeId};
+
+pub(crate) use row::{JOBS, JobRow, LeaseRow, capability};
+
+/// A lease lasts so long without news.
+pub(crate) const LEASE: Duration = Duration::from_secs(60);
+/// After so many attempts that came to nothing a job has failed.
+pub(crate) const ATTEMPTS: u32 = 3;
+/// Jobs of one node that have not ended: a deployment has a handful a replica.
+pub(crate) const QUEUE: usize = 256;
+/// Jobs kept that have ended.
+pub(crate) const KEPT: usize = 10_000;
+/// One that has ended is readable for so long.
+pub(crate) const KEPT_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Old ones forgotten in one write.
+const FORGOTTEN_AT_ONCE: usize = 100;
+
+/// What somebody wants a node to do.
+#[derive(Clone, Debug)]
+pub(crate) struct Order {
+    /// The job's id, a UUID, where whoever wants it has it in a row of its own already; the same again is the same job.
+    pub(crate) id: Option<String>,
+    pub(crate) node: NodeId,
+    pub(crate) body: Body,
+    /// Whose work it is: `deployment/NAME`; empty: a person's.
+    pub(crate) owner: String,
+    pub(crate) actor: String,
+    pub(crate) reason: String,
+}
+
+/// Who speaks: a node's process over one of its connections.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Speaker {
+    pub(crate) node: NodeId,
+    pub(crate) instance: String,
+    pub(crate) generation: Generation,
+}
+
+#[derive(Clone, Debug)]
+struct Job {
+    row: Arc<JobRow>,
+    node: NodeId,
+    // While it has a lease.
+    until: Option<Instant>,
+    claimed: bool,
+    // Its node said that it runs it, and has no lease for it: it gets one before all others.
+    held: bool,
+    progress: Option<JobProgress>,
+}
+
+/// What a node said last of its room.
+#[derive(Clone, Debug, Default)]
+struct Room {
+    generation: Generation,
+    slots: u32,
+    // Of this node, not ended, in the order of the queue.
+    jobs: BTreeSet<(u64, String)>,
+}
+
+/// A job and how far it is, for readers.
+#[derive(Clone, Debug)]
+pub(crate) struct JobView {
+    pub(crate) id: String,
+    pub(crate) row: Arc<JobRow>,
+    pub(crate) state: JobState,
+    pub(crate) progress: Option<JobProgress>,
+}
+
+/// What came of a node's naming of what it runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Named {
+    /// To be ended there: nobody waits for them.
+    pub(crate) cancel: Vec<String>,
+    /// They were given to it, and it has them no more: [`Jobs::lost`].
+    pub(crate) lost: Vec<String>,
+}
+
+/// Every job that is kept.
+#[derive(Debug, Default)]
+pub(crate) struct Jobs {
+    jobs: HashMap<String, Job>,
+    rooms: HashMap<NodeId, Room>,
+    ended: BTreeSet<(i64, String)>,
+    sequence: u64,
+}
+
+impl Jobs {
+    /// A stored row: at the start, or after its commit. A lease begins with the row that first has it.
+    pub(crate) fn apply(&mut self, id: &str, row: JobRow, now: Instant) {
+        let Ok(node) = NodeId::parse(&row.node) else { return };
+        self.sequence = self.sequence.max(row.sequence);
+        let before = self.jobs.get(id);
+        let same_lease = before.is_some_and(|job| job.row.lease == row.lease);
+        let room = self.rooms.entry(node).or_default();
+        if let Some(ended) = row.ended_at_unix_ms {
+            room.jobs.remove(&(row.sequence, id.to_owned()));
+            self.ended.insert((ended, id.to_owned()));
+        } else {
+            room.jobs.insert((row.sequence, id.to_owned()));
+        }
+        let carried = before.filter(|_| same_lease);
+        let job = Job {
+            node,
+            until: match carried {
+                Some(job) => job.until,
+                None => row.lease.as_ref().map(|_| now + LEASE),
+            },
+            claimed: carried.is_some_and(|job| job.claimed),
+            held: carried.is_some_and(|job| job.held),
+            progress: before.and_then(|job| job.progress.clone()).filter(|_| !row.state.is_end()),
+            row: Arc::new(row.in_memory()),
+        };
+        self.jobs.insert(id.to_owned(), job);
+        self.tidy(node);
+    }
+
+    /// A row that was removed.
+    pub(crate) fn forget(&mut self, id: &str) {
+        if let Some(job) = self.jobs.remove(id) {
+            if let Some(ended) = job.row.ended_at_unix_ms {
+                self.ended.remove(&(ended, id.to_owned()));
+            }
+            if let Some(room) = self.rooms.get_mut(&job.node) {
+                room.jobs.remove(&(job.row.sequence, id.to_owned()));
+            }
+            self.tidy(job.node);
+        }
+    }
+
+    // A node that has no job and is not connected leaves nothing behind.
+    fn tidy(&mut self, node: NodeId) {
+        if self.rooms.get(&node).is_some_and(|room| room.jobs.is_empty() && room.generation.0 == 0) {
+            self.rooms.remove(&node);
+        }
+    }
+
+    /// The row of a new job.
+    ///
+    /// # Errors
+    /// RESOURCE_EXHAUSTED if the node's queue is full.
+    pub(crate) fn submit(&self, order: Order, now: Wall) -> Result<JobRow, Error> {
+        let Order { id: _, node, body, owner, actor, reason } = order;
+        if self.rooms.get(&node).is_some_and(|room| room.jobs.len() >= QUEUE) {
+            let message = format!("{QUEUE} jobs of this node have not ended; wait for some, or cancel them");
+            let error = Error::new(Code::ResourceExhausted, "TOO_MANY_JOBS", message);
+            return Err(error.with_retry_after(Duration::from_secs(5)));
+        }
+        Ok(JobRow {
+            node: node.to_string(),
+            kind: row::kind(&body).to_owned(),
+            subject: row::subject(&body),
+            owner,
+            actor,
+            reason,
+            body: row::stored(body),
+            state: JobState::Queued,
+            failures: 0,
+            lease: None,
+            ended_lease: String::new(),
+            cancel_requested: false,
+            sequence: self.sequence + 1,
+            submitted_at_unix_ms: now.unix_ms(),
+            started_at_unix_ms: None,
+            ended_at_unix_ms: None,
+            failure: None,
+            told: String::new(),
+        })
+    }
+
+    /// Those that have ended and are no longer kept, a bounded number a call.
+    pub(crate) fn overdue(&self, now: Wall) -> Vec<String> {
+        let week = i64::try_from(KEPT_FOR.as_millis()).unwrap_or(i64::MAX);
+        let above = self.ended.len().saturating_sub(KEPT);
+        let old = |index: usize, ended: i64| index < above || now.unix_ms().saturating_sub(ended) > week;
+        let all = self.ended.iter().enumerate();
+        all.take_while(|(index, (ended, _))| old(*index, *ended))
+            .take(FORGOTTEN_AT_ONCE)
+            .map(|(_, (_, id))| id.clone())
+            .collect()
+    }
+
+    /// What a node says of its room and of what it runs, over a connection that owns it.
+    pub(crate) fn ready(&mut self, speaker: &Speaker, ready: &JobReady) -> Named {
+        let Speaker { node, generation, .. } = speaker;
+        let room = self.rooms.entry(*node).or_default();
+        if room.generation > *generation {
+            // It was overtaken by what a newer connection says.
+            return Named::default();
+        }
+        room.slots = ready.slots;
+        room.generation = *generation;
+        let waiting: Vec<_> = room.jobs.iter().map(|(_, id)| id.clone()).collect();
+        let mut named = Named::default();
+        let mut runs = HashSet::new();
+        for running in &ready.running {
+            let job = self.jobs.get_mut(&running.job_id).filter(|job| job.node == *node);
+            let Some(job) = job.filter(|job| !job.row.state.is_end() && job.row.attempt() == running.attempt)
+            else {
+                named.cancel.push(running.job_id.clone());
+                continue;
+            };
+            runs.insert(running.job_id.clone());
+            let lease = job.row.lease.as_ref();
+            job.held =
+                !lease.is_some_and(|lease| lease.id == running.lease_id && lease.generation == generation.0);
+        }
+        for id in waiting {
+            let Some(job) = self.jobs.get_mut(&id).filter(|_| !runs.contains(&id)) else { continue };
+            job.held = false;
+            // What was given over this connection may have been under way when it said so.
+            if job.row.lease.as_ref().is_some_and(|lease| lease.generation < generation.0) {
+                named.lost.push(id);
+            }
+        }
+        named
+    }
+
+    /// The connection has ended: nothing is given over it any more.
+    pub(crate) fn closed(&mut self, node: NodeId, generation: Generation) {
+        if let Some(room) = self.rooms.get_mut(&node).filter(|room| room.generation == generation) {
+            room.generation = Generation(0);
+            room.slots = 0;
+            self.tidy(node);
+        }
+    }
+
+    /// The job that a node gets next over this connection: what it runs already, then the oldest that waits.
+    pub(crate) fn next(&self, node: NodeId, generation: Generation) -> Option<&str> {
+        let room = self.rooms.get(&node).filter(|room| room.generation == generation)?;
+        let job = |id: &str| self.jobs.get(id);
+        let ids = || room.jobs.iter().map(|(_, id)| id.as_str());
+        let held = ids().find(|id| job(id).is_some_and(|job| job.held));
+        let waits = |id: &&str| job(id).is_some_and(|job| job.row.state == JobState::Queued);
+        held.or_else(|| ids().find(waits).filter(|_| room.slots > 0))
+    }
+
+    /// The nodes that get something next.
+    pub(crate) fn wanting(&self) -> Vec<NodeId> {
+        let wants = |(node, room): (&NodeId, &Room)| self.next(*node, room.generation).map(|_| *node);
+        self.rooms.iter().filter(|(_, room)| room.generation.0 > 0).filter_map(wants).collect()
+    }
+
+    /// The nodes with jobs that have not ended.
+    pub(crate) fn nodes(&self) -> Vec<NodeId> {
+        self.rooms.iter().filter(|(_, room)| !room.jobs.is_empty()).map(|(node, _)| *node).collect()
+    }
+
+    /// One job.
+    pub(crate) fn view(&self, id: &str) -> Option<JobView> {
+        self.jobs.get(id).map(|job| Self::viewed(id, job))
+    }
+
+    fn viewed(id: &str, job: &Job) -> JobView {
+        let state =
+            if job.claimed && job.row.state == JobState::Leased { JobState::Running } else { job.row.state };
+        let (row, progress) = (Arc::clone(&job.row), job.progress.clone());
+        JobView { id: id.to_owned(), row, state, progress }
+    }
+
+    /// Those that match, the newest first.
+    pub(crate) fn list(&self, matches: impl Fn(&JobView) -> bool) -> Vec<JobView> {
+        let all = self.jobs.iter().map(|(id, job)| Self::viewed(id, job));
+        let mut found: Vec<_> = all.filter(|view| matches(view)).collect();
+        found.sort_by_key(|view| std::cmp::Reverse(view.row.sequence));
+        found
+    }
+
+    /// When the first lease ends.
+    pub(crate) fn first_end(&self) -> Option<Instant> {
+        self.jobs.values().filter_map(|job| job.until).min()
+    }
+
+    /// Leases that have ended without news.
+    pub(crate) fn silent(&self, now: Instant) -> Vec<String> {
+        let over = |job: &Job| job.until.is_some_and(|until| until <= now);
+        self.jobs.iter().filter(|(_, job)| over(job)).map(|(id, _)| id.clone()).collect()
+    }
+}

@@ -1,0 +1,198 @@
+//! A job as it is stored: table `jobs`, a row each.
+//!
+//! Owns the row, the words for the kinds of work and the capability that each needs. Leaves the transitions to the table.
+//! Invariant: a row of an older build reads; the body of a job is the message of the wire and is never taken apart.
+
+use data_encoding::BASE64;
+use prost::Message;
+use serde::{Deserialize, Serialize};
+use umbel_contracts::objects::{JobFailureObject, JobReportObject, JobState};
+use umbel_contracts::proto::node::job_complete::Report;
+use umbel_contracts::proto::node::job_lease::Body;
+use umbel_contracts::proto::node::{JobComplete, JobFailure, JobLease};
+
+/// Table of the store.
+pub(crate) const JOBS: &str = "jobs";
+
+/// The lease under which a job was given to its node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LeaseRow {
+    pub(crate) id: String,
+    /// The process of the agent.
+    pub(crate) instance: String,
+    /// The connection.
+    pub(crate) generation: u64,
+}
+
+/// Why the last attempt came to nothing, short.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FailureRow {
+    pub(crate) code: String,
+    pub(crate) message: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) path: String,
+    #[serde(default)]
+    pub(crate) retry: bool,
+}
+
+/// A stored job.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct JobRow {
+    pub(crate) node: String,
+    pub(crate) kind: String,
+    pub(crate) subject: String,
+    /// Whose work it is; empty: a person's.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) owner: String,
+    #[serde(default)]
+    pub(crate) actor: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) reason: String,
+    /// `JobLease` with nothing but its body, base64. Of a job that has ended only on disk.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) body: String,
+    pub(crate) state: JobState,
+    /// Attempts that came to nothing.
+    #[serde(default)]
+    pub(crate) failures: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) lease: Option<LeaseRow>,
+    /// The last lease whose end was taken: it may tell that end again.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) ended_lease: String,
+    #[serde(default)]
+    pub(crate) cancel_requested: bool,
+    /// Its place in the queue: the order in which jobs were asked for.
+    pub(crate) sequence: u64,
+    pub(crate) submitted_at_unix_ms: i64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) started_at_unix_ms: Option<i64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) ended_at_unix_ms: Option<i64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) failure: Option<FailureRow>,
+    /// `JobComplete` with nothing but its report, or `JobFailure`, base64; only on disk.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) told: String,
+}
+
+impl JobRow {
+    /// Its attempt, from 1.
+    pub(crate) fn attempt(&self) -> u32 {
+        if self.state.is_end() && self.state != JobState::Succeeded {
+            return self.failures.max(1);
+        }
+        self.failures.saturating_add(1)
+    }
+
+    /// What its node is to do; `None` if it is not kept here or of a newer build.
+    pub(crate) fn work(&self) -> Option<Body> {
+        let bytes = BASE64.decode(self.body.as_bytes()).ok()?;
+        JobLease::decode(bytes.as_slice()).ok()?.body
+    }
+
+    /// What its node did, of a row as it is on disk.
+    pub(crate) fn report(&self) -> Option<JobReportObject> {
+        if self.state != JobState::Succeeded {
+            return None;
+        }
+        let bytes = BASE64.decode(self.told.as_bytes()).ok()?;
+        JobComplete::decode(bytes.as_slice()).ok()?.report.map(JobReportObject::from_proto)
+    }
+
+    /// Why its last attempt came to nothing: in full of a row as it is on disk, else in short.
+    pub(crate) fn failure(&self) -> Option<JobFailureObject> {
+        let short = self.failure.as_ref()?;
+        let whole = BASE64.decode(self.told.as_bytes()).ok().filter(|bytes| !bytes.is_empty());
+        if let Some(whole) = whole.and_then(|bytes| JobFailure::decode(bytes.as_slice()).ok())
+            && self.state != JobState::Succeeded
+        {
+            return Some(JobFailureObject::from_proto(whole));
+        }
+        Some(JobFailureObject {
+            code: short.code.clone(),
+            message: short.message.clone(),
+            path: Some(short.path.clone()).filter(|path| !path.is_empty()),
+            retry: short.retry,
+            ..JobFailureObject::default()
+        })
+    }
+
+    /// As it is kept in memory: what only `job.show` needs stays on disk.
+    pub(crate) fn in_memory(mut self) -> Self {
+        self.told = String::new();
+        if self.state.is_end() {
+            self.body = String::new();
+        }
+        self
+    }
+}
+
+/// A body as it is stored.
+pub(crate) fn stored(body: Body) -> String {
+    BASE64.encode(&JobLease { body: Some(body), ..JobLease::default() }.encode_to_vec())
+}
+
+/// A report as it is stored.
+pub(crate) fn stored_report(report: Report) -> String {
+    BASE64.encode(&JobComplete { report: Some(report), ..JobComplete::default() }.encode_to_vec())
+}
+
+/// A failure as it is stored.
+pub(crate) fn stored_failure(failure: &JobFailure) -> String {
+    BASE64.encode(&failure.encode_to_vec())
+}
+
+/// The word for a kind of work.
+pub(crate) fn kind(body: &Body) -> &'static str {
+    match body {
+        Body::ArtifactAcquire(_) => "artifact.acquire",
+        Body::ArtifactRemove(_) => "artifact.remove",
+        Body::RuntimeProbe(_) => "runtime.probe",
+        Body::RuntimeHealth(_) => "runtime.health",
+        Body::RuntimeUnload(_) => "runtime.unload",
+        Body::DeploymentLoad(_) => "deployment.load",
+        Body::DeploymentHealth(_) => "deployment.health",
+        Body::DeploymentDrain(_) => "deployment.drain",
+        Body::DeploymentUnload(_) => "deployment.unload",
+    }
+}
+
+/// The word for the work that a report is of.
+pub(crate) fn kind_of_report(report: &Report) -> &'static str {
+    match report {
+        Report::ArtifactAcquire(_) => "artifact.acquire",
+        Report::ArtifactRemove(_) => "artifact.remove",
+        Report::RuntimeProbe(_) => "runtime.probe",
+        Report::RuntimeHealth(_) => "runtime.health",
+        Report::RuntimeUnload(_) => "runtime.unload",
+        Report::DeploymentLoad(_) => "deployment.load",
+        Report::DeploymentHealth(_) => "deployment.health",
+        Report::DeploymentDrain(_) => "deployment.drain",
+        Report::DeploymentUnload(_) => "deployment.unload",
+    }
+}
+
+/// What an agent names that can do it.
+pub(crate) fn capability(kind: &str) -> String {
+    format!("{kind}.v1")
+}
+
+/// What a job is about.
+pub(crate) fn subject(body: &Body) -> String {
+    let of = |repository: &str, revision: &str| format!("{repository}@{revision}");
+    match body {
+        Body::ArtifactAcquire(body) => of(&body.repository, &body.revision),
+        Body::ArtifactRemove(body) => of(&body.repository, &body.revision),
+        Body::RuntimeProbe(body) => {
+            body.load.as_ref().map(|load| format!("{} {}", load.kind, load.model)).unwrap_or_default()
+        }
+        Body::RuntimeHealth(body) if body.engine.is_empty() => "every engine".to_owned(),
+        Body::RuntimeHealth(body) => body.engine.clone(),
+        Body::RuntimeUnload(body) => body.engine.clone(),
+        Body::DeploymentLoad(body) => body.engine.clone(),
+        Body::DeploymentHealth(body) => body.engine.clone(),
+        Body::DeploymentDrain(body) => body.engine.clone(),
+        Body::DeploymentUnload(body) => body.engine.clone(),
+    }
+}

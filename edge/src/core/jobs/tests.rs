@@ -1,0 +1,602 @@
+//! Jobs against a model, and the cases that have a name.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::too_many_lines,
+    reason = "tests"
+)]
+
+use quickcheck::{Arbitrary, Gen, quickcheck};
+use umbel_contracts::proto::node::job_complete::Report;
+use umbel_contracts::proto::node::{
+    ArtifactRemoveReport, JobFailure, JobRefusal, RunningJob, RuntimeHealth, RuntimeHealthReport,
+};
+
+use super::*;
+
+/// A table with its disk: rows are stored before they are applied, and a restart reads them.
+struct World {
+    jobs: Jobs,
+    disk: HashMap<String, JobRow>,
+    node: NodeId,
+    now: Instant,
+    wall: i64,
+    leases: u64,
+}
+
+impl World {
+    fn new() -> Self {
+        let (jobs, disk) = (Jobs::default(), HashMap::new());
+        Self { jobs, disk, node: NodeId::random(), now: Instant::now(), wall: 1_000, leases: 0 }
+    }
+
+    fn speaker(&self, instance: u64, generation: u64) -> Speaker {
+        Speaker { node: self.node, instance: instance.to_string(), generation: Generation(generation) }
+    }
+
+    fn order(&self) -> Order {
+        Order {
+            id: None,
+            node: self.node,
+            body: Body::RuntimeHealth(RuntimeHealth::default()),
+            owner: String::new(),
+            actor: "ann".to_owned(),
+            reason: String::new(),
+        }
+    }
+
+    fn wall(&self) -> Wall {
+        Wall(self.wall)
+    }
+
+    fn store(&mut self, id: &str, row: JobRow) {
+        // What is stored is what is read again.
+        let text = serde_json::to_string(&row).unwrap();
+        let row: JobRow = serde_json::from_str(&text).unwrap();
+        self.disk.insert(id.to_owned(), row.clone());
+        self.jobs.apply(id, row, self.now);
+    }
+
+    fn submit(&mut self, id: &str) {
+        let row = self.jobs.submit(self.order(), self.wall()).unwrap();
+        self.store(id, row);
+    }
+
+    fn lease(&mut self, id: &str, speaker: &Speaker) -> Option<String> {
+        self.leases += 1;
+        let lease = LeaseRow {
+            id: format!("l{}", self.leases),
+            instance: speaker.instance.clone(),
+            generation: speaker.generation.0,
+        };
+        let ran = self.jobs.is_held(id);
+        let row = self.jobs.lease(id, lease.clone(), self.wall())?;
+        self.store(id, row);
+        self.jobs.leased(id, ran);
+        Some(lease.id)
+    }
+
+    fn claim(&mut self, id: &str, speaker: &Speaker) -> String {
+        let lease = self.lease(id, speaker).unwrap();
+        self.jobs.claimed(id, &lease);
+        lease
+    }
+
+    fn fail(&mut self, id: &str, lease: &str, code: &str, retry: bool) -> Result<(), Error> {
+        let failure = JobFailure { code: code.to_owned(), retry, ..JobFailure::default() };
+        if let Some(row) = self.jobs.fail(self.node, id, lease, &failure, self.wall())? {
+            self.store(id, row);
+        }
+        Ok(())
+    }
+
+    fn complete(&mut self, id: &str, lease: &str) -> Result<(), Error> {
+        let report = Report::RuntimeHealth(RuntimeHealthReport::default());
+        if let Some(row) = self.jobs.complete(self.node, id, lease, report, self.wall())? {
+            self.store(id, row);
+        }
+        Ok(())
+    }
+
+    fn restart(&mut self) {
+        self.jobs = Jobs::default();
+        for (id, row) in self.disk.clone() {
+            self.jobs.apply(&id, row, self.now);
+        }
+    }
+
+    fn state(&self, id: &str) -> JobState {
+        self.jobs.view(id).unwrap().state
+    }
+
+    fn progress(&mut self, id: &str, lease: &str) -> Result<bool, Error> {
+        let said = JobProgress {
+            job_id: id.to_owned(),
+            lease_id: lease.to_owned(),
+            phase: "p".to_owned(),
+            ..JobProgress::default()
+        };
+        self.jobs.progress(self.node, said, self.now)
+    }
+
+    fn ready(&mut self, speaker: &Speaker, running: &[(&str, u32, &str)]) -> Named {
+        let running = running
+            .iter()
+            .map(|(id, attempt, lease)| RunningJob {
+                job_id: (*id).to_owned(),
+                attempt: *attempt,
+                lease_id: (*lease).to_owned(),
+                ended: false,
+            })
+            .collect();
+        let named = self.jobs.ready(speaker, &JobReady { slots: 4, running });
+        for id in &named.lost {
+            if let Some(row) = self.jobs.lost(id, speaker, self.wall()) {
+                self.store(id, row);
+            }
+        }
+        named
+    }
+}
+
+#[test]
+fn a_job_goes_its_way() {
+    let mut world = World::new();
+    world.submit("a");
+    assert_eq!(world.state("a"), JobState::Queued);
+    let speaker = world.speaker(1, 1);
+    assert_eq!(world.jobs.next(world.node, Generation(1)), None, "it has not said that it has room");
+    world.ready(&speaker, &[]);
+    assert_eq!(world.jobs.next(world.node, Generation(1)), Some("a"));
+    assert_eq!(world.jobs.next(world.node, Generation(2)), None, "another connection");
+    let lease = world.lease("a", &speaker).unwrap();
+    assert_eq!(world.state("a"), JobState::Leased);
+    assert_eq!(world.lease("a", &speaker), None, "it is given once");
+    world.jobs.claimed("a", &lease);
+    assert_eq!(world.state("a"), JobState::Running);
+    assert!(!world.progress("a", &lease).unwrap());
+    world.complete("a", &lease).unwrap();
+    assert_eq!(world.state("a"), JobState::Succeeded);
+    assert!(world.disk["a"].report().is_some() && world.jobs.view("a").unwrap().row.told.is_empty());
+    // Its answer was lost: it may say so again, and nothing else.
+    world.complete("a", &lease).unwrap();
+    assert_eq!(world.fail("a", &lease, "X", true).unwrap_err().reason, "JOB_LEASE_OLD");
+    assert_eq!(world.progress("a", &lease).unwrap_err().reason, "JOB_LEASE_OLD");
+}
+
+#[test]
+fn another_nodes_work_and_other_work_are_refused() {
+    let mut world = World::new();
+    world.submit("a");
+    let lease = world.claim("a", &world.speaker(1, 1));
+    let before = world.disk.clone();
+    let other = NodeId::random();
+    let report = || Report::RuntimeHealth(RuntimeHealthReport::default());
+    let refused = world.jobs.complete(other, "a", &lease, report(), Wall(1)).unwrap_err();
+    assert_eq!((refused.code, &*refused.reason), (Code::PermissionDenied, "JOB_OF_ANOTHER_NODE"));
+    let failure = JobFailure::default();
+    assert_eq!(
+        world.jobs.fail(other, "a", &lease, &failure, Wall(1)).unwrap_err().code,
+        Code::PermissionDenied
+    );
+    let said = JobProgress { job_id: "a".into(), lease_id: lease.clone(), ..JobProgress::default() };
+    assert_eq!(world.jobs.progress(other, said, world.now).unwrap_err().code, Code::PermissionDenied);
+    let foreign = Report::ArtifactRemove(ArtifactRemoveReport::default());
+    let refused = world.jobs.complete(world.node, "a", &lease, foreign, Wall(1)).unwrap_err();
+    assert_eq!(refused.reason, "JOB_REPORT_OF_OTHER_WORK");
+    assert_eq!(
+        world.jobs.complete(world.node, "b", "l", report(), Wall(1)).unwrap_err().code,
+        Code::NotFound
+    );
+    assert_eq!(world.disk, before);
+    assert_eq!(world.state("a"), JobState::Running);
+}
+
+/// Row 20 and row 21: a holder that was silent has lost its lease, and what it says later under it changes nothing.
+#[test]
+fn a_lease_that_ends_without_news_is_no_attempt() {
+    let mut world = World::new();
+    world.submit("a");
+    let speaker = world.speaker(1, 1);
+    for _ in 0..5 {
+        let lease = world.claim("a", &speaker);
+        world.now += LEASE / 2;
+        assert!(world.jobs.silent(world.now).is_empty());
+        world.progress("a", &lease).unwrap();
+        // From the last news, not from the last but one.
+        world.now += LEASE - Duration::from_secs(1);
+        assert!(world.jobs.silent(world.now).is_empty());
+        world.now += Duration::from_secs(1);
+        assert_eq!(world.jobs.silent(world.now), ["a"]);
+        let row = world.jobs.expire("a", world.now, world.wall()).unwrap();
+        world.store("a", row);
+        assert_eq!(world.state("a"), JobState::Queued);
+        assert_eq!(world.disk["a"].failures, 0);
+        assert_eq!(world.complete("a", &lease).unwrap_err().reason, "JOB_LEASE_OLD");
+        assert_eq!(world.state("a"), JobState::Queued);
+    }
+}
+
+#[test]
+fn what_still_runs_is_taken_up_under_a_new_lease_of_the_same_attempt() {
+    let mut world = World::new();
+    world.submit("a");
+    world.submit("b");
+    let first = world.speaker(1, 1);
+    let lease = world.claim("a", &first);
+    world.claim("b", &first);
+    // The edge restarts, and the node comes back: the same process, which never got b.
+    world.restart();
+    let again = world.speaker(1, 70_000);
+    let named = world.ready(&again, &[("a", 1, &lease), ("gone", 1, "l9")]);
+    assert_eq!(named.cancel, ["gone"]);
+    assert_eq!(world.state("b"), JobState::Queued);
+    assert_eq!(world.disk["b"].failures, 0, "the process never got it");
+    assert_eq!(world.jobs.next(world.node, Generation(70_000)), Some("a"), "it comes before the others");
+    let newer = world.claim("a", &again);
+    assert_eq!(world.disk["a"].attempt(), 1);
+    assert_eq!(world.complete("a", &lease).unwrap_err().reason, "JOB_LEASE_OLD");
+    world.complete("a", &newer).unwrap();
+}
+
+#[test]
+fn with_its_process_an_attempt_is_lost_three_times_and_no_more() {
+    let mut world = World::new();
+    world.submit("a");
+    for process in 1..=3 {
+        let speaker = world.speaker(process, process);
+        world.ready(&speaker, &[]);
+        assert_eq!(world.disk["a"].failures, u32::try_from(process).unwrap() - 1);
+        world.claim("a", &speaker);
+    }
+    let last = world.speaker(4, 4);
+    world.ready(&last, &[]);
+    assert_eq!(world.state("a"), JobState::Failed);
+    assert_eq!(world.disk["a"].failures, ATTEMPTS);
+    assert_eq!(world.disk["a"].failure().unwrap().code, "PROCESS_LOST");
+}
+
+#[test]
+fn what_is_under_way_when_the_node_says_what_it_runs_is_not_lost() {
+    let mut world = World::new();
+    world.submit("a");
+    let speaker = world.speaker(1, 1);
+    world.ready(&speaker, &[]);
+    world.lease("a", &speaker).unwrap();
+    assert_eq!(world.ready(&speaker, &[]), Named::default());
+    assert_eq!(world.state("a"), JobState::Leased);
+}
+
+#[test]
+fn a_failure_is_tried_again_only_where_that_makes_sense() {
+    let mut world = World::new();
+    world.submit("a");
+    world.submit("b");
+    let speaker = world.speaker(1, 1);
+    for attempt in 1..=ATTEMPTS {
+        let lease = world.claim("a", &speaker);
+        assert_eq!(world.disk["a"].attempt(), attempt);
+        world.fail("a", &lease, "SOURCE_UNREACHABLE", true).unwrap();
+        // Told again, it is no further attempt.
+        world.fail("a", &lease, "SOURCE_UNREACHABLE", true).unwrap();
+        assert_eq!(world.disk["a"].failures, attempt);
+    }
+    assert_eq!(world.state("a"), JobState::Failed);
+    let lease = world.claim("b", &speaker);
+    world.fail("b", &lease, "NAME_REFUSED", false).unwrap();
+    assert_eq!(world.state("b"), JobState::Failed);
+    assert_eq!(world.disk["b"].failure().unwrap().code, "NAME_REFUSED");
+}
+
+/// Row 63: a cancelled job of a node that is cut off ends with its lease.
+#[test]
+fn a_job_is_cancelled_in_each_state() {
+    let mut world = World::new();
+    for id in ["queued", "running", "silent"] {
+        world.submit(id);
+    }
+    let speaker = world.speaker(1, 1);
+    let (running, _) = (world.claim("running", &speaker), world.claim("silent", &speaker));
+    for id in ["queued", "running", "silent"] {
+        let row = world.jobs.cancel(id, world.wall()).unwrap().unwrap();
+        world.store(id, row);
+        assert_eq!(world.jobs.cancel(id, world.wall()).unwrap(), None, "it was said before");
+    }
+    assert_eq!(world.state("queued"), JobState::Cancelled);
+    assert!(world.progress("running", &running).unwrap(), "its node is told");
+    world.fail("running", &running, "CANCELLED", false).unwrap();
+    assert_eq!(world.state("running"), JobState::Cancelled);
+    world.now += LEASE;
+    for id in world.jobs.silent(world.now) {
+        let row = world.jobs.expire(&id, world.now, world.wall()).unwrap();
+        world.store(&id, row);
+    }
+    assert_eq!(world.state("silent"), JobState::Cancelled);
+    world.submit("done");
+    let lease = world.claim("done", &speaker);
+    world.complete("done", &lease).unwrap();
+    assert_eq!(world.jobs.cancel("done", world.wall()).unwrap_err().reason, "JOB_ENDED");
+    // The node that was cut off still runs it: it is told to end it.
+    let named = world.ready(&world.speaker(1, 2), &[("silent", 1, "l2")]);
+    assert_eq!(named.cancel, ["silent"]);
+}
+
+#[test]
+fn a_node_that_refuses_gets_nothing_until_it_has_room_again() {
+    let mut world = World::new();
+    world.submit("a");
+    let speaker = world.speaker(1, 1);
+    world.ready(&speaker, &[]);
+    let lease = world.lease("a", &speaker).unwrap();
+    let row = world.jobs.refused("a", &lease, JobRefusal::NoRoom, String::new(), world.wall()).unwrap();
+    world.store("a", row);
+    assert_eq!((world.state("a"), world.disk["a"].failures), (JobState::Queued, 0));
+    assert_eq!(world.jobs.next(world.node, Generation(1)), None);
+    world.ready(&speaker, &[]);
+    assert_eq!(world.jobs.next(world.node, Generation(1)), Some("a"));
+    let lease = world.lease("a", &speaker).unwrap();
+    let row = world.jobs.refused("a", &lease, JobRefusal::UnknownBody, "no".into(), world.wall()).unwrap();
+    world.store("a", row);
+    assert_eq!(world.state("a"), JobState::Failed);
+}
+
+#[test]
+fn queues_and_what_is_kept_are_bounded() {
+    let mut world = World::new();
+    for n in 0..QUEUE {
+        world.submit(&n.to_string());
+    }
+    assert_eq!(world.jobs.submit(world.order(), Wall(0)).unwrap_err().code, Code::ResourceExhausted);
+    let speaker = world.speaker(1, 1);
+    for n in 0..QUEUE {
+        let lease = world.claim(&n.to_string(), &speaker);
+        world.complete(&n.to_string(), &lease).unwrap();
+    }
+    assert!(world.jobs.submit(world.order(), Wall(0)).is_ok());
+    assert!(world.jobs.overdue(world.wall()).is_empty());
+    let later = world.wall() + KEPT_FOR + Duration::from_millis(1);
+    let overdue = world.jobs.overdue(later);
+    assert_eq!(overdue.len(), FORGOTTEN_AT_ONCE);
+    for id in overdue {
+        world.jobs.forget(&id);
+    }
+    assert_eq!(world.jobs.jobs.len(), QUEUE - FORGOTTEN_AT_ONCE);
+    assert!(world.jobs.rooms.is_empty(), "nothing is left of a node without jobs");
+}
+
+/// What may happen to a handful of jobs of one node.
+#[derive(Clone, Debug)]
+enum Step {
+    Submit,
+    Give(u8),
+    Claim(u8),
+    Progress(u8, bool),
+    Complete(u8, bool),
+    Fail(u8, bool, bool),
+    Cancel(u8),
+    Silence,
+    /// The node's connection is a new one; the process too; it names those that it runs.
+    Reconnect(bool),
+    RestartEdge,
+}
+
+impl Arbitrary for Step {
+    fn arbitrary(g: &mut Gen) -> Self {
+        let (job, yes) = (u8::arbitrary(g) % 4, bool::arbitrary(g));
+        match u8::arbitrary(g) % 12 {
+            0 | 1 => Self::Submit,
+            2 | 3 => Self::Give(job),
+            4 => Self::Claim(job),
+            5 => Self::Progress(job, yes),
+            6 => Self::Complete(job, yes),
+            7 => Self::Fail(job, yes, bool::arbitrary(g)),
+            8 => Self::Cancel(job),
+            9 => Self::Silence,
+            10 => Self::Reconnect(yes),
+            _ => Self::RestartEdge,
+        }
+    }
+}
+
+/// The model: of each job its end, its attempts, its lease, and what its node runs.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Model {
+    ended: Option<JobState>,
+    failures: u32,
+    lease: Option<(String, u64)>,
+    old: Option<String>,
+    cancel: bool,
+    // At the node: the lease that it has of it.
+    runs: Option<String>,
+}
+
+struct Run {
+    world: World,
+    models: Vec<Model>,
+    instance: u64,
+    generation: u64,
+}
+
+impl Run {
+    fn new() -> Self {
+        Self { world: World::new(), models: Vec::new(), instance: 1, generation: 1 }
+    }
+
+    fn lease_of(&self, job: usize, right: bool) -> String {
+        let model = &self.models[job];
+        let lease = if right { model.lease.as_ref().map(|(id, _)| id) } else { model.old.as_ref() };
+        lease.cloned().unwrap_or_else(|| "l0".to_owned())
+    }
+
+    fn end_attempt(model: &mut Model, retry: bool, counts: bool) {
+        model.old = model.lease.take().map(|(id, _)| id);
+        model.failures += u32::from(counts);
+        if model.cancel {
+            model.ended = Some(JobState::Cancelled);
+        } else if !retry || model.failures >= ATTEMPTS {
+            model.ended = Some(JobState::Failed);
+        }
+    }
+
+    fn step(&mut self, step: &Step) {
+        let speaker = self.world.speaker(self.instance, self.generation);
+        let name = |job: u8| job.to_string();
+        let count = self.models.len();
+        let has = |job: u8| usize::from(job) < count;
+        match *step {
+            Step::Submit if self.models.len() < 4 => {
+                self.world.submit(&self.models.len().to_string());
+                self.models.push(Model::default());
+            }
+            Step::Give(job) if has(job) => {
+                let given = self.world.lease(&name(job), &speaker);
+                let model = &mut self.models[usize::from(job)];
+                let waits = model.ended.is_none() && model.lease.is_none();
+                // What its node runs and names is given anew; here the names came with the connection.
+                if let Some(lease) = given {
+                    let held = model.runs.is_some();
+                    assert!(model.ended.is_none() && (waits || held), "{model:?}");
+                    model.lease = Some((lease, self.generation));
+                } else {
+                    assert!(!waits, "{model:?}");
+                }
+            }
+            Step::Claim(job) if has(job) => {
+                let model = &mut self.models[usize::from(job)];
+                if let Some((lease, generation)) = model.lease.clone()
+                    && generation == self.generation
+                {
+                    self.world.jobs.claimed(&name(job), &lease);
+                    model.runs = Some(lease);
+                }
+            }
+            Step::Progress(job, right) if has(job) => {
+                let lease = self.lease_of(usize::from(job), right);
+                let model = &self.models[usize::from(job)];
+                let in_force = model.lease.as_ref().is_some_and(|(id, _)| *id == lease);
+                let answer = self.world.progress(&name(job), &lease);
+                assert_eq!(answer.ok(), in_force.then_some(model.cancel));
+            }
+            Step::Complete(job, right) if has(job) => {
+                let lease = self.lease_of(usize::from(job), right);
+                let taken = self.world.complete(&name(job), &lease).is_ok();
+                let model = &mut self.models[usize::from(job)];
+                if model.lease.as_ref().is_some_and(|(id, _)| *id == lease) {
+                    assert!(taken);
+                    model.old = model.lease.take().map(|(id, _)| id);
+                    (model.ended, model.runs) = (Some(JobState::Succeeded), None);
+                } else {
+                    let again =
+                        model.ended == Some(JobState::Succeeded) && model.old.as_ref() == Some(&lease);
+                    assert_eq!(taken, again, "{model:?}");
+                }
+            }
+            Step::Fail(job, right, retry) if has(job) => {
+                let lease = self.lease_of(usize::from(job), right);
+                let taken = self.world.fail(&name(job), &lease, "X", retry).is_ok();
+                let model = &mut self.models[usize::from(job)];
+                if model.lease.as_ref().is_some_and(|(id, _)| *id == lease) {
+                    assert!(taken);
+                    model.runs = None;
+                    Self::end_attempt(model, retry, true);
+                } else {
+                    let again =
+                        model.ended != Some(JobState::Succeeded) && model.old.as_ref() == Some(&lease);
+                    assert_eq!(taken, again, "{model:?}");
+                }
+            }
+            Step::Cancel(job) if has(job) => {
+                let id = name(job);
+                if let Ok(Some(row)) = self.world.jobs.cancel(&id, self.world.wall()) {
+                    self.world.store(&id, row);
+                }
+                let model = &mut self.models[usize::from(job)];
+                if model.ended.is_none() {
+                    model.cancel = true;
+                    if model.lease.is_none() {
+                        model.ended = Some(JobState::Cancelled);
+                    }
+                }
+            }
+            Step::Silence => {
+                self.world.now += LEASE;
+                for id in self.world.jobs.silent(self.world.now) {
+                    let row = self.world.jobs.expire(&id, self.world.now, self.world.wall()).unwrap();
+                    self.world.store(&id, row);
+                    let model = &mut self.models[id.parse::<usize>().unwrap()];
+                    model.lease = None;
+                    if model.cancel {
+                        model.ended = Some(JobState::Cancelled);
+                    }
+                }
+            }
+            Step::Reconnect(process) => self.reconnect(process),
+            Step::RestartEdge => self.world.restart(),
+            _ => {}
+        }
+    }
+
+    fn reconnect(&mut self, process: bool) {
+        self.generation += 1;
+        if process {
+            self.instance += 1;
+            self.models.iter_mut().for_each(|model| model.runs = None);
+        }
+        let speaker = self.world.speaker(self.instance, self.generation);
+        let runs: Vec<_> = self.models.iter().enumerate().collect();
+        let runs: Vec<_> = runs
+            .into_iter()
+            .filter_map(|(job, model)| {
+                model.runs.clone().map(|lease| (job.to_string(), model.failures + 1, lease))
+            })
+            .collect();
+        let said: Vec<_> =
+            runs.iter().map(|(id, attempt, lease)| (id.as_str(), *attempt, lease.as_str())).collect();
+        let named = self.world.ready(&speaker, &said);
+        for (job, model) in self.models.iter_mut().enumerate() {
+            let cancelled = named.cancel.contains(&job.to_string());
+            assert_eq!(cancelled, model.runs.is_some() && model.ended.is_some());
+            if cancelled {
+                model.runs = None;
+            }
+            if model.ended.is_some() || model.runs.is_some() || model.lease.is_none() {
+                continue;
+            }
+            if process {
+                Self::end_attempt(model, true, true);
+            } else {
+                model.lease = None;
+                if model.cancel {
+                    model.ended = Some(JobState::Cancelled);
+                }
+            }
+        }
+    }
+
+    fn agrees(&self) -> bool {
+        self.models.iter().enumerate().all(|(job, model)| {
+            let id = job.to_string();
+            let view = self.world.jobs.view(&id).unwrap();
+            let lease = view.row.lease.as_ref().map(|lease| lease.id.clone());
+            let ended = view.row.state.is_end().then_some(view.row.state);
+            let agrees = ended == model.ended
+                && view.row.failures == model.failures
+                && lease == model.lease.as_ref().map(|(id, _)| id.clone())
+                && view.row.failures <= ATTEMPTS
+                && self.world.disk[&id].clone().in_memory() == *view.row;
+            assert!(agrees, "job {job}: {view:?} is not {model:?}");
+            agrees
+        })
+    }
+}
+
+quickcheck! {
+    fn whatever_happens_the_table_is_as_the_model_says(steps: Vec<Step>) -> bool {
+        let mut run = Run::new();
+        steps.iter().all(|step| {
+            run.step(step);
+            run.agrees()
+        })
+    }
+}

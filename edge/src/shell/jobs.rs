@@ -1,0 +1,245 @@
+//! Jobs of the running edge: asked for, given to their nodes, followed, ended.
+//!
+//! Owns the order: a change of a job is decided, committed with its audit entry, applied and only then told; changes of one
+//! job stand in a row. Leaves the rules to `core/jobs` and sending to [`give`]. Invariants: what [`submit`] returned is on
+//! disk; the table's lock is never held across an await; whoever waits for an end sees it by [`Jobs::changes`].
+
+mod answer;
+mod give;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use tokio::sync::{Notify, watch};
+use umbel_contracts::objects::{JobObject, JobProgressObject, JobState, timestamp};
+use umbel_store::{AuditRecord, Commit};
+use umbel_wire::{Code, Error, Generation, NodeId, clock};
+
+use crate::core::jobs::{ATTEMPTS, JOBS, JobRow, JobView, Jobs as Table, Order};
+use crate::shell::commands::store_error;
+use crate::shell::events::Happened;
+use crate::shell::nodes::Turns;
+use crate::shell::site::Site;
+
+pub(crate) use answer::{is_ours, taken};
+pub(crate) use give::keep;
+
+/// All jobs of the site.
+pub(crate) struct Jobs {
+    table: Mutex<Table>,
+    /// Changes of one job stand in a row.
+    turns: Turns,
+    /// Somebody may get something.
+    wake: Notify,
+    changed: watch::Sender<u64>,
+}
+
+impl Jobs {
+    /// Takes up what is stored.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    pub(crate) async fn load(store: &umbel_store::Store) -> Result<Self, umbel_store::ReadError> {
+        let mut table = Table::default();
+        let now = clock::now();
+        for (stored, row) in store.load_json::<JobRow>(JOBS).await? {
+            if NodeId::parse(&row.node).is_err() {
+                store.not_usable(JOBS, &stored.key, "its node is no node id");
+                continue;
+            }
+            table.apply(&stored.key, row, now);
+        }
+        let changed = watch::Sender::new(0);
+        Ok(Self { table: Mutex::new(table), turns: Turns::default(), wake: Notify::new(), changed })
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ticks whenever a job was asked for, was given or has ended: look again.
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    /// Those that match, the newest first; without what only [`show`] has.
+    pub(crate) fn list(&self, matches: impl Fn(&JobView) -> bool) -> Vec<JobView> {
+        self.table().list(matches)
+    }
+
+    /// The jobs of one owner, the newest first.
+    pub(crate) fn of_owner(&self, owner: &str) -> Vec<JobView> {
+        self.list(|view| view.row.owner == owner)
+    }
+
+    /// One job, without what only [`show`] has.
+    pub(crate) fn view(&self, id: &str) -> Option<JobView> {
+        self.table().view(id)
+    }
+
+    /// A node's connection has ended.
+    pub(crate) fn closed(&self, node: NodeId, generation: Generation) {
+        self.table().closed(node, generation);
+    }
+
+    /// A node may be gone for good.
+    pub(crate) fn look(&self) {
+        self.wake.notify_one();
+    }
+
+    fn tick(&self) {
+        self.changed.send_modify(|count| *count = count.wrapping_add(1));
+        self.wake.notify_one();
+    }
+}
+
+/// A job as operators see it.
+pub(crate) fn object(view: &JobView) -> JobObject {
+    let row = &view.row;
+    JobObject {
+        job_id: view.id.clone(),
+        kind: row.kind.clone(),
+        subject: row.subject.clone(),
+        node_id: row.node.clone(),
+        owner: Some(row.owner.clone()).filter(|owner| !owner.is_empty()),
+        actor: row.actor.clone(),
+        reason: Some(row.reason.clone()).filter(|reason| !reason.is_empty()),
+        state: view.state,
+        attempt: row.attempt(),
+        attempts_max: ATTEMPTS,
+        cancel_requested: row.cancel_requested && !row.state.is_end(),
+        progress: view.progress.as_ref().map(JobProgressObject::from_proto),
+        submitted_at: timestamp(row.submitted_at_unix_ms),
+        started_at: row.started_at_unix_ms.map(timestamp),
+        ended_at: row.ended_at_unix_ms.map(timestamp),
+        failure: row.failure(),
+        report: None,
+    }
+}
+
+/// One job with its report or failure in full, as they are on disk.
+///
+/// # Errors
+/// NOT_FOUND; INTERNAL if the store cannot be read.
+pub(crate) async fn show(site: &Site, id: &str) -> Result<JobObject, Error> {
+    let unreadable =
+        |error: umbel_store::ReadError| Error::new(Code::Internal, "STORE_UNREADABLE", error.to_string());
+    let view = site.jobs.view(id).ok_or_else(|| {
+        let message = "this edge has no such job; ended ones are kept for 7 days";
+        Error::new(Code::NotFound, "UNKNOWN_JOB", message)
+    })?;
+    let mut object = object(&view);
+    let stored = site.store.get(JOBS, id).await.map_err(unreadable)?;
+    if let Some(row) = stored.map(|row| row.json::<JobRow>()).transpose().map_err(unreadable)? {
+        object.failure = row.failure().or(object.failure);
+        object.report = row.report();
+    }
+    Ok(object)
+}
+
+/// A new job's id.
+pub(crate) fn new_id() -> String {
+    uuid::Uuid::new_v4().hyphenated().to_string()
+}
+
+/// Queues a job for a node. It is on disk when this returns; an id that is known already is that job, whatever its state.
+///
+/// # Errors
+/// A full queue, a node that is gone for good, a store that cannot be written: nothing is queued.
+pub(crate) async fn submit(site: &Site, order: Order) -> Result<String, Error> {
+    let id = order.id.clone().unwrap_or_else(new_id);
+    let record = record("job.submit", &id, &order.actor).because(order.reason.clone());
+    submit_with(site, &id, order, Commit::new().audit(record)).await?;
+    Ok(id)
+}
+
+/// Queues a job under an id that the caller made, in one commit with what else it has to write.
+///
+/// # Errors
+/// As [`submit`].
+pub(crate) async fn submit_with(site: &Site, id: &str, order: Order, also: Commit) -> Result<(), Error> {
+    let node = order.node;
+    let gone = site.read(|registry| registry.node(&node).is_none_or(|node| node.is_tombstone()));
+    if gone {
+        let message = "this node was decommissioned, or never was one of this site";
+        return Err(Error::new(Code::Gone, "NODE_DECOMMISSIONED", message));
+    }
+    // Those of one node in a row, so that its queue's bound holds.
+    let turn = site.jobs.turns.take(format!("node {node}")).await;
+    if site.jobs.view(id).is_some() {
+        return Ok(());
+    }
+    let row = site.jobs.table().submit(order, site.wall())?;
+    let overdue = site.jobs.table().overdue(site.wall());
+    let commit = Commit::new().require_absent(JOBS, id).put_json(JOBS, id, &row).and(also);
+    let commit = overdue.iter().fold(commit, |commit, old| commit.remove(JOBS, old.clone()));
+    site.store.commit(commit).await.map_err(|error| store_error(&error))?;
+    {
+        let mut table = site.jobs.table();
+        for old in &overdue {
+            table.forget(old);
+        }
+        table.apply(id, row, clock::now());
+    }
+    drop(turn);
+    tell(site, id, "job_queued");
+    Ok(())
+}
+
+/// Asks for a job's end: one that waits is cancelled at once, one that runs is ended by its node.
+///
+/// # Errors
+/// NOT_FOUND; CONFLICT if it came to another end; a store that cannot be written.
+pub(crate) async fn cancel(site: &Site, id: &str, actor: &str, also: Commit) -> Result<(), Error> {
+    let turn = site.jobs.turns.take(id.to_owned()).await;
+    let row = site.jobs.table().cancel(id, site.wall())?;
+    let Some(row) = row else {
+        // It was said before; what the caller writes stands by itself.
+        return site.store.commit(also).await.map(drop).map_err(|error| store_error(&error));
+    };
+    let also = if row.state.is_end() { also } else { also.audit(record("job.cancel", id, actor)) };
+    change(site, id, row, also, clock::now()).await?;
+    drop(turn);
+    Ok(())
+}
+
+fn record(action: &'static str, id: &str, actor: &str) -> AuditRecord {
+    AuditRecord::new(action, id, "succeeded").by(actor)
+}
+
+/// Stores a job's changed row, with the audit's entry of an end, applies it and tells of it. Its turn is taken.
+async fn change(site: &Site, id: &str, row: JobRow, also: Commit, now: Instant) -> Result<(), Error> {
+    let mut commit = Commit::new().put_json(JOBS, id, &row).and(also);
+    if row.state.is_end() {
+        let outcome = if row.state == JobState::Succeeded { "succeeded" } else { row.state.as_str() };
+        let cause = row.failure.as_ref().map(|failure| failure.code.clone()).unwrap_or_default();
+        let about = format!("{} {} {cause}", row.kind, row.subject);
+        commit =
+            commit.audit(AuditRecord::new("job.ended", id, outcome).by("edge").because(about.trim_end()));
+    }
+    site.store.commit(commit).await.map_err(|error| store_error(&error))?;
+    let kind = match row.state {
+        JobState::Succeeded => "job_succeeded",
+        JobState::Failed => "job_failed",
+        JobState::Cancelled => "job_cancelled",
+        JobState::Queued => "job_queued",
+        _ => "job_leased",
+    };
+    site.jobs.table().apply(id, row, now);
+    tell(site, id, kind);
+    Ok(())
+}
+
+fn tell(site: &Site, id: &str, kind: &'static str) {
+    site.jobs.tick();
+    let Some(view) = site.jobs.view(id) else { return };
+    let row = &view.row;
+    let cause = row.failure.as_ref().filter(|_| row.state != JobState::Succeeded);
+    let cause = cause.map(|failure| format!(": {}", failure.code)).unwrap_or_default();
+    site.events.tell(Happened {
+        kind,
+        node_id: row.node.clone(),
+        message: format!("job {id}, {} {}, attempt {}{cause}", row.kind, row.subject, row.attempt()),
+        ..Happened::default()
+    });
+}
