@@ -5,6 +5,7 @@
 
 #[allow(dead_code, reason = "the runner of jobs, which comes, calls it")]
 pub(crate) mod artifacts;
+pub(crate) mod deployments;
 pub(crate) mod gpus;
 pub(crate) mod identity;
 pub(crate) mod inventory;

@@ -4,6 +4,8 @@ pub(crate) mod admin;
 #[allow(dead_code, reason = "the runner of jobs, which comes, calls it")]
 pub(crate) mod artifacts;
 pub(crate) mod credential;
+#[allow(dead_code, reason = "the runner of jobs, which comes, calls it")]
+pub(crate) mod deployments;
 pub(crate) mod edge;
 pub(crate) mod engine_http;
 pub(crate) mod engines;

@@ -19,30 +19,16 @@ use umbel_contracts::{
 };
 
 use super::{llama_server, model_files, sglang, vllm};
-use crate::config::{Accelerator, EngineConfig, EngineSource, ProcessSource, Programs, program_key};
+use crate::{
+    config::{Accelerator, EngineConfig, EngineSource, ProcessSource, Programs, program_key},
+    core::deployments::Refusal,
+};
 
 /// What adapters know of the host.
 #[derive(Debug, Clone)]
 pub(crate) struct HostFacts {
     pub(crate) programs: Programs,
     pub(crate) accelerator: Accelerator,
-}
-
-/// Why an engine cannot be started here.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Refusal {
-    /// In capitals: `PROGRAM_MISSING`.
-    pub(crate) code: &'static str,
-    /// The field that it is about: `profile.max_model_len`; empty where there is none.
-    pub(crate) path: String,
-    /// What is wrong and what to do.
-    pub(crate) message: String,
-}
-
-impl Refusal {
-    pub(crate) fn new(code: &'static str, path: &str, message: impl Into<String>) -> Self {
-        Self { code, path: path.to_owned(), message: message.into() }
-    }
 }
 
 /// What to start.

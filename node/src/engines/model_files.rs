@@ -11,8 +11,7 @@ use std::{
 
 use umbel_contracts::deployment::Profile;
 
-use super::adapter::Refusal;
-use crate::config::ProcessSource;
+use crate::{config::ProcessSource, core::deployments::Refusal};
 
 /// Of a GGUF file: what describes the model comes before its vocabulary.
 const HEAD: u64 = 256 * 1024;

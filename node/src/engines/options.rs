@@ -13,8 +13,11 @@ use umbel_contracts::deployment::{
     profile::{Holds, Key},
 };
 
-use super::adapter::{self, Command, HostFacts, Refusal};
-use crate::config::{Accelerator, EngineConfig, EngineSource, Origin, ProcessSource, Programs};
+use super::adapter::{self, Command, HostFacts};
+use crate::{
+    config::{Accelerator, EngineConfig, EngineSource, Origin, ProcessSource, Programs},
+    core::deployments::Refusal,
+};
 
 const KINDS: [EngineKind; 3] = [EngineKind::Vllm, EngineKind::Sglang, EngineKind::LlamaServer];
 

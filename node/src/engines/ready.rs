@@ -42,6 +42,28 @@ pub(crate) async fn probe(
         503 => return Err("it is still loading (its health route says 503)".into()),
         other => return Err(format!("its health route says {other}")),
     }
+    lists(pool, base, model, key).await
+}
+
+/// What its health route says.
+///
+/// # Errors
+/// That it is not healthy: one sentence.
+pub(crate) async fn health(pool: &Pool) -> Result<String, String> {
+    match get(pool, "/health", None).await?.0 {
+        status @ 200..=299 => Ok(format!("its health route says {status}")),
+        404 | 405 => Ok("it has no health route".to_owned()),
+        status @ (401 | 403) => Ok(format!("its health route wants a key ({status})")),
+        503 => Err("it is still loading (its health route says 503)".to_owned()),
+        status => Err(format!("its health route says {status}")),
+    }
+}
+
+/// Whether it lists the model.
+///
+/// # Errors
+/// Why not: one sentence.
+pub(crate) async fn lists(pool: &Pool, base: &str, model: &str, key: Option<&str>) -> Result<(), String> {
     let (status, body) = get(pool, &format!("{base}/v1/models"), key).await?;
     if status != 200 {
         return Err(format!("its list of models says {status}"));

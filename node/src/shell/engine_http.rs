@@ -210,12 +210,28 @@ pub(crate) async fn ask(
     limit: Duration,
     max: usize,
 ) -> Result<(u16, Vec<u8>), String> {
+    let mut body = Vec::new();
+    let status = ask_in_pieces(pool, request, limit, max, |piece| body.extend_from_slice(piece)).await?;
+    Ok((status, body))
+}
+
+/// The same, with each piece of the answer's body as it comes.
+///
+/// # Errors
+/// A sentence without an address.
+pub(crate) async fn ask_in_pieces(
+    pool: &Pool,
+    request: &[u8],
+    limit: Duration,
+    max: usize,
+    mut piece: impl FnMut(&[u8]),
+) -> Result<u16, String> {
     let asking = async {
         let mut link = pool.connect().await.map_err(|error| says(&error))?;
         link.write(request).await.map_err(|(error, _)| says(&error))?;
         let mut patience = Patience::new(limit, limit);
         let mut answer = Answer::new();
-        let (mut head, mut body) = (None, Vec::new());
+        let (mut head, mut length) = (None, 0);
         loop {
             let mut part = link.read(&mut patience).await.map_err(|error| says(&error))?;
             if part.is_empty() {
@@ -233,16 +249,16 @@ pub(crate) async fn ask(
             }
             let payload = answer.body(bytes);
             answer.check().map_err(|bad| bad.to_string())?;
-            body.extend_from_slice(bytes.get(..payload).unwrap_or_default());
-            if body.len() > max {
+            length += payload;
+            if length > max {
                 return Err(format!("its answer is longer than {max} bytes"));
             }
+            piece(bytes.get(..payload).unwrap_or_default());
             if answer.is_complete() {
                 break;
             }
         }
-        head.map(|head| (head.status, body))
-            .ok_or_else(|| "it closed the connection without an answer".to_owned())
+        head.map(|head| head.status).ok_or_else(|| "it closed the connection without an answer".to_owned())
     };
     tokio::time::timeout(limit, asking).await.unwrap_or_else(|_| Err("it does not answer in time".into()))
 }

@@ -76,6 +76,8 @@ struct Shared {
     started: Option<Arc<EngineConfig>>,
     view: View,
     route: Option<Arc<Route>>,
+    /// The way to it, whether it is ready or not: for those who look at it.
+    way: Option<Arc<Route>>,
     /// Its process, from the start until nothing of it is left.
     leader: Option<Leader>,
 }
@@ -97,6 +99,8 @@ pub(crate) struct Engine {
     in_flight: AtomicU32,
     /// The whole node takes no new streams.
     node_drains: Arc<AtomicBool>,
+    /// It alone takes no new streams.
+    closed: AtomicBool,
     /// The last stream on it has ended; a word that nobody waited for is kept.
     ended: Notify,
     commands: mpsc::Sender<Command>,
@@ -122,7 +126,7 @@ impl Engine {
     pub(crate) fn visit(self: &Arc<Self>) -> Result<Visit, View> {
         let shared = self.lock();
         match &shared.route {
-            Some(route) if shared.view.state == State::Ready && !self.node_drains.load(Ordering::Acquire) => {
+            Some(route) if shared.view.state == State::Ready && !self.is_closed() => {
                 // Counted under the lock: a drain that begins now sees it.
                 self.in_flight.fetch_add(1, Ordering::AcqRel);
                 Ok(Visit { engine: Arc::clone(self), route: Arc::clone(route) })
@@ -137,11 +141,33 @@ impl Engine {
     /// Its state as the edge and the operator shall see it.
     pub(crate) fn view(&self) -> View {
         let mut view = self.lock().view.clone();
-        if view.state == State::Ready && self.node_drains.load(Ordering::Acquire) {
+        if view.state == State::Ready && self.is_closed() {
             view.state = State::Draining;
-            view.cause = "the node agent stops".into();
+            let node = self.node_drains.load(Ordering::Acquire);
+            view.cause = if node { "the node agent stops" } else { "it is drained" }.into();
         }
         view
+    }
+
+    /// It takes no new streams.
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire) || self.node_drains.load(Ordering::Acquire)
+    }
+
+    /// Whether it shall take new streams. Those that run go on.
+    pub(crate) fn close(&self, closed: bool) {
+        let _shared = self.lock();
+        self.closed.store(closed, Ordering::Release);
+    }
+
+    /// The way to it, whether it is ready or not.
+    pub(crate) fn way(&self) -> Option<Arc<Route>> {
+        self.lock().way.clone()
+    }
+
+    /// Its process, from the start until nothing of it is left.
+    pub(crate) fn leader(&self) -> Option<Leader> {
+        self.lock().leader.clone()
     }
 
     pub(crate) fn in_flight(&self) -> u32 {
@@ -271,8 +297,19 @@ impl Engines {
             running: Mutex::default(),
             own: own.clone(),
         });
+        // Before anything of an earlier agent is judged: these are wanted.
+        match state.deployments() {
+            Ok(deployed) => engines.deploy(deployed, None),
+            Err(why) => tracing::error!("{why}"),
+        }
         engines.apply(config);
         engines
+    }
+
+    /// An engine takes no new streams, or takes them again.
+    pub(crate) fn close(&self, engine: &Engine, closed: bool) {
+        engine.close(closed);
+        self.changed.send_modify(|version| *version += 1);
     }
 
     /// All that there shall be, in the order of the file.

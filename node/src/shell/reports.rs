@@ -14,6 +14,7 @@ use std::{
 use tokio::{sync::watch, task::spawn_blocking};
 use umbel_contracts::{
     NODE_PROTOCOL,
+    deployment::EngineKind,
     proto::node::{
         AgentHealth, Artifact, EngineRuntime, EngineState, EngineStatus, NodeDeclared, NodeHeartbeat,
         NodeHelloRequest, NodeInventory, NodeProblem, NodeTelemetry,
@@ -35,8 +36,6 @@ use crate::{
 /// What this agent can do, by the names of the boundary.
 const CAPABILITIES: [&str; 4] =
     ["hardware.inventory", "hardware.telemetry", "deployment.invoke.v1", "deployment.health.v1"];
-/// Kinds of engines that this agent runs.
-const KINDS: [&str; 3] = ["sim", "external", "llama-server"];
 /// Bytes of output tails in one message: with 32 engines and their causes it stays below a frame.
 const TAILS_MAX: usize = 24 * 1024;
 /// Bytes of a cause.
@@ -249,22 +248,13 @@ impl Reports {
     /// What the node says first.
     pub(crate) fn hello(self: &Arc<Self>) -> NodeHelloRequest {
         let inventory = self.next_inventory(Instant::now());
-        let config = self.settings.in_force();
         let settings = self.settings.state();
         let NodeDeclared { engines, labels } = self.declare();
         NodeHelloRequest {
             node_id: self.identity.node_id.to_string(),
             agent_version: env!("CARGO_PKG_VERSION").to_owned(),
             capabilities: CAPABILITIES.map(str::to_owned).to_vec(),
-            runtimes: KINDS
-                .iter()
-                .filter(|kind| config.allow_sim || **kind != "sim")
-                .map(|kind| EngineRuntime {
-                    kind: (*kind).to_owned(),
-                    adapter_version: NODE_PROTOCOL.max.to_string(),
-                    ..EngineRuntime::default()
-                })
-                .collect(),
+            runtimes: self.runtimes(),
             inventory_sequence: self.inventories().numbers.last(),
             telemetry_sequence: self.telemetries().numbers.last(),
             engines,
@@ -275,6 +265,17 @@ impl Reports {
             artifacts: job::fitting(self.artifacts.borrow().iter().cloned(), job::HELLO_BYTES),
             ..NodeHelloRequest::default()
         }
+    }
+
+    /// The kinds of engines that this host can run.
+    fn runtimes(&self) -> Vec<EngineRuntime> {
+        let kinds = self.engines.grounds().kinds();
+        let runtime = |kind: EngineKind| EngineRuntime {
+            kind: kind.as_str().to_owned(),
+            adapter_version: NODE_PROTOCOL.max.to_string(),
+            ..EngineRuntime::default()
+        };
+        kinds.into_iter().map(runtime).collect()
     }
 
     /// Everything that is declared, as in a hello; it counts as told.

@@ -20,6 +20,7 @@ use umbel_wire::{files, tls::KeyPair};
 use crate::{
     StartError,
     core::{
+        deployments::Kept,
         identity::{Identity, KEY_FILES, PendingCredential},
         process_tree::{ProcessId, StartTime},
         settings,
@@ -31,6 +32,7 @@ const PENDING: &str = "pending.json";
 const SEQUENCES: &str = "sequences.json";
 const GPUS: &str = "gpus.pb";
 const SETTINGS: &str = "settings.json";
+const DEPLOYMENTS: &str = "deployments.json";
 const LOCK: &str = "agent.lock";
 /// The first key's file name; rotations use both of the names in turn.
 pub(crate) const KEY: &str = KEY_FILES[0];
@@ -265,6 +267,33 @@ impl State {
         if let Err(error) = files::write_private(&self.path(GPUS), &content) {
             tracing::warn!(%error, "the list of GPUs cannot be written to the state directory");
         }
+    }
+
+    /// The engines of deployments that this node has. A list that cannot be read is set aside: the edge loads them again.
+    ///
+    /// # Errors
+    /// Why it cannot be used.
+    pub(crate) fn deployments(&self) -> Result<Vec<Kept>, String> {
+        let path = self.path(DEPLOYMENTS);
+        let unusable = |why: String| {
+            // If that fails, the next write replaces it.
+            let _ = fs::rename(&path, path.with_extension("json.damaged"));
+            format!("the deployments that were kept cannot be read ({why}); the edge loads them again")
+        };
+        match files::read_private(&path) {
+            Ok(content) => serde_json::from_slice(&content).map_err(|error| unusable(error.to_string())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            Err(error) => Err(unusable(error.kind().to_string())),
+        }
+    }
+
+    /// Keeps the engines of deployments. Blocks on the disk.
+    ///
+    /// # Errors
+    /// If it cannot be written; the old list then still stands.
+    pub(crate) fn set_deployments(&self, deployments: &[Kept]) -> io::Result<()> {
+        let content = serde_json::to_vec_pretty(deployments).map_err(io::Error::other)?;
+        files::write_private(&self.path(DEPLOYMENTS), &content)
     }
 
     /// Which settings this node has. One that cannot be read is set aside: the edge sends its settings again.

@@ -6,7 +6,11 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError, atomic::AtomicU32},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU32},
+    },
+    time::Duration,
 };
 
 use tokio::sync::{Notify, mpsc};
@@ -16,18 +20,32 @@ use umbel_wire::{clock::Wall, contained};
 use super::{COMMANDS, Command, Engine, Engines, Host, Shared, View, driver};
 use crate::{
     config::{Config, EngineConfig},
-    core::supervisor::{GRACE, State},
+    core::{
+        deployments::{Grounds, Kept},
+        supervisor::{GRACE, State},
+    },
     engines::adapter::HostFacts,
 };
 
 /// The engines as they shall be and as they are.
 #[derive(Debug, Default)]
 pub(super) struct List {
+    /// Of the node's file and of settings.
+    own: Vec<EngineConfig>,
+    /// Of deployments.
+    deployed: Vec<Kept>,
+    /// What engines of deployments need of the node's file.
+    grounds: Grounds,
+    /// For the streams of an engine that is wanted no more.
+    drain: Duration,
+    /// Both.
     wanted: Vec<EngineConfig>,
     /// In the order of `wanted`.
     pub(super) engines: Vec<Arc<Engine>>,
     /// Wanted no more, and not gone yet.
     leaving: Vec<Arc<Engine>>,
+    /// Tried out, and told to nobody.
+    hidden: Vec<Arc<Engine>>,
     /// The agent stops: nothing is started any more.
     pub(super) stopping: bool,
 }
@@ -53,7 +71,7 @@ pub(crate) type Declaration = (Vec<DeclaredEngine>, BTreeMap<String, String>);
 impl List {
     /// Everything that may have a process.
     pub(super) fn all(&self) -> impl Iterator<Item = &Arc<Engine>> {
-        self.engines.iter().chain(&self.leaving)
+        self.engines.iter().chain(&self.leaving).chain(&self.hidden)
     }
 }
 
@@ -143,10 +161,89 @@ impl Engines {
     pub(crate) fn apply(&self, config: &Config) {
         self.host.facts.lock().unwrap_or_else(PoisonError::into_inner).programs.clone_from(&config.programs);
         let mut list = self.lock();
-        list.wanted.clone_from(&config.engines);
+        list.own.clone_from(&config.engines);
+        list.grounds = Grounds::of(config);
+        list.drain = config.drain;
+        self.make(&mut list);
+        drop(list);
+        self.changed.send_modify(|version| *version += 1);
+    }
+
+    /// Makes the engines of deployments these, without touching what stays. One that goes gets `drain` for its streams if
+    /// it is the named one, else what the node's file says.
+    pub(crate) fn deploy(&self, deployed: Vec<Kept>, goes: Option<(&str, Duration)>) {
+        let mut list = self.lock();
+        list.deployed = deployed;
+        let named = goes.and_then(|(name, drain)| {
+            let engine = list.engines.iter().find(|engine| engine.name == name)?;
+            Some((Arc::clone(engine), drain))
+        });
+        if let Some((engine, drain)) = named {
+            // A full queue holds a demand to end already.
+            let _ = engine.commands.try_send(Command::Stop { drain, grace: GRACE });
+        }
+        self.make(&mut list);
+        drop(list);
+        self.changed.send_modify(|version| *version += 1);
+    }
+
+    /// What adapters know of the host.
+    pub(crate) fn facts(&self) -> HostFacts {
+        self.host.facts()
+    }
+
+    /// What engines of deployments need of the node's file, as it is now.
+    pub(crate) fn grounds(&self) -> Grounds {
+        self.lock().grounds.clone()
+    }
+
+    /// GPUs that engines are given, by engine: of those that are leaving, too.
+    pub(crate) fn given_gpus(&self) -> Vec<(String, Vec<String>)> {
+        let list = self.lock();
+        let given = list.all().filter_map(|engine| {
+            let gpus = engine.in_force().source.process()?.gpus.clone();
+            Some((engine.name.clone(), gpus))
+        });
+        given.collect()
+    }
+
+    /// Names, and bytes of the names of models, of all engines that are wanted.
+    pub(crate) fn names(&self) -> Vec<(String, usize)> {
+        let bytes = |engine: &EngineConfig| {
+            engine.name.len() + engine.model.len() + engine.aliases.iter().map(String::len).sum::<usize>()
+        };
+        self.lock().wanted.iter().map(|engine| (engine.name.clone(), bytes(engine))).collect()
+    }
+
+    /// Whether anything is left of an engine, wanted or not.
+    pub(crate) fn is_there(&self, name: &str) -> bool {
+        self.lock().all().any(|engine| engine.name == name)
+    }
+
+    /// Starts an engine that is told to nobody. [`Engines::give_up`] ends it.
+    pub(crate) fn try_out(&self, config: EngineConfig) -> Option<Arc<Engine>> {
+        let mut list = self.lock();
+        if list.stopping || list.all().any(|engine| engine.name == config.name) {
+            return None;
+        }
+        let engine = self.spawn(config);
+        list.hidden.push(Arc::clone(&engine));
+        Some(engine)
+    }
+
+    /// Ends an engine that was tried out.
+    pub(crate) fn give_up(&self, engine: &Engine) {
+        // A full queue holds the same demand.
+        let _ = engine.commands.try_send(Command::Stop { drain: Duration::ZERO, grace: GRACE });
+    }
+
+    /// Makes the engines what they shall be.
+    fn make(&self, list: &mut List) {
+        let of_deployments = list.deployed.iter().map(|kept| kept.config(&list.grounds));
+        list.wanted = list.own.iter().cloned().chain(of_deployments).collect();
         let mut kept = Vec::new();
         for engine in std::mem::take(&mut list.engines) {
-            let wanted = config.engines.iter().find(|wanted| {
+            let wanted = list.wanted.iter().find(|wanted| {
                 wanted.name == engine.name && wanted.source.kind() == engine.config().source.kind()
             });
             match wanted {
@@ -156,15 +253,13 @@ impl Engines {
                 }
                 None => {
                     // A full queue holds a demand to end already: but for one word of a change it holds nothing else.
-                    let _ = engine.commands.try_send(Command::Stop { drain: config.drain, grace: GRACE });
+                    let _ = engine.commands.try_send(Command::Stop { drain: list.drain, grace: GRACE });
                     list.leaving.push(engine);
                 }
             }
         }
         list.engines = kept;
-        self.settle(&mut list);
-        drop(list);
-        self.changed.send_modify(|version| *version += 1);
+        self.settle(list);
     }
 
     /// Starts what is wanted and not there, unless something of its last engine is left.
@@ -204,9 +299,11 @@ impl Engines {
                 started: None,
                 view,
                 route: None,
+                way: None,
                 leader: None,
             }),
             in_flight: AtomicU32::new(0),
+            closed: AtomicBool::new(false),
             node_drains: Arc::clone(&self.node_drains),
             ended: Notify::new(),
             commands,
@@ -232,6 +329,7 @@ impl Engines {
     fn gone(&self, engine: &Arc<Engine>) {
         let mut list = self.lock();
         list.leaving.retain(|one| !Arc::ptr_eq(one, engine));
+        list.hidden.retain(|one| !Arc::ptr_eq(one, engine));
         self.settle(&mut list);
         drop(list);
         self.changed.send_modify(|version| *version += 1);

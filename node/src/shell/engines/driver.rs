@@ -185,6 +185,7 @@ impl Driver {
             since: shared.view.since,
             restarts: supervisor.restarts(),
         };
+        shared.way.clone_from(&self.route);
         shared.route = match state {
             State::Ready | State::Draining => self.route.clone(),
             _ => None,

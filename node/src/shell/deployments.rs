@@ -1,0 +1,491 @@
+//! The bodies of `deployment.*` and `runtime.*` jobs: engines of deployments are loaded, looked at, drained, unloaded.
+//!
+//! Owns what stands on the disk of them and the checks that need the whole host; leaves an engine's life to `engines`, what
+//! a request may say to `core/deployments`, and leases and attempts to whoever runs jobs. Invariants: what is refused is
+//! refused before anything changes; what stands on the disk is what the engines are made of; one job changes the list at a
+//! time.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    sync::Mutex,
+    task::spawn_blocking,
+    time::{sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use umbel_contracts::{
+    proto::node::{
+        DeploymentDrain, DeploymentDrainReport, DeploymentHealth, DeploymentHealthReport, DeploymentLoad,
+        DeploymentLoadReport, DeploymentUnload, DeploymentUnloadReport, EngineHealth, JobFailure,
+        RuntimeHealth, RuntimeHealthReport, RuntimeUnload, RuntimeUnloadReport,
+    },
+    settings::{ENGINES_MAX, NAMES_BYTES_MAX},
+};
+use umbel_wire::text::shorten;
+
+use crate::{
+    core::{
+        deployments::{Kept, Refusal, shared_gpu},
+        supervisor::State as EngineState,
+    },
+    engines::{adapter, model_files},
+    shell::{
+        artifacts::Artifacts,
+        engines::{Engine, Engines},
+        state::State,
+        watch::Watch,
+    },
+};
+
+mod evidence;
+mod probe;
+
+/// Bytes of a failure's sentence.
+const SENTENCE_MAX: usize = 512;
+/// Beyond an engine's own limit for its start: it is started anew after a crash, and fails by itself in the end.
+const BEYOND: Duration = Duration::from_secs(900);
+/// Between two looks at requests that run.
+const LOOK: Duration = Duration::from_millis(50);
+/// For what ends an engine after its streams: SIGTERM, SIGKILL, and what hangs in the kernel.
+const END: Duration = Duration::from_secs(60);
+
+/// How far a job is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Step {
+    /// One word: `validating`, `starting`, `loading`, `ready`.
+    pub(crate) phase: String,
+    /// One sentence, or nothing.
+    pub(crate) message: String,
+}
+
+/// The engines of deployments on this node.
+#[derive(Debug)]
+pub(crate) struct Deployments {
+    state: Arc<State>,
+    engines: Arc<Engines>,
+    artifacts: Arc<Artifacts>,
+    watch: Arc<Watch>,
+    /// What stands on the disk; whoever changes it holds it until that is done.
+    kept: Mutex<Vec<Kept>>,
+}
+
+/// A failure of this agent's own words.
+fn failure(code: &str, path: &str, message: impl Into<String>, retry: bool) -> JobFailure {
+    let mut message = message.into();
+    shorten(&mut message, SENTENCE_MAX);
+    JobFailure { code: code.to_owned(), message, path: path.to_owned(), retry, ..JobFailure::default() }
+}
+
+impl From<Refusal> for JobFailure {
+    fn from(refusal: Refusal) -> Self {
+        // What another engine or process holds may be free in a while; all else stays as it is.
+        let retry = matches!(refusal.code, "GPU_IN_USE" | "PORT_TAKEN" | "MEMORY");
+        failure(refusal.code, &refusal.path, refusal.message, retry)
+    }
+}
+
+fn cancelled() -> JobFailure {
+    failure("CANCELLED", "", "it was cancelled", false)
+}
+
+fn unknown(engine: &str) -> JobFailure {
+    failure("UNKNOWN_ENGINE", "engine", format!("this node has no engine {engine:?}"), false)
+}
+
+fn milliseconds(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
+}
+
+impl Deployments {
+    /// With what stands on the disk, which `engines` has begun with.
+    pub(crate) fn new(
+        state: &Arc<State>,
+        engines: &Arc<Engines>,
+        artifacts: &Arc<Artifacts>,
+        watch: &Arc<Watch>,
+    ) -> Self {
+        Self {
+            state: Arc::clone(state),
+            engines: Arc::clone(engines),
+            artifacts: Arc::clone(artifacts),
+            watch: Arc::clone(watch),
+            // The engines have told why, if it cannot be read.
+            kept: Mutex::new(state.deployments().unwrap_or_default()),
+        }
+    }
+
+    /// Starts an engine and waits until it is ready; one that runs as it shall takes other figures without a new start.
+    ///
+    /// # Errors
+    /// What was refused before anything changed, or how the engine failed. It stays loaded then, and is unloaded by the
+    /// edge; only one that is cancelled while it is new is taken away again.
+    pub(crate) async fn load(
+        &self,
+        body: &DeploymentLoad,
+        tell: impl Fn(Step),
+        cancel: &CancellationToken,
+    ) -> Result<DeploymentLoadReport, JobFailure> {
+        let began = Instant::now();
+        tell(Step { phase: "validating".to_owned(), message: String::new() });
+        let wanted = Kept::read(body)?;
+        let before = self.engines.by_name(&wanted.engine).and_then(|engine| engine.leader());
+        let was_new = self.take(wanted).await?;
+        let Some(engine) = self.engines.by_name(&body.engine) else { return Err(unknown(&body.engine)) };
+        self.engines.close(&engine, false);
+        let limit = match body.ready_timeout_ms {
+            0 => engine.config().source.process().map_or(END, |process| process.start_timeout()) + BEYOND,
+            said => Duration::from_millis(u64::from(said)),
+        };
+        tokio::select! {
+            ready = timeout(limit, self.ready(&engine, &tell)) => match ready {
+                Ok(ready) => ready?,
+                Err(_) => {
+                    let view = engine.view();
+                    let says = format!("was not ready within {} s: {} {}", limit.as_secs(), view.state, view.cause);
+                    return Err(JobFailure { output_tail: view.tail, ..failure("TIMED_OUT", "", says, true) });
+                }
+            },
+            () = cancel.cancelled() => {
+                if was_new {
+                    self.forget(&body.engine, Duration::ZERO).await?;
+                }
+                return Err(cancelled());
+            }
+        }
+        let now = engine.leader();
+        Ok(DeploymentLoadReport {
+            engine: body.engine.clone(),
+            profile_digest: body.profile_digest.clone(),
+            milliseconds: milliseconds(began),
+            unchanged_process: before.is_some()
+                && before.map(|leader| leader.id) == now.map(|leader| leader.id),
+        })
+    }
+
+    /// Checks one against this host, keeps it, and makes an engine of it. Whether it is new.
+    async fn take(&self, wanted: Kept) -> Result<bool, JobFailure> {
+        let mut kept = self.kept.lock().await;
+        let known = kept.iter().position(|one| one.engine == wanted.engine);
+        let there = known.and_then(|at| kept.get(at));
+        if there == Some(&wanted) && self.engines.by_name(&wanted.engine).is_some() {
+            return Ok(false);
+        }
+        if let Some(there) = there
+            && !there.goes_on_as(&wanted)
+        {
+            let says = "runs with other files, GPUs, name or profile: unload it first, then load it anew";
+            return Err(failure("ENGINE_DIFFERS", "engine", format!("{} {says}", wanted.engine), false));
+        }
+        if there.is_none() && self.engines.is_there(&wanted.engine) {
+            let says =
+                format!("something of the last {} is left: it is loaded when that is gone", wanted.engine);
+            return Err(failure("STILL_LEAVING", "engine", says, true));
+        }
+        self.room(&wanted)?;
+        self.fits(&wanted).await?;
+        let mut next = kept.clone();
+        let is_new = match known.and_then(|at| next.get_mut(at)) {
+            Some(place) => {
+                *place = wanted;
+                false
+            }
+            None => {
+                next.push(wanted);
+                true
+            }
+        };
+        self.write(&next).await?;
+        self.engines.deploy(next.clone(), None);
+        *kept = next;
+        Ok(is_new)
+    }
+
+    async fn write(&self, next: &[Kept]) -> Result<(), JobFailure> {
+        let (state, next) = (Arc::clone(&self.state), next.to_vec());
+        let written = spawn_blocking(move || state.set_deployments(&next)).await;
+        match written {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => {
+                let says = format!("cannot be kept in the state directory: {}", error.kind());
+                Err(failure("STATE_NOT_WRITABLE", "", says, true))
+            }
+            Err(_) => Err(failure("INTERNAL", "", "writing the list of engines broke off", true)),
+        }
+    }
+
+    /// Bounds of a node's engines together.
+    fn room(&self, wanted: &Kept) -> Result<(), Refusal> {
+        let mut names = self.engines.names();
+        names.retain(|(name, _)| *name != wanted.engine);
+        if names.len() >= ENGINES_MAX {
+            let says = format!("this node has {ENGINES_MAX} engines, and takes no more");
+            return Err(Refusal::new("TOO_MANY_ENGINES", "engine", says));
+        }
+        let own =
+            wanted.engine.len() + wanted.model.len() + wanted.aliases.iter().map(String::len).sum::<usize>();
+        if names.iter().map(|(_, bytes)| bytes).sum::<usize>() + own > NAMES_BYTES_MAX {
+            let says =
+                "with these the names of models and aliases of this node are longer than 16 KiB together";
+            return Err(Refusal::new("TOO_MANY_ENGINES", "aliases", says));
+        }
+        Ok(())
+    }
+
+    /// Whether it can run on this host now: programs, files, context, GPUs, memory. Milliseconds, not minutes of loading.
+    async fn fits(&self, wanted: &Kept) -> Result<(), Refusal> {
+        self.gpus_are_free(wanted)?;
+        let (grounds, facts) = (self.engines.grounds(), self.engines.facts());
+        let (artifacts, kept) = (Arc::clone(&self.artifacts), wanted.clone());
+        let checked = spawn_blocking(move || {
+            let config = kept.config(&grounds);
+            if let Some(artifact) = &kept.artifact {
+                let found = artifacts.folder(&artifact.repository, &artifact.revision, &artifact.digest);
+                let folder =
+                    found.map_err(|failure| Refusal::new("ARTIFACT_MISSING", "artifact", failure.says))?;
+                if kept.folder(&grounds).is_some_and(|said| said != folder) {
+                    let says = "is not where the files of that digest are; acquire them there first";
+                    return Err(Refusal::new("ARTIFACT_MISSING", "artifact.path", says));
+                }
+            }
+            adapter::validate(&config, &facts)?;
+            Ok(config.source.process().map_or(0, model_files::weights))
+        });
+        let broken = |_| Err(Refusal::new("INTERNAL", "", "the check of its files broke off"));
+        let weights = checked.await.unwrap_or_else(broken)?;
+        self.memory(wanted, weights)
+    }
+
+    fn gpus_are_free(&self, wanted: &Kept) -> Result<(), Refusal> {
+        let gpus = self.watch.inventory().gpus;
+        let lost = self.watch.lost();
+        for uuid in &wanted.gpus {
+            let here = gpus.iter().any(|gpu| {
+                gpu.uuid == *uuid || gpu.mig_instances.iter().any(|instance| instance.uuid == *uuid)
+            });
+            if !here {
+                return Err(Refusal::new("GPU_MISSING", "gpu_uuids", format!("this node has no GPU {uuid}")));
+            }
+            if lost.contains(uuid) {
+                return Err(Refusal::new("GPU_MISSING", "gpu_uuids", format!("GPU {uuid} does not answer")));
+            }
+        }
+        let given = self.engines.given_gpus();
+        let others = given.iter().filter(|(engine, _)| *engine != wanted.engine);
+        match shared_gpu(&wanted.gpus, others.map(|(engine, gpus)| (engine.as_str(), gpus.as_slice()))) {
+            Some((uuid, engine)) => Err(Refusal::new(
+                "GPU_IN_USE",
+                "gpu_uuids",
+                format!("GPU {uuid} is given to engine {engine}"),
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// The weights have to fit into what is free: the cache comes on top, and only the engine knows how large it makes it.
+    fn memory(&self, wanted: &Kept, weights: u64) -> Result<(), Refusal> {
+        const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
+        let says = |needs: u64, free: u64, of: &str| {
+            format!(
+                "the model's weights need {:.1} GiB, and {of} has {:.1} GiB free",
+                needs as f64 / GIB,
+                free as f64 / GIB
+            )
+        };
+        let engine = self.engines.by_name(&wanted.engine);
+        if weights == 0 || engine.is_some() {
+            return Ok(());
+        }
+        if wanted.gpus.is_empty() {
+            let all = self.watch.inventory().memory_bytes;
+            if all > 0 && weights > all {
+                return Err(Refusal::new("MEMORY", "artifact", says(weights, all, "this host")));
+            }
+            return Ok(());
+        }
+        let each = weights / u64::try_from(wanted.gpus.len()).unwrap_or(1).max(1);
+        for gpu in self.watch.shown().iter().filter(|gpu| wanted.gpus.contains(&gpu.facts.uuid)) {
+            let (Some(all), Some(used)) = (gpu.telemetry.memory_total_bytes, gpu.telemetry.memory_used_bytes)
+            else {
+                continue;
+            };
+            let free = all.saturating_sub(used);
+            if each > free {
+                let of = format!("GPU {}", gpu.facts.uuid);
+                return Err(Refusal::new("MEMORY", "gpu_uuids", says(each, free, &of)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until an engine is ready, telling each of its states.
+    async fn ready(&self, engine: &Arc<Engine>, tell: &impl Fn(Step)) -> Result<(), JobFailure> {
+        let mut changes = self.engines.changes();
+        let mut told = None;
+        loop {
+            let view = engine.view();
+            let step = Step { phase: view.state.to_string(), message: view.cause.clone() };
+            match view.state {
+                EngineState::Ready => {
+                    tell(step);
+                    return Ok(());
+                }
+                EngineState::Failed => {
+                    let code = evidence::code(&view.cause);
+                    return Err(JobFailure {
+                        output_tail: view.tail,
+                        ..failure(code, "", view.cause, false)
+                    });
+                }
+                EngineState::Stopping | EngineState::Stopped | EngineState::Draining => {
+                    return Err(failure("UNLOADED", "engine", "it was unloaded while it was loading", false));
+                }
+                _ => {}
+            }
+            if told.as_ref() != Some(&step) {
+                tell(step.clone());
+                told = Some(step);
+            }
+            // The sender lives as long as the engines.
+            if changes.changed().await.is_err() {
+                return Err(failure("INTERNAL", "", "the engines are gone", true));
+            }
+        }
+    }
+
+    /// What an engine shows from outside, layer by layer.
+    ///
+    /// # Errors
+    /// If this node has no such engine.
+    pub(crate) async fn health(&self, body: &DeploymentHealth) -> Result<DeploymentHealthReport, JobFailure> {
+        let engine = self.engines.by_name(&body.engine).ok_or_else(|| unknown(&body.engine))?;
+        Ok(DeploymentHealthReport { health: Some(look(&engine).await) })
+    }
+
+    /// The same of one engine, or of all that this node has.
+    ///
+    /// # Errors
+    /// If this node has no such engine.
+    pub(crate) async fn runtime_health(
+        &self,
+        body: &RuntimeHealth,
+    ) -> Result<RuntimeHealthReport, JobFailure> {
+        let all = if body.engine.is_empty() {
+            self.engines.list()
+        } else {
+            vec![self.engines.by_name(&body.engine).ok_or_else(|| unknown(&body.engine))?]
+        };
+        let mut engines = Vec::with_capacity(all.len());
+        for engine in all {
+            engines.push(look(&engine).await);
+        }
+        Ok(RuntimeHealthReport { engines })
+    }
+
+    /// No new streams from now on; waits for those that run until the deadline, and leaves the others running.
+    ///
+    /// # Errors
+    /// If this node has no such engine, or it was cancelled: it takes streams again then.
+    pub(crate) async fn drain(
+        &self,
+        body: &DeploymentDrain,
+        tell: impl Fn(Step),
+        cancel: &CancellationToken,
+    ) -> Result<DeploymentDrainReport, JobFailure> {
+        let began = Instant::now();
+        let engine = self.engines.by_name(&body.engine).ok_or_else(|| unknown(&body.engine))?;
+        self.engines.close(&engine, true);
+        let deadline = Duration::from_millis(u64::from(body.deadline_ms));
+        let mut left = engine.in_flight();
+        while left > 0 && began.elapsed() < deadline {
+            tell(Step { phase: "draining".to_owned(), message: format!("{left} requests still run") });
+            tokio::select! {
+                // The one word of an engine's last stream is its driver's.
+                () = sleep(LOOK) => {}
+                () = cancel.cancelled() => {
+                    self.engines.close(&engine, false);
+                    return Err(cancelled());
+                }
+            }
+            left = engine.in_flight();
+        }
+        Ok(DeploymentDrainReport { engine: body.engine.clone(), left, milliseconds: milliseconds(began) })
+    }
+
+    /// Takes an engine of a deployment away: its streams end within the deadline, then its process, its port and memory
+    /// are free, and it is forgotten.
+    ///
+    /// # Errors
+    /// If the list cannot be written, or something of it hangs.
+    pub(crate) async fn unload(&self, body: &DeploymentUnload) -> Result<DeploymentUnloadReport, JobFailure> {
+        let began = Instant::now();
+        let stopped = self.forget(&body.engine, Duration::from_millis(u64::from(body.deadline_ms))).await?;
+        Ok(DeploymentUnloadReport { engine: body.engine.clone(), stopped, milliseconds: milliseconds(began) })
+    }
+
+    /// The same of an engine by its name; those of the node's own file are not unloaded by anybody else.
+    ///
+    /// # Errors
+    /// As [`Deployments::unload`].
+    pub(crate) async fn runtime_unload(
+        &self,
+        body: &RuntimeUnload,
+    ) -> Result<RuntimeUnloadReport, JobFailure> {
+        let began = Instant::now();
+        let stopped = self.forget(&body.engine, Duration::from_millis(u64::from(body.deadline_ms))).await?;
+        Ok(RuntimeUnloadReport { engine: body.engine.clone(), stopped, milliseconds: milliseconds(began) })
+    }
+
+    /// Whether there was anything to stop.
+    async fn forget(&self, name: &str, drain: Duration) -> Result<bool, JobFailure> {
+        {
+            let mut kept = self.kept.lock().await;
+            if self.engines.by_name(name).is_some_and(|engine| engine.config().origin.is_none()) {
+                let says =
+                    format!("{name} stands in the node's own file, or in settings: it is not a deployment's");
+                return Err(failure("NOT_DEPLOYED", "engine", says, false));
+            }
+            if let Some(at) = kept.iter().position(|one| one.engine == name) {
+                let mut next = kept.clone();
+                next.remove(at);
+                self.write(&next).await?;
+                self.engines.deploy(next.clone(), Some((name, drain)));
+                *kept = next;
+            } else if !self.engines.is_there(name) {
+                return Ok(false);
+            }
+        }
+        let mut changes = self.engines.changes();
+        let gone = async {
+            while self.engines.is_there(name) {
+                if changes.changed().await.is_err() {
+                    break;
+                }
+            }
+        };
+        timeout(drain + END, gone).await.map_err(|_| {
+            failure(
+                "DOES_NOT_END",
+                "engine",
+                format!("something of {name} does not end; it is killed again and again"),
+                true,
+            )
+        })?;
+        Ok(true)
+    }
+}
+
+async fn look(engine: &Arc<Engine>) -> EngineHealth {
+    let (status, view) = (engine.status(), engine.view());
+    EngineHealth {
+        engine: engine.name.clone(),
+        state: status.state,
+        layers: evidence::layers(engine, &view).await,
+        in_flight: status.in_flight,
+    }
+}
+
+#[cfg(test)]
+mod tests;

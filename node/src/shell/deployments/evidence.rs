@@ -1,0 +1,97 @@
+//! What an engine shows from outside, one layer upon the other, and what its end is called.
+//!
+//! Owns the layers (process, port, health, model) and the names of failures; leaves asking to `engine_http`. Invariant: a
+//! layer above one that is not there is not asked, and no detail has an address.
+
+use std::time::{Duration, Instant};
+
+use tokio::{net::TcpStream, time::timeout};
+use umbel_contracts::proto::node::Evidence;
+
+use crate::{
+    core::supervisor::State,
+    engines::ready,
+    shell::engines::{Engine, HttpRoute, Route, View},
+};
+
+/// One connection.
+const CONNECT: Duration = Duration::from_secs(5);
+
+pub(super) fn layer(name: &str, seen: Result<String, String>, began: Instant) -> Evidence {
+    let ok = seen.is_ok();
+    let mut detail = seen.unwrap_or_else(|why| why);
+    umbel_wire::text::shorten(&mut detail, 256);
+    let milliseconds = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+    Evidence { layer: name.to_owned(), ok, detail, milliseconds }
+}
+
+/// Looks at one, up to the first layer that is not there.
+pub(super) async fn layers(engine: &Engine, view: &View) -> Vec<Evidence> {
+    let began = Instant::now();
+    let has_process = engine.config().source.process().is_some();
+    let process = match (has_process, engine.leader()) {
+        (false, _) if matches!(view.state, State::Failed | State::Stopped) => Err(view.cause.clone()),
+        (false, _) => Ok("it has none here".to_owned()),
+        (true, Some(leader)) => Ok(format!("runs as process {}", leader.id.0)),
+        (true, None) if view.cause.is_empty() => Err("does not run".to_owned()),
+        (true, None) => Err(format!("does not run: {}", view.cause)),
+    };
+    let mut layers = vec![layer("process", process, began)];
+    let stands = |layers: &[Evidence]| layers.last().is_some_and(|last| last.ok);
+    let Some(way) = engine.way().filter(|_| stands(&layers)) else { return layers };
+    let Route::Http(http) = way.as_ref() else { return layers };
+    let began = Instant::now();
+    layers.push(layer("port", port(http).await, began));
+    if stands(&layers) {
+        let began = Instant::now();
+        layers.push(layer("health", ready::health(&http.pool).await, began));
+    }
+    if stands(&layers) {
+        let (began, model) = (Instant::now(), engine.in_force().model);
+        let listed = ready::lists(&http.pool, &http.base, &model, http.key.as_deref()).await;
+        layers.push(layer("model", listed.map(|()| format!("it lists {model}")), began));
+    }
+    layers
+}
+
+async fn port(http: &HttpRoute) -> Result<String, String> {
+    let place = http.pool.place().to_string();
+    match timeout(CONNECT, TcpStream::connect(place)).await {
+        Ok(Ok(_)) => Ok("it takes connections".to_owned()),
+        Ok(Err(error)) => Err(format!("it takes no connections: {}", error.kind())),
+        Err(_) => Err("a connection does not come about in time".to_owned()),
+    }
+}
+
+/// The name of a failure, by the words of its cause.
+pub(super) fn code(cause: &str) -> &'static str {
+    let lower = cause.to_ascii_lowercase();
+    let has = |words: &[&str]| words.iter().any(|word| lower.contains(word));
+    if let Some(code) = ["CRASH_LOOP", "GPU_MEMORY_HELD", "OUT_OF_MEMORY", "STALLED", "CUDA_ERROR"]
+        .into_iter()
+        .find(|code| cause.starts_with(code))
+    {
+        return code;
+    }
+    if has(&["out of memory", "memory runs out", "outofmemory"]) {
+        "OUT_OF_MEMORY"
+    } else if has(&["within", "in time"]) {
+        "TIMED_OUT"
+    } else if has(&["exited", "signal"]) {
+        "PROCESS_EXITED"
+    } else {
+        "FAILED"
+    }
+}
+
+/// What a probe failed for, by the first layer that is not there.
+pub(super) fn code_of_layers(layers: &[Evidence]) -> &'static str {
+    match layers.iter().find(|layer| !layer.ok).map(|layer| layer.layer.as_str()) {
+        Some("process") => "PROCESS_EXITED",
+        Some("port") => "PORT_NOT_OPEN",
+        Some("health") => "HEALTH_FAILED",
+        Some("model") => "MODEL_MISSING",
+        Some("inference") => "INFERENCE_FAILED",
+        _ => "TIMED_OUT",
+    }
+}

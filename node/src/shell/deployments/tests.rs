@@ -1,0 +1,243 @@
+//! Jobs on engines that have no process: what is kept, what is refused, what a restart brings back.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+use std::path::Path;
+
+use serde_json::json;
+use umbel_contracts::{
+    deployment::{EngineKind, Profile},
+    proto::node::{EngineArtifact, EngineState as Told, RuntimeProbe},
+};
+
+use super::*;
+use crate::{
+    Config,
+    config::Accelerator,
+    core::gpus::Sweep,
+    shell::gpu::{Gpus, Holders},
+};
+
+struct Node {
+    engines: Arc<Engines>,
+    deployments: Arc<Deployments>,
+}
+
+/// An agent's parts on a state directory.
+fn node(folder: &Path, more: &str) -> Node {
+    let text = format!("[node]\nstate_dir = \"/s\"\naccelerator = \"cpu\"\n{more}");
+    let config = Config::parse(&text, Path::new("/etc/umbel/node.toml")).unwrap();
+    let state = Arc::new(State::open(folder).unwrap());
+    let holders = Arc::new(Holders::new(false));
+    let engines = Engines::start(&config, &state, &holders);
+    let gpus = Gpus::start(Accelerator::Cpu, None);
+    let found = (Instant::now(), Sweep::default());
+    let watch = Arc::new(Watch::new(&config, Arc::clone(&engines), Arc::clone(&state), gpus, holders, found));
+    let artifacts = Arc::new(Artifacts::new(config.artifacts.clone()));
+    let deployments = Arc::new(Deployments::new(&state, &engines, &artifacts, &watch));
+    Node { engines, deployments }
+}
+
+/// The agent ends: the state directory is free for the next.
+async fn end(node: Node) {
+    node.engines.stop(Duration::ZERO);
+    node.engines.stopped().await;
+}
+
+const SIM: &str = "allow_sim = true\n[[engine]]\nname = \"own\"\nkind = \"sim\"\nmodel = \"m\"\n";
+
+fn profile(kind: EngineKind, table: serde_json::Value) -> Profile {
+    let serde_json::Value::Object(table) = table else { panic!() };
+    Profile::read(kind, &table, "profile").unwrap()
+}
+
+fn sim(name: &str, capacity: u32) -> DeploymentLoad {
+    let profile = profile(EngineKind::Sim, json!({ "tokens": 3 }));
+    DeploymentLoad {
+        deployment: name.into(),
+        replica: 1,
+        shard_index: 1,
+        shard_count: 1,
+        engine: format!("{name}.r1"),
+        kind: "sim".into(),
+        profile_json: profile.canonical(),
+        profile_digest: profile.digest(),
+        model: "qwen".into(),
+        capacity,
+        ..DeploymentLoad::default()
+    }
+}
+
+async fn load(node: &Node, body: &DeploymentLoad) -> Result<DeploymentLoadReport, JobFailure> {
+    node.deployments.load(body, |_| {}, &CancellationToken::new()).await
+}
+
+#[tokio::test]
+async fn loaded_changed_drained_unloaded_and_there_again_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let here = node(dir.path(), SIM);
+    let steps = std::sync::Mutex::new(Vec::new());
+    let tell = |step: Step| steps.lock().unwrap().push(step.phase);
+    let report = here.deployments.load(&sim("qwen", 4), tell, &CancellationToken::new()).await.unwrap();
+    assert_eq!(report.engine, "qwen.r1");
+    assert_eq!(steps.lock().unwrap().first().unwrap(), "validating");
+    assert_eq!(steps.lock().unwrap().last().unwrap(), "ready");
+    let declared = here.engines.by_name("qwen.r1").unwrap().declared();
+    assert_eq!((declared.deployment.as_str(), declared.replica, declared.capacity), ("qwen", 1, 4));
+    assert_eq!(declared.profile_digest, report.profile_digest);
+
+    // The same again, and other figures: the same engine.
+    load(&here, &sim("qwen", 4)).await.unwrap();
+    load(&here, &sim("qwen", 9)).await.unwrap();
+    assert_eq!(here.engines.by_name("qwen.r1").unwrap().declared().capacity, 9);
+    assert_eq!(here.engines.list().len(), 2);
+
+    // Drained: a stream that runs goes on, a new one is not taken; loaded again, it is.
+    let engine = here.engines.by_name("qwen.r1").unwrap();
+    let visit = engine.visit().unwrap();
+    let body = DeploymentDrain { engine: "qwen.r1".into(), deadline_ms: 0 };
+    let drained = here.deployments.drain(&body, |_| {}, &CancellationToken::new()).await.unwrap();
+    assert_eq!(drained.left, 1);
+    assert!(engine.visit().is_err());
+    assert_eq!(engine.status().state(), Told::Draining);
+    drop(visit);
+    load(&here, &sim("qwen", 9)).await.unwrap();
+    assert!(engine.visit().is_ok());
+
+    // An agent that starts on the same directory has it again.
+    drop(engine);
+    end(here).await;
+    let again = node(dir.path(), SIM);
+    assert_eq!(again.engines.by_name("qwen.r1").unwrap().declared().capacity, 9);
+    let health = again.deployments.runtime_health(&RuntimeHealth::default()).await.unwrap();
+    assert_eq!(health.engines.len(), 2);
+    let unload = DeploymentUnload { engine: "qwen.r1".into(), deadline_ms: 1000 };
+    assert!(again.deployments.unload(&unload).await.unwrap().stopped);
+    assert!(!again.deployments.unload(&unload).await.unwrap().stopped);
+    assert!(again.engines.by_name("qwen.r1").is_none());
+    end(again).await;
+    assert!(node(dir.path(), SIM).engines.by_name("qwen.r1").is_none());
+}
+
+/// Whatever is refused changes nothing, and says by which field.
+#[tokio::test]
+async fn what_cannot_run_here_is_refused_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("models");
+    std::fs::create_dir(&root).unwrap();
+    let here = node(
+        &dir.path().join("state"),
+        &format!(
+            "{SIM}[programs]\nvllm = \"/bin/sh\"\n[artifacts]\nquarantine = \"{0}/q\"\n[artifacts.roots]\nmodels = \"{0}/models\"\n",
+            dir.path().display()
+        ),
+    );
+    let vllm = profile(EngineKind::Vllm, json!({}));
+    let body = DeploymentLoad {
+        kind: "vllm".into(),
+        profile_json: vllm.canonical(),
+        profile_digest: vllm.digest(),
+        artifact: Some(EngineArtifact {
+            repository: "Qwen/Qwen3".into(),
+            revision: "abc".into(),
+            digest: "0".repeat(64),
+            root: "models".into(),
+            path: "Qwen--Qwen3/abc.0000".into(),
+            main_file: String::new(),
+        }),
+        ..sim("qwen", 4)
+    };
+    let refused = load(&here, &body).await.unwrap_err();
+    assert_eq!((refused.code.as_str(), refused.path.as_str()), ("ARTIFACT_MISSING", "artifact"));
+    let with_gpu = DeploymentLoad { gpu_uuids: vec!["GPU-1".into()], ..body.clone() };
+    assert_eq!(load(&here, &with_gpu).await.unwrap_err().code, "GPU_MISSING");
+    let other = profile(EngineKind::Vllm, json!({ "max_model_len": 9 }));
+    let lies = DeploymentLoad { profile_json: other.canonical(), ..body.clone() };
+    assert_eq!(load(&here, &lies).await.unwrap_err().path, "profile_digest");
+    let cli = profile(EngineKind::Cli, json!({ "program": "echo" }));
+    let cli = DeploymentLoad {
+        kind: "cli".into(),
+        profile_json: cli.canonical(),
+        profile_digest: cli.digest(),
+        ..sim("qwen", 4)
+    };
+    let refused = load(&here, &cli).await.unwrap_err();
+    assert!(refused.message.contains("[programs.cli]"), "{refused:?}");
+    assert_eq!(here.engines.list().len(), 1);
+    assert!(!dir.path().join("state/deployments.json").exists());
+
+    // The node's own engines are not unloaded from afar, and what is not there is no failure.
+    let own = RuntimeUnload { engine: "own".into(), deadline_ms: 0 };
+    assert_eq!(here.deployments.runtime_unload(&own).await.unwrap_err().code, "NOT_DEPLOYED");
+    let gone = RuntimeUnload { engine: "no.r1".into(), deadline_ms: 0 };
+    assert!(!here.deployments.runtime_unload(&gone).await.unwrap().stopped);
+    let health = DeploymentHealth { engine: "no.r1".into() };
+    assert_eq!(here.deployments.health(&health).await.unwrap_err().code, "UNKNOWN_ENGINE");
+}
+
+#[tokio::test]
+async fn a_cancelled_load_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let here = node(dir.path(), "allow_sim = true\n[endpoints]\ngone = \"http://127.0.0.1:1\"\n");
+    let external = profile(EngineKind::External, json!({ "endpoint": "gone" }));
+    let body = DeploymentLoad {
+        kind: "external".into(),
+        profile_json: external.canonical(),
+        profile_digest: external.digest(),
+        ..sim("gate", 4)
+    };
+    let cancel = CancellationToken::new();
+    let tell = |step: Step| {
+        if step.phase == "loading" {
+            cancel.cancel();
+        }
+    };
+    let failed = here.deployments.load(&body, tell, &cancel).await.unwrap_err();
+    assert_eq!(failed.code, "CANCELLED");
+    assert!(!here.engines.is_there("gate.r1"));
+    // What the file does not permit any more says so, and is there again when it does.
+    load(&here, &sim("qwen", 4)).await.unwrap();
+    end(here).await;
+    let strict = node(dir.path(), "");
+    let mut changes = strict.engines.changes();
+    let engine = strict.engines.by_name("qwen.r1").unwrap();
+    let failed = async {
+        while engine.view().state != EngineState::Failed {
+            changes.changed().await.unwrap();
+        }
+    };
+    timeout(Duration::from_secs(20), failed).await.expect("the engine to fail");
+    assert!(engine.view().cause.contains("allow_sim"), "{}", engine.view().cause);
+}
+
+#[tokio::test]
+async fn a_probe_leaves_nothing_and_is_told_to_nobody() {
+    let dir = tempfile::tempdir().unwrap();
+    let here = node(dir.path(), "allow_sim = true\n");
+    let body = RuntimeProbe { load: Some(sim("qwen", 1)), ..RuntimeProbe::default() };
+    let seen = std::sync::Mutex::new(0);
+    let tell = |_: Step| *seen.lock().unwrap() += here.engines.list().len();
+    let report = here.deployments.probe(&body, tell, &CancellationToken::new()).await.unwrap();
+    assert!(report.layers.iter().all(|layer| layer.ok) && report.layers.len() == 2, "{:?}", report.layers);
+    assert_eq!(*seen.lock().unwrap(), 0, "it was among the engines that are told");
+    assert!(!here.engines.is_there("probe.qwen.r1"));
+    assert!(!dir.path().join("deployments.json").exists());
+    let empty = RuntimeProbe::default();
+    assert_eq!(
+        here.deployments.probe(&empty, |_| {}, &CancellationToken::new()).await.unwrap_err().path,
+        "load"
+    );
+}
+
+#[test]
+fn failures_have_names() {
+    for (cause, code) in [
+        ("CRASH_LOOP: crashed 5 times", "CRASH_LOOP"),
+        ("exited with code 3; started again in 1 s", "PROCESS_EXITED"),
+        ("torch.OutOfMemoryError: CUDA out of memory", "OUT_OF_MEMORY"),
+        ("was not ready within 5 s: x", "TIMED_OUT"),
+        ("something", "FAILED"),
+    ] {
+        assert_eq!(evidence::code(cause), code);
+    }
+}
