@@ -21,6 +21,7 @@ use crate::{
         edge::Edge,
         engines::{self, Engines},
         gpu::{Gpus, Holders},
+        jobs::{Bodies, Jobs},
         places, process,
         relay::Relay,
         reports::Reports,
@@ -115,6 +116,7 @@ async fn agent(config: Config) -> Result<(), StartError> {
         Arc::clone(&relay),
         Arc::clone(&reports),
         Arc::clone(&engines),
+        Jobs::new(Bodies { engines: Arc::clone(&engines), artifacts }),
     );
     let parts = Admin {
         identity,

@@ -3,12 +3,12 @@
 //! Owns the engines' states, the node's identity rules and its sequences; leaves sockets, files and processes to
 //! `shell`. Invariant: nothing here can block or fail for a reason outside its arguments.
 
-#[allow(dead_code, reason = "the runner of jobs, which comes, calls it")]
 pub(crate) mod artifacts;
 pub(crate) mod deployments;
 pub(crate) mod gpus;
 pub(crate) mod identity;
 pub(crate) mod inventory;
+pub(crate) mod jobs;
 pub(crate) mod problems;
 pub(crate) mod process_tree;
 pub(crate) mod sequence;

@@ -1,7 +1,7 @@
 //! What the agent does: sockets, processes, files, the connection to the edge.
 
 pub(crate) mod admin;
-#[allow(dead_code, reason = "the runner of jobs, which comes, calls it")]
+#[allow(dead_code, reason = "deployment.load, which comes, asks where they are")]
 pub(crate) mod artifacts;
 pub(crate) mod credential;
 #[allow(dead_code, reason = "the runner of jobs, which comes, calls it")]
@@ -11,6 +11,7 @@ pub(crate) mod engine_http;
 pub(crate) mod engines;
 pub(crate) mod gpu;
 pub(crate) mod host;
+pub(crate) mod jobs;
 pub(crate) mod metrics;
 pub(crate) mod output;
 pub(crate) mod places;

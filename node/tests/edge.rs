@@ -489,6 +489,8 @@ impl Handler for Ear {
                 heard.heartbeat = heartbeat;
                 request.respond(Ok(NodeHeartbeatAck::default().encode_to_vec()));
             }
+            // What a node says of its jobs has tests of its own.
+            method::NODE_JOB_READY => request.respond(Ok(Vec::new())),
             _ => panic!("method {}", request.method),
         }
     }
@@ -506,6 +508,8 @@ impl Handler for Ear {
             event::NODE_TELEMETRY => heard.telemetries.push(bounds::decode(payload)?),
             event::NODE_DECLARED => heard.declared.push(bounds::decode(payload)?),
             event::NODE_ENGINES => heard.note(bounds::decode::<NodeEngines>(payload)?.engines),
+            // What is in artifact roots has tests of its own.
+            event::NODE_ARTIFACTS => {}
             _ => panic!("event {number}"),
         }
         Ok(())

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use umbel_contracts::{
     NODE_PROTOCOL, bounds, event, method,
     proto::node::{
-        NodeHelloResponse, NodeRotate, NodeRotateAck, NodeSettings, NodeSettingsResult, NodeTrust,
+        JobLease, NodeHelloResponse, NodeRotate, NodeRotateAck, NodeSettings, NodeSettingsResult, NodeTrust,
         NodeTrustAck,
     },
 };
@@ -30,6 +30,7 @@ use crate::{
     shell::{
         credential::{self, Credentials},
         engines::Engines,
+        jobs::Jobs,
         relay::Relay,
         reports::Reports,
     },
@@ -94,6 +95,7 @@ pub(crate) struct Edge {
     relay: Arc<Relay>,
     reports: Arc<Reports>,
     engines: Arc<Engines>,
+    jobs: Arc<Jobs>,
     now: Mutex<Now>,
     draining: CancellationToken,
     /// For the handler and the session, which outlive a call.
@@ -108,6 +110,7 @@ impl Edge {
         relay: Arc<Relay>,
         reports: Arc<Reports>,
         engines: Arc<Engines>,
+        jobs: Arc<Jobs>,
     ) -> Arc<Self> {
         let shown = Shown {
             state: "connecting",
@@ -122,6 +125,7 @@ impl Edge {
             relay,
             reports,
             engines,
+            jobs,
             now: Mutex::new(Now { shown, connection: None, counts: Counts::default() }),
             draining: CancellationToken::new(),
             own: own.clone(),
@@ -159,6 +163,7 @@ impl Edge {
     pub(crate) fn drain(&self) {
         self.draining.cancel();
         self.engines.drain();
+        self.jobs.close();
         let mut now = self.lock();
         now.shown.state = "draining";
         if let Some(connection) = &now.connection {
@@ -238,6 +243,7 @@ impl DialRole for Edge {
     fn hello(&self, _attempt: Attempt) -> HelloOut {
         let mut hello = self.reports.hello();
         hello.trusted_ca_sha256 = self.credentials.trusted();
+        hello.jobs = self.jobs.names();
         HelloOut {
             purpose: Purpose::Hello,
             versions: NODE_PROTOCOL,
@@ -352,6 +358,15 @@ impl Handler for Taker {
                     NodeRotateAck {}.encode_to_vec()
                 });
                 request.respond(answer);
+            }
+            method::NODE_JOB_LEASE => {
+                // An older connection's leases are over, or will be.
+                if self.edge.current() != Some(self.generation) {
+                    let message = "a newer connection has taken over; it gives the jobs";
+                    return request.respond(Err(Error::new(Code::Conflict, "STALE_GENERATION", message)));
+                }
+                let lease = bounds::decode::<JobLease>(&request.payload);
+                request.respond(lease.map(|lease| self.edge.jobs.take(lease).encode_to_vec()));
             }
             method::NODE_SETTINGS => {
                 let settings = Arc::clone(self.edge.reports.settings());

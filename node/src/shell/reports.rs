@@ -27,6 +27,7 @@ use crate::{
     shell::{
         artifacts::{Artifacts, job},
         engines::{Declaration, Engines},
+        jobs,
         settings::Settings,
         state::State,
         watch::Watch,
@@ -34,8 +35,7 @@ use crate::{
 };
 
 /// What this agent can do, by the names of the boundary.
-const CAPABILITIES: [&str; 4] =
-    ["hardware.inventory", "hardware.telemetry", "deployment.invoke.v1", "deployment.health.v1"];
+const CAPABILITIES: [&str; 3] = ["hardware.inventory", "hardware.telemetry", "deployment.invoke.v1"];
 /// Bytes of output tails in one message: with 32 engines and their causes it stays below a frame.
 const TAILS_MAX: usize = 24 * 1024;
 /// Bytes of a cause.
@@ -253,7 +253,11 @@ impl Reports {
         NodeHelloRequest {
             node_id: self.identity.node_id.to_string(),
             agent_version: env!("CARGO_PKG_VERSION").to_owned(),
-            capabilities: CAPABILITIES.map(str::to_owned).to_vec(),
+            capabilities: CAPABILITIES
+                .iter()
+                .chain(&jobs::CAPABILITIES)
+                .map(|name| (*name).to_owned())
+                .collect(),
             runtimes: self.runtimes(),
             inventory_sequence: self.inventories().numbers.last(),
             telemetry_sequence: self.telemetries().numbers.last(),

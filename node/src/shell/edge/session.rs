@@ -11,7 +11,7 @@ use umbel_contracts::{
     bounds, event, method,
     proto::node::{Artifact, NodeArtifacts, NodeEngines, NodeHeartbeatAck, NodeLeases, NodeLeasesAck},
 };
-use umbel_wire::{Connection, Error, Intervals};
+use umbel_wire::{Connection, Error, Intervals, attend};
 
 use super::Edge;
 
@@ -49,6 +49,7 @@ async fn speak(edge: &Arc<Edge>, connection: &Connection, intervals: Intervals) 
         // a connection that does not name them any more, and hears the node meanwhile.
         name_again(edge, connection);
     }
+    attend(connection, Arc::clone(&edge.jobs).talk(connection.clone()));
     let every = |suggested: Duration, otherwise| if suggested.is_zero() { otherwise } else { suggested };
     let inventory = every(intervals.inventory, INVENTORY);
     let mut heartbeats = ticks(Instant::now(), every(intervals.heartbeat, HEARTBEAT));
