@@ -184,6 +184,8 @@ fn keep_settings(pieces: &Parts, settings: &Arc<Settings>) {
 /// Looks after the artifacts of this host, for ever.
 fn keep_artifacts(pieces: &Parts, config: &Config) -> Arc<Artifacts> {
     let artifacts = Arc::new(Artifacts::new(config.artifacts.clone()));
+    // Before the first hello, which tells what is here.
+    artifacts.look();
     let part = Arc::clone(&artifacts);
     tokio::spawn(pieces.clone().kept("artifacts", move || Arc::clone(&part).keep()));
     artifacts

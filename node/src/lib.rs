@@ -10,6 +10,8 @@ mod app;
 mod config;
 mod core;
 mod doctor;
+#[cfg(feature = "simulation")]
+pub mod downloads;
 mod engines;
 mod enroll;
 mod preflight;

@@ -349,8 +349,8 @@ impl Client {
     }
 }
 
-/// What one read takes at most: large enough for a fast disk, small enough to be kept many times.
-const READ_MAX: usize = 512 * 1024;
+/// What one read takes at most: written and hashed while it is still in the processor's cache.
+const READ_MAX: usize = 256 * 1024;
 
 fn is_redirect(status: StatusCode) -> bool {
     matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308)

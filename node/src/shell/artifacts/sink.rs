@@ -19,10 +19,13 @@ use sha2::{Digest, Sha256};
 
 use crate::core::artifacts::{Failure, Reason};
 
-/// Pieces that wait to be hashed: with reads of at most half a mebibyte, 4 MiB a file.
+/// Pieces that wait to be hashed: with reads of at most a quarter of a mebibyte, 2 MiB a file.
 const WAITING: usize = 8;
 /// A piece of a file that is read here.
-const BLOCK: usize = 512 * 1024;
+const BLOCK: usize = 256 * 1024;
+
+/// Bytes after which the disk is asked to take what it has.
+const SYNC: u64 = 64 * 1024 * 1024;
 
 /// What hashes beside the socket and the disk.
 struct Hasher {
@@ -57,11 +60,38 @@ impl Hasher {
     }
 }
 
+/// Brings what was written to the disk while more comes, so that the last sync has little to wait for.
+struct Syncer {
+    due: SyncSender<()>,
+    thread: JoinHandle<()>,
+}
+
+impl Syncer {
+    fn start(file: &File) -> Result<Self, Failure> {
+        let file = file.try_clone().map_err(|error| disk(&error))?;
+        let (due, waiting) = sync_channel::<()>(1);
+        let thread = std::thread::Builder::new()
+            .name("artifact-sync".into())
+            .spawn(move || {
+                while waiting.recv().is_ok() {
+                    // The last sync is the one that counts, and says what is wrong.
+                    let _ = file.sync_data();
+                }
+            })
+            .map_err(|error| disk(&error))?;
+        Ok(Self { due, thread })
+    }
+}
+
 /// One file being filled.
 pub(super) struct Sink {
     file: File,
     at: u64,
     hasher: Hasher,
+    /// From the first [`SYNC`] bytes on.
+    syncer: Option<Syncer>,
+    /// Bytes since it was last told.
+    unsynced: u64,
 }
 
 impl Sink {
@@ -83,8 +113,13 @@ impl Sink {
             .open(path)
             .map_err(|error| disk(&error))?;
         file.set_len(keep).map_err(|error| disk(&error))?;
-        let mut sink =
-            Self { at: 0, hasher: Hasher::start()?, file: file.try_clone().map_err(|error| disk(&error))? };
+        let mut sink = Self {
+            at: 0,
+            hasher: Hasher::start()?,
+            syncer: None,
+            unsynced: 0,
+            file: file.try_clone().map_err(|error| disk(&error))?,
+        };
         while sink.at < keep {
             go_on(sink.at)?;
             let piece = block(&mut file, keep - sink.at).map_err(|error| disk(&error))?;
@@ -115,11 +150,25 @@ impl Sink {
     pub(super) fn take(&mut self, piece: Bytes) -> Result<(), Failure> {
         self.file.write_all(&piece).map_err(|error| disk(&error))?;
         self.at += piece.len() as u64;
+        self.unsynced += piece.len() as u64;
+        if self.unsynced >= SYNC {
+            self.unsynced = 0;
+            let syncer = match self.syncer.take() {
+                Some(syncer) => syncer,
+                None => Syncer::start(&self.file)?,
+            };
+            // One that is still at it takes these bytes with the next ones.
+            let _ = self.syncer.insert(syncer).due.try_send(());
+        }
         self.hasher.take(piece)
     }
 
     /// Waits until all is on the disk and hashed; the digest.
     pub(super) fn end(self) -> Result<String, Failure> {
+        if let Some(Syncer { due, thread }) = self.syncer {
+            drop(due);
+            let _ = thread.join();
+        }
         self.file.sync_all().map_err(|error| disk(&error))?;
         self.hasher.end()
     }

@@ -16,6 +16,8 @@ use super::*;
 use crate::core::artifacts::Stage;
 use hub::{Fault, Hub};
 
+mod full;
+mod secure;
 // One hub for the tests of all crates; it needs nothing but the standard library.
 #[path = "../../../../tests/src/hub.rs"]
 #[allow(dead_code, unreachable_pub, reason = "tests elsewhere use the rest of it")]
