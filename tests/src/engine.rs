@@ -78,6 +78,12 @@ pub(crate) struct State {
     peak: AtomicU64,
     /// Connections without a request are closed after so many ms; 0 is never.
     idle_ms: AtomicU64,
+    /// Its routes below `/v1` want this key.
+    key: Mutex<Option<String>>,
+    /// Models that it does not list are refused.
+    strict: AtomicBool,
+    /// Every inference is answered with 500.
+    broken: AtomicBool,
 }
 
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -151,6 +157,9 @@ impl Engine {
             running: AtomicU64::new(0),
             peak: AtomicU64::new(0),
             idle_ms: AtomicU64::new(0),
+            key: Mutex::default(),
+            strict: AtomicBool::new(false),
+            broken: AtomicBool::new(false),
         });
         let accepting = Arc::clone(&state);
         std::thread::spawn(move || serve::accept(&listener, &accepting));
@@ -203,6 +212,21 @@ impl Engine {
     pub fn close_idle_after(&self, time: Duration) {
         let ms = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         self.state.idle_ms.store(ms, Ordering::SeqCst);
+    }
+
+    /// From now on it answers only who shows this key.
+    pub fn require_key(&self, key: &str) {
+        *locked(&self.state.key) = Some(key.to_owned());
+    }
+
+    /// From now on it refuses models that it does not list, as vLLM does.
+    pub fn refuse_other_models(&self) {
+        self.state.strict.store(true, Ordering::SeqCst);
+    }
+
+    /// From now on it is healthy and answers no inference.
+    pub fn break_inference(&self) {
+        self.state.broken.store(true, Ordering::SeqCst);
     }
 
     /// Opens a gate for good.

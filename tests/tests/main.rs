@@ -8,6 +8,7 @@
     reason = "a test that cannot go on fails by panicking"
 )]
 
+mod adapters;
 mod agreement;
 mod behaviours;
 mod cancel;

@@ -101,7 +101,10 @@ fn connection(stream: &TcpStream, number: u64, state: &State) -> io::Result<()> 
         if state.stopping.load(Ordering::SeqCst) {
             return Ok(());
         }
-        let go_on = if ask.method == "POST" && ask.path.starts_with("/v1/") {
+        let go_on = if let Some((status, body)) = refused(state, &ask) {
+            write_plain(stream, status, &[], body.as_bytes())?;
+            true
+        } else if ask.method == "POST" && ask.path.starts_with("/v1/") {
             completion(stream, number, state, &ask)?
         } else {
             let (status, body) = side(state, &ask);
@@ -114,6 +117,30 @@ fn connection(stream: &TcpStream, number: u64, state: &State) -> io::Result<()> 
     }
 }
 
+/// What a real engine answers before it looks at the request: a wrong key, a model that it does not have.
+fn refused(state: &State, ask: &Ask) -> Option<(u16, String)> {
+    let error = |message: &str| {
+        format!("{{\"error\":{{\"message\":\"{message}\",\"type\":\"invalid_request_error\"}}}}")
+    };
+    if !ask.path.starts_with("/v1/") {
+        return None;
+    }
+    let shown = ask.header("authorization").and_then(|value| value.strip_prefix("Bearer "));
+    if locked(&state.key).as_deref().is_some_and(|key| shown != Some(key)) {
+        return Some((401, error("Unauthorized")));
+    }
+    if ask.method != "POST" {
+        return None;
+    }
+    if state.broken.load(Ordering::SeqCst) {
+        return Some((500, error("the engine core is dead")));
+    }
+    let body: serde_json::Value = serde_json::from_slice(&ask.body).unwrap_or_default();
+    let model = body.get("model").and_then(|model| model.as_str()).unwrap_or_default();
+    let strict = state.strict.load(Ordering::SeqCst);
+    (strict && !state.models.iter().any(|one| one == model)).then(|| (404, error("the model does not exist")))
+}
+
 /// Everything but completions: health, models, and the rig's own routes.
 fn side(state: &State, ask: &Ask) -> (u16, String) {
     match (ask.method.as_str(), ask.path.as_str()) {
@@ -121,6 +148,9 @@ fn side(state: &State, ask: &Ask) -> (u16, String) {
         ("POST", path) if path.starts_with("/_gate/") => {
             locked(&state.gates).insert(path.trim_start_matches("/_gate/").to_owned());
             (200, "{}".to_owned())
+        }
+        ("GET", "/metrics") => {
+            (200, format!("num_requests_running {}\n", state.running.load(Ordering::SeqCst)))
         }
         ("GET", "/health" | "/v1/health") => (200, "{\"status\":\"ok\"}".to_owned()),
         ("GET", "/v1/models") => {

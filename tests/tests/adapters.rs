@@ -1,0 +1,85 @@
+//! Each adapter starts its engine by its own command line, and the engine streams through the edge: stand-ins that take
+//! the options of the named versions as strictly as the real ones (rows 33 and 95).
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use umbel_tests::engine::Script;
+use umbel_tests::fleet::{EdgeOptions, EngineDeclaration, Fleet, NodeOptions};
+
+/// A link to the stand-in that is called as the engine is.
+pub(crate) fn program(fleet: &Fleet, name: &str) -> PathBuf {
+    let link = fleet.dir().join(name);
+    if !link.exists() {
+        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_engine-stand-in"), &link).unwrap();
+    }
+    link
+}
+
+/// A folder with a model's files.
+pub(crate) fn model(fleet: &Fleet, name: &str, config: &Value) -> PathBuf {
+    let folder = fleet.dir().join(name);
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    std::fs::write(folder.join("model.safetensors"), [0; 64]).unwrap();
+    std::fs::write(folder.join("m.gguf"), b"GGUF\x03\0\0\0").unwrap();
+    folder
+}
+
+fn declared(kind: &str, folder: &Path) -> EngineDeclaration {
+    let (files, profile) = match kind {
+        "vllm" => (
+            format!("model_folder = {folder:?}"),
+            "{ max_model_len = 4096, gpu_memory_utilization = 0.5, enable_prefix_caching = false, kv_cache_memory_bytes = \"1GiB\", limit_mm_per_prompt = { image = 2 } }",
+        ),
+        "sglang" => (
+            format!("model_folder = {folder:?}"),
+            "{ context_length = 4096, mem_fraction_static = 0.8, enable_mixed_chunk = true, schedule_policy = \"lpm\" }",
+        ),
+        _ => (
+            format!("model_file = {:?}", folder.join("m.gguf")),
+            "{ ctx_size = 4096, flash_attn = \"auto\", jinja = false }",
+        ),
+    };
+    EngineDeclaration {
+        toml: format!(
+            "[[engine]]\nname = \"{kind}\"\nkind = \"{kind}\"\nmodel = \"org/{kind}\"\naliases = [\"alias-{kind}\"]\n{files}\nprofile = {profile}\n"
+        ),
+    }
+}
+
+#[test]
+fn rows_33_and_95_each_engine_is_started_by_its_real_options_and_streams() {
+    let fleet = Fleet::new();
+    let edge = fleet.edge("berlin", None, &EdgeOptions::default());
+    let folder = model(&fleet, "model", &json!({ "max_position_embeddings": 8192 }));
+    let kinds = ["vllm", "sglang", "llama-server"];
+    let programs: Vec<_> = kinds
+        .iter()
+        .map(|kind| format!("{} = {:?}\n", kind.replace('-', "_"), program(&fleet, kind)))
+        .collect();
+    let options = NodeOptions {
+        engines: kinds.iter().map(|kind| declared(kind, &folder)).collect(),
+        more: format!("[programs]\n{}\n", programs.concat()),
+    };
+    let node = fleet.node(&edge, "gpu-1", &options);
+    for kind in kinds {
+        for name in [format!("org/{kind}"), format!("alias-{kind}")] {
+            let got = edge.chat(&name, "streams", true, &json!({})).whole(&edge.target()).unwrap();
+            let text = got.text();
+            // Whichever of its names a request has: the engine takes it, and its bytes come through.
+            let as_engine =
+                |name: &str| text == String::from_utf8_lossy(&Script::default().stream_bytes(name));
+            assert!(as_engine(&name) || as_engine(&format!("org/{kind}")), "{kind} {name}: {text}");
+        }
+        let record = std::fs::read(node.state.join(format!("engines/{kind}.json"))).unwrap();
+        let record: Value = serde_json::from_slice(&record).unwrap();
+        let line = std::fs::read(format!("/proc/{}/cmdline", record["pid"])).unwrap();
+        let line = String::from_utf8_lossy(&line).replace('\0', " ");
+        assert!(line.contains("--host 127.0.0.1") && line.contains("4096"), "{line}");
+        assert!(!line.contains("api-key"), "{line}");
+        if let Some(key) = record["key"].as_str().filter(|key| !key.is_empty()) {
+            assert!(!line.contains(key), "the key is in {line}");
+        }
+    }
+}
