@@ -5,6 +5,7 @@
 
 mod ctl;
 mod keys;
+mod model;
 mod node;
 mod records;
 mod requests;
@@ -17,6 +18,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use ctl::{CtlArgs, Global, Noun};
 pub(crate) use keys::{By, KeyCreate, KeyUpdate, KeyUsage, KeyVerb};
+pub(crate) use model::ModelVerb;
 pub(crate) use node::NodeVerb;
 pub(crate) use records::{AuditFilter, AuditVerb, CaVerb, SettingsVerb, Step};
 pub(crate) use requests::{RequestFilter, RequestVerb};

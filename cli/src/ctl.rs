@@ -10,6 +10,7 @@ mod edge;
 mod events;
 mod gather;
 mod key;
+mod model;
 mod node;
 mod operator;
 mod pick;
@@ -76,11 +77,12 @@ pub(crate) async fn run(args: CtlArgs) -> Outcome {
 
 /// Whether there is something that `-o name` could print; where nothing is printed anyway, nothing is wrong with it.
 fn has_names(noun: &Noun) -> bool {
-    use crate::args::{AuditVerb, KeyVerb, NodeVerb, SettingsVerb};
+    use crate::args::{AuditVerb, KeyVerb, ModelVerb, NodeVerb, SettingsVerb};
     !matches!(
         noun,
         Noun::Key { verb: Some(KeyVerb::Usage(_)), .. }
             | Noun::Node { verb: Some(NodeVerb::Why { .. }), .. }
+            | Noun::Model { verb: ModelVerb::Why { .. } | ModelVerb::Plan { .. } }
             | Noun::Audit { verb: Some(AuditVerb::Verify { .. }), .. }
             | Noun::Settings { verb: Some(SettingsVerb::Status { .. } | SettingsVerb::Diff { .. }) }
     )
@@ -93,7 +95,9 @@ fn is_list(noun: &Noun) -> bool {
         TokenVerb,
     };
     match noun {
-        Noun::Status { .. } | Noun::Queue { .. } | Noun::Audit { verb: None, .. } => true,
+        Noun::Status { .. } | Noun::Queue { .. } | Noun::Model { .. } | Noun::Audit { verb: None, .. } => {
+            true
+        }
         Noun::Audit { .. } => false,
         Noun::Ca { verb } => matches!(verb, None | Some(CaVerb::Show)),
         Noun::Settings { verb } => matches!(
@@ -135,6 +139,7 @@ impl Ctl {
             Noun::Token { id, verb } => token::run(self, id.as_deref(), verb.as_ref()).await,
             Noun::Key { id, verb } => key::run(self, id.as_deref(), verb.as_ref()).await,
             Noun::Operator { id, verb } => operator::run(self, id.as_deref(), verb.as_ref()).await,
+            Noun::Model { verb } => model::run(self, verb).await,
             Noun::Queue { model } => queue::run(self, model.as_deref()).await,
             Noun::Request { id, filter, verb } => {
                 request::run(self, id.as_deref(), filter, verb.as_ref()).await

@@ -8,6 +8,7 @@ mod ctl;
 mod dev;
 mod keys;
 mod nodes;
+mod placement;
 mod records;
 mod run;
 mod secrets;

@@ -25,6 +25,7 @@ mod keys;
 mod life;
 mod lifecycle;
 mod minting;
+mod placement;
 mod requests;
 mod rig;
 mod rotation;

@@ -9,6 +9,7 @@ use clap::{Args, Subcommand};
 
 use super::{
     keys::KeyVerb,
+    model::ModelVerb,
     node::NodeVerb,
     records::{AuditFilter, AuditVerb, CaVerb, SettingsVerb},
     requests::{RequestFilter, RequestVerb},
@@ -149,6 +150,9 @@ const OPERATOR_EXAMPLES: &str = "Examples:
   umbel ctl operator create ada --role admin --out ada.token
   umbel ctl operator revoke ada -m 'left the team'";
 
+const MODEL_EXAMPLES: &str = "Examples:
+  umbel ctl model plan qwen3.toml                 where it would run, without applying it
+  umbel ctl model why qwen3                       why a replica has no place, and what would help";
 const QUEUE_EXAMPLES: &str = "Examples:
   umbel ctl queue                                 every model: state, numbers, next step
   umbel ctl queue qwen3-32b                       whose requests wait, who serves it
@@ -238,6 +242,12 @@ pub(crate) enum Noun {
         id: Option<String>,
         #[command(subcommand)]
         verb: Option<OperatorVerb>,
+    },
+    /// Deployments: what a site should serve
+    #[command(visible_alias = "deployment", after_help = MODEL_EXAMPLES)]
+    Model {
+        #[command(subcommand)]
+        verb: ModelVerb,
     },
     /// Requests that wait and run, a model each, with the next step
     #[command(after_help = QUEUE_EXAMPLES)]

@@ -1,0 +1,70 @@
+//! `ctl model why` and `ctl model plan` against canned answers.
+
+use crate::{
+    run::{canned, golden},
+    server::Server,
+};
+
+const COMMANDS: &str = "POST /api/v1/edges/berlin/commands";
+
+fn server(case: &str, change: impl FnOnce(&mut serde_json::Value)) -> Server {
+    let server = Server::start();
+    let berlin: serde_json::Value = serde_json::from_str(&canned("edges.json")).unwrap();
+    let one = serde_json::json!({ "items": [berlin["items"][0]] });
+    server.on("GET /api/v1/edges", 200, one.to_string());
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../contracts/golden/operations");
+    let path = root.join(format!("placement.explain/{case}.result.json"));
+    let mut result = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    change(&mut result);
+    let command = serde_json::json!({
+        "command_id": "00000000-0000-4000-8000-00000000000a", "edge_id": "berlin", "phase": "succeeded",
+        "result": result,
+    });
+    server.on(COMMANDS, 200, command.to_string());
+    server
+}
+
+fn sent(server: &Server) -> serde_json::Value {
+    serde_json::from_str(&server.asked().pop().unwrap().body).unwrap()
+}
+
+#[test]
+fn why_names_every_node_its_numbers_and_what_would_help() {
+    let server = server("nowhere", |result| {
+        result.as_object_mut().unwrap().remove("waiting_since");
+    });
+    let ran = server.ctl(&["model", "why", "qwen3-235b"]);
+    golden("model-why.txt", &ran.out);
+    assert_eq!(ran.code, 3, "{}", ran.err);
+    assert!(ran.err.contains("1 of 1 replica of qwen3-235b cannot be placed at berlin"), "{}", ran.err);
+    assert_eq!(sent(&server)["args"], serde_json::json!({ "deployment": "qwen3-235b", "limit": 8 }));
+    let ran =
+        server.ctl(&["deployment", "why", "qwen3-235b", "--nodes", "node:gpu-04", "-n", "1", "-o", "json"]);
+    assert_eq!(ran.code, 3);
+    assert!(ran.out.contains("\"reason\": \"gpu_foreign\""), "{}", ran.out);
+    assert_eq!(sent(&server)["target_selector"], "node:gpu-04");
+}
+
+#[test]
+fn a_plan_of_a_document_changes_nothing_and_says_where_it_would_run() {
+    let server = server("document", |_| {});
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("pair.toml");
+    let text = format!(
+        "name = \"pair\"\nnodes_per_replica = 2\nfabric_label = \"ib\"\n[engine]\nkind = \"vllm\"\n[gpus]\ncount = 1\n\
+         memory_bytes = \"40GiB\"\n[artifact]\nrepository = \"org/pair\"\nrevision = \"895c8d1\"\nsource = \"hub\"\n\
+         files = [{{ path = \"model.safetensors\", bytes = 16000000000, sha256 = \"{}\" }}]\n",
+        "0".repeat(64)
+    );
+    std::fs::write(&file, &text).unwrap();
+    let ran = server.ctl(&["model", "plan", file.to_str().unwrap()]);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    golden("model-plan.txt", &ran.out);
+    let args = sent(&server)["args"].clone();
+    assert_eq!(args["document"]["gpus"]["memory_bytes"], 40_u64 << 30);
+
+    std::fs::write(&file, text.replace("count = 1", "count = 65")).unwrap();
+    let ran = server.ctl(&["model", "plan", file.to_str().unwrap()]);
+    assert_eq!(ran.code, 2, "{}", ran.err);
+    assert!(ran.err.contains("gpus.count") && ran.err.contains("65"), "{}", ran.err);
+}

@@ -1,0 +1,190 @@
+//! `placement.explain` of a real site: what its nodes say is what placement sees.
+
+use prost::Message;
+use serde_json::{Value, json};
+use umbel_contracts::event;
+use umbel_contracts::proto::node::{
+    Artifact, EngineMemory, EngineRuntime, Gpu, GpuTelemetry, NodeArtifacts, NodeInventory, NodeTelemetry,
+    StorageFree, StorageRoot,
+};
+use umbel_wire::Code;
+use umbel_wire::clock::Wall;
+
+use super::rig::{Edge, FakeNode, run, until};
+
+const GIB: u64 = 1 << 30;
+
+/// A host with two GPUs of 80 GiB that can load deployments.
+fn equip(node: &mut FakeNode, runtimes: &[(&str, &str)]) {
+    let gpu = |index: u32| Gpu {
+        uuid: format!("GPU-{}-{index}", node.id),
+        index,
+        name: "NVIDIA H100 80GB HBM3".into(),
+        memory_bytes: 80 * GIB,
+        compute_capability: "9.0".into(),
+        ..Gpu::default()
+    };
+    node.hello.capabilities = vec!["deployment.load.v1".into(), "artifact.acquire.v1".into()];
+    node.hello.runtimes = runtimes
+        .iter()
+        .map(|(kind, version)| EngineRuntime {
+            kind: (*kind).into(),
+            engine_version: (*version).into(),
+            ..EngineRuntime::default()
+        })
+        .collect();
+    node.hello.inventory = Some(NodeInventory {
+        sequence: 1,
+        observed_at_unix_ms: Wall::now().unix_ms(),
+        complete: true,
+        driver_version: "550.54.14".into(),
+        gpus: vec![gpu(0), gpu(1)],
+        storage: ["models", "state"]
+            .map(|name| StorageRoot { name: name.into(), total_bytes: 1 << 40 })
+            .to_vec(),
+        ..NodeInventory::default()
+    });
+}
+
+fn figures(node: &FakeNode, free: u64) -> NodeTelemetry {
+    let gpu = |index: u32, used: u64, engines: Vec<EngineMemory>| GpuTelemetry {
+        uuid: format!("GPU-{}-{index}", node.id),
+        memory_used_bytes: Some(used),
+        engines,
+        ..GpuTelemetry::default()
+    };
+    NodeTelemetry {
+        sequence: 1,
+        observed_at_unix_ms: Wall::now().unix_ms(),
+        storage: vec![
+            StorageFree { name: "models".into(), free_bytes: free },
+            StorageFree { name: "state".into(), free_bytes: 1 << 40 },
+        ],
+        gpus: vec![
+            gpu(0, 30 * GIB, vec![EngineMemory { engine: "e".into(), bytes: 29 * GIB }]),
+            gpu(1, 25 * GIB, Vec::new()),
+        ],
+        ..NodeTelemetry::default()
+    }
+}
+
+fn document(change: impl FnOnce(&mut Value)) -> Value {
+    let mut document = json!({
+        "name": "qwen", "model": "org/qwen", "engine": { "kind": "vllm" }, "gpus": { "count": 1 },
+        "artifact": { "repository": "org/qwen", "revision": "895c8d171bc0", "source": "hub", "files": [
+            { "path": "model.safetensors", "bytes": 16 * GIB, "sha256": "0".repeat(64) }
+        ] },
+    });
+    change(&mut document);
+    document
+}
+
+async fn explained(edge: &Edge, document: Value) -> Value {
+    let told = edge.ask("placement.explain", "", json!({ "document": document })).await.unwrap();
+    told.result.unwrap()
+}
+
+fn first_against(told: &Value, node: &str) -> (String, String) {
+    let node = told["nodes"].as_array().unwrap().iter().find(|one| one["node"] == node).unwrap();
+    let against = &node["against"][0];
+    (against["reason"].as_str().unwrap().into(), against["message"].as_str().unwrap().into())
+}
+
+#[test]
+fn what_nodes_report_is_what_placement_sees() {
+    run(async {
+        let edge = Edge::start().await;
+        let mut a = edge.node("a").await;
+        equip(&mut a, &[("vllm", "0.11.0"), ("sim", "")]);
+        let mut b = edge.node("b").await;
+        equip(&mut b, &[("sim", "")]);
+        let connection = a.connect(&edge).await;
+        let _b = b.connect(&edge).await;
+
+        // Both GPUs are free as far as anybody knows.
+        let told = explained(&edge, document(|_| {})).await;
+        assert_eq!(
+            (&told["fits"], &told["nodes_total"], &told["nodes_left"]),
+            (&json!(true), &json!(2), &json!(1))
+        );
+        let shard = &told["plan"][0]["shards"][0];
+        assert_eq!((&shard["node"], &shard["acquire"]), (&json!("a"), &json!(true)));
+        assert_eq!(
+            first_against(&told, "b"),
+            ("engine_missing".into(), "vllm is not installed; it has sim".into())
+        );
+
+        // An engine is seen on one, a stranger on the other, and the disk is nearly full.
+        connection.event(event::NODE_TELEMETRY, "report", figures(&a, 5 * GIB).encode_to_vec());
+        until("the figures came", || edge.view(&a).telemetry().is_some()).await;
+        let told = explained(&edge, document(|one| one["gpus"]["memory_bytes"] = json!(60 * GIB))).await;
+        assert_eq!(told["fits"], false);
+        let (reason, message) = first_against(&told, "a");
+        assert_eq!(reason, "gpu_held");
+        assert_eq!(
+            message,
+            "0 of 2 GPUs fit, 1 wanted: GPU 0 is held by e, GPU 1 has 55.0 GiB free < 60.0 GiB: foreign processes hold \
+             25.0 GiB"
+        );
+        let against =
+            &told["nodes"].as_array().unwrap().iter().find(|one| one["node"] == "a").unwrap()["against"];
+        assert_eq!((&against[1]["reason"], &against[1]["wanted"]), (&json!("space"), &json!(20 * GIB)));
+
+        // With the files there, space is no matter; what is asked of the free GPU is lowered.
+        let digest = umbel_contracts::deployment::DeploymentSpec::from_value(document(|_| {})).unwrap();
+        let artifact = Artifact {
+            repository: "org/qwen".into(),
+            revision: "895c8d171bc0".into(),
+            digest: digest.artifact.unwrap().digest(),
+            bytes: 16 * GIB,
+            ..Artifact::default()
+        };
+        let artifacts = NodeArtifacts { artifacts: vec![artifact] };
+        connection.event(event::NODE_ARTIFACTS, "report", artifacts.encode_to_vec());
+        until("the files are known", || !edge.view(&a).report.artifacts.is_empty()).await;
+        let told = explained(&edge, document(|one| one["gpus"]["memory_bytes"] = json!(40 * GIB))).await;
+        let shard = &told["plan"][0]["shards"][0];
+        assert_eq!((&shard["gpu_indexes"], &shard["acquire"]), (&json!([1]), &json!(false)));
+        // Two of it: one has a place, and the next is explained.
+        let two = document(|one| one["replicas"] = json!(2));
+        let told = explained(&edge, two).await;
+        assert_eq!(
+            (&told["fits"], &told["plan"]),
+            (&json!(false), &json!([])),
+            "whole GPUs are wanted: {told}"
+        );
+
+        edge.ask("node.drain", "node:a", json!({ "deadline_seconds": 0 })).await.unwrap();
+        let told = explained(&edge, document(|one| one["gpus"]["memory_bytes"] = json!(40 * GIB))).await;
+        assert_eq!(first_against(&told, "a").0, "draining");
+        assert_eq!(told["remedies"][0]["changes"][0]["commands"], json!(["umbel ctl node undrain a"]));
+    });
+}
+
+#[test]
+fn what_is_asked_is_checked() {
+    run(async {
+        let edge = Edge::start().await;
+        let refused = |args: Value, selector: &'static str| {
+            let edge = &edge;
+            async move { edge.ask("placement.explain", selector, args).await.unwrap_err() }
+        };
+        for args in [
+            json!({}),
+            json!({ "deployment": "x", "document": document(|_| {}) }),
+            json!({ "document": document(|_| {}), "limit": 257 }),
+            json!({ "document": document(|one| one["gpus"]["count"] = json!(65)) }),
+            json!({ "document": document(|one| one["engine"]["profile"] = json!({ "no_such_key": 1 })) }),
+        ] {
+            let error = refused(args.clone(), "").await;
+            assert_eq!(error.code, Code::InvalidArgument, "{args}: {error:?}");
+        }
+        assert_eq!(refused(json!({ "deployment": "x" }), "").await.code, Code::NotFound);
+        assert_eq!(refused(json!({ "document": document(|_| {}) }), "node:x").await.code, Code::NotFound);
+        let told = explained(&edge, document(|_| {})).await;
+        assert_eq!(
+            (&told["fits"], &told["nodes_total"], &told["remedies"]),
+            (&json!(false), &json!(0), &json!([]))
+        );
+    });
+}
