@@ -98,15 +98,15 @@ async fn agent(config: Config) -> Result<(), StartError> {
     let watch = Arc::new(Watch::new(&config, Arc::clone(&engines), Arc::clone(&state), gpus, holders, found));
     Arc::clone(&watch).start(&pieces);
     let artifacts = keep_artifacts(&pieces, &config);
-    let reports = Reports::new(
+    let jobs = Jobs::new(Bodies::new(&state, &engines, &artifacts, &watch));
+    let reports = Arc::new(Reports::new(
         Arc::clone(&identity),
         Arc::clone(&engines),
         Arc::clone(&state),
         watch,
         Arc::clone(&settings),
         &artifacts,
-    );
-    let reports = Arc::new(reports);
+    ));
     reports.set_problem("STATE_NOT_DURABLE", volatile);
     tokio::spawn(tell_broken(pieces.clone(), Arc::clone(&reports)));
     let credentials = Arc::new(Credentials::open(&state, (*identity).clone())?);
@@ -116,7 +116,7 @@ async fn agent(config: Config) -> Result<(), StartError> {
         Arc::clone(&relay),
         Arc::clone(&reports),
         Arc::clone(&engines),
-        Jobs::new(Bodies { engines: Arc::clone(&engines), artifacts }),
+        jobs,
     );
     let parts = Admin {
         identity,
@@ -136,7 +136,6 @@ async fn agent(config: Config) -> Result<(), StartError> {
     }));
 
     signals.next().await;
-    tracing::info!("asked to stop: running streams are finished");
     edge.drain();
     let hurried = tokio::select! {
         () = relay.idle() => false,

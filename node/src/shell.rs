@@ -1,10 +1,8 @@
 //! What the agent does: sockets, processes, files, the connection to the edge.
 
 pub(crate) mod admin;
-#[allow(dead_code, reason = "deployment.load, which comes, asks where they are")]
 pub(crate) mod artifacts;
 pub(crate) mod credential;
-#[allow(dead_code, reason = "the runner of jobs, which comes, calls it")]
 pub(crate) mod deployments;
 pub(crate) mod edge;
 pub(crate) mod engine_http;

@@ -26,6 +26,9 @@ pub(crate) const AGAIN: Duration = Duration::from_secs(1);
 /// Bytes of a progress's sentence.
 const SENTENCE: usize = 1024;
 
+/// Bytes of a phase: the boundary's bound of a word.
+const WORD: usize = 32;
+
 /// How a job came out.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Outcome {
@@ -37,7 +40,7 @@ pub(crate) enum Outcome {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Step {
     /// One word.
-    pub(crate) phase: &'static str,
+    pub(crate) phase: String,
     pub(crate) done: u64,
     /// 0: not known.
     pub(crate) total: u64,
@@ -172,6 +175,7 @@ impl Jobs {
     /// A body tells how far it is.
     pub(crate) fn step(&mut self, id: &str, attempt: u32, mut step: Step) {
         umbel_wire::text::shorten(&mut step.message, SENTENCE);
+        umbel_wire::text::shorten(&mut step.phase, WORD);
         let job = self.jobs.get_mut(id).filter(|job| job.attempt == attempt && job.outcome.is_none());
         if let Some(job) = job
             && job.step != step
@@ -228,7 +232,7 @@ impl Jobs {
             Word::Progress(JobProgress {
                 job_id,
                 lease_id,
-                phase: step.phase.to_owned(),
+                phase: step.phase.clone(),
                 done: step.done,
                 total: step.total,
                 unit: step.unit.to_owned(),
@@ -340,7 +344,7 @@ mod tests {
         let mut told = Vec::new();
         for ms in (0..10_000).step_by(100) {
             if ms < 5_000 {
-                jobs.step("a", 1, Step { phase: "downloading", done: ms, ..Step::default() });
+                jobs.step("a", 1, Step { phase: "downloading".into(), done: ms, ..Step::default() });
             }
             told.extend(jobs.due(at(ms)).into_iter().map(|_| ms));
         }

@@ -161,6 +161,7 @@ impl Edge {
 
     /// No new streams from now on: the edge is told so, and running ones go on.
     pub(crate) fn drain(&self) {
+        tracing::info!("asked to stop: running streams are finished");
         self.draining.cancel();
         self.engines.drain();
         self.jobs.close();

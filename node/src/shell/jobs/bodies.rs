@@ -3,36 +3,56 @@
 //! Owns which kinds this agent names to its edge, and handing a body to its part. Leaves the work to the parts. Invariant: a
 //! kind that is named has its arm, and the other way round.
 
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use tokio_util::sync::CancellationToken;
-use umbel_contracts::proto::node::{
-    EngineHealth, EngineState, Evidence, JobFailure, RuntimeHealth, RuntimeHealthReport,
-    job_complete::Report, job_lease::Body,
-};
+use umbel_contracts::proto::node::{ArtifactAcquire, JobFailure, job_complete::Report, job_lease::Body};
 
 use super::Progress;
 use crate::{
-    core::jobs::Step,
+    core::{artifacts, jobs::Step},
     shell::{
         artifacts::{Artifacts, job},
+        deployments::{self, Deployments},
         engines::Engines,
+        state::State,
+        watch::Watch,
     },
 };
 
 /// Of jobs, by the names of the boundary.
-pub(crate) const CAPABILITIES: [&str; 3] = ["artifact.acquire.v1", "artifact.remove.v1", "runtime.health.v1"];
+pub(crate) const CAPABILITIES: [&str; 9] = [
+    "artifact.acquire.v1",
+    "artifact.remove.v1",
+    "runtime.probe.v1",
+    "runtime.health.v1",
+    "runtime.unload.v1",
+    "deployment.load.v1",
+    "deployment.health.v1",
+    "deployment.drain.v1",
+    "deployment.unload.v1",
+];
 
 /// The parts of the agent that do the work.
 pub(crate) struct Bodies {
-    pub(crate) engines: Arc<Engines>,
-    pub(crate) artifacts: Arc<Artifacts>,
+    engines: Arc<Engines>,
+    artifacts: Arc<Artifacts>,
+    deployments: Deployments,
 }
 
 impl Bodies {
-    /// Whether there is somebody for it.
-    pub(crate) fn know(&self, body: Option<&Body>) -> bool {
-        matches!(body, Some(Body::ArtifactAcquire(_) | Body::ArtifactRemove(_) | Body::RuntimeHealth(_)))
+    /// Over the parts of this agent.
+    pub(crate) fn new(
+        state: &Arc<State>,
+        engines: &Arc<Engines>,
+        artifacts: &Arc<Artifacts>,
+        watch: &Arc<Watch>,
+    ) -> Self {
+        Self {
+            engines: Arc::clone(engines),
+            artifacts: Arc::clone(artifacts),
+            deployments: Deployments::new(state, engines, artifacts, watch),
+        }
     }
 
     /// Does it.
@@ -45,60 +65,53 @@ impl Bodies {
         progress: Progress,
         cancel: CancellationToken,
     ) -> Result<Report, JobFailure> {
+        let at = &self.deployments;
+        let tell = |step: deployments::Step| {
+            let deployments::Step { phase, message } = step;
+            progress.tell(Step { phase, message, ..Step::default() });
+        };
         match body {
             Body::ArtifactAcquire(body) => {
-                let tell = |progress_of: crate::core::artifacts::Progress| {
-                    progress.tell(Step {
-                        phase: progress_of.stage.as_str(),
-                        done: progress_of.bytes_done,
-                        total: progress_of.bytes_total,
-                        unit: "bytes",
-                        message: job::sentence(&progress_of),
-                    });
-                };
-                job::acquire(&self.artifacts, body, tell, &cancel).await.map(Report::ArtifactAcquire)
+                self.acquire(body, &progress, &cancel).await.map(Report::ArtifactAcquire)
             }
             Body::ArtifactRemove(body) => {
-                job::remove(&self.artifacts, body, |_| None).await.map(Report::ArtifactRemove)
+                let engines = Arc::clone(&self.engines);
+                let used_by = move |folder: &Path| user_of(&engines, folder);
+                job::remove(&self.artifacts, body, used_by).await.map(Report::ArtifactRemove)
             }
-            Body::RuntimeHealth(body) => self.health(&body).map(Report::RuntimeHealth),
-            _ => Err(JobFailure {
-                code: "UNKNOWN_WORK".to_owned(),
-                message: "this agent does not know the work".to_owned(),
-                ..JobFailure::default()
-            }),
+            Body::RuntimeProbe(body) => at.probe(&body, tell, &cancel).await.map(Report::RuntimeProbe),
+            Body::RuntimeHealth(body) => at.runtime_health(&body).await.map(Report::RuntimeHealth),
+            Body::RuntimeUnload(body) => at.runtime_unload(&body).await.map(Report::RuntimeUnload),
+            Body::DeploymentLoad(body) => at.load(&body, tell, &cancel).await.map(Report::DeploymentLoad),
+            Body::DeploymentHealth(body) => at.health(&body).await.map(Report::DeploymentHealth),
+            Body::DeploymentDrain(body) => at.drain(&body, tell, &cancel).await.map(Report::DeploymentDrain),
+            Body::DeploymentUnload(body) => at.unload(&body).await.map(Report::DeploymentUnload),
         }
     }
 
-    /// How engines are, as their drivers know.
-    fn health(&self, asked: &RuntimeHealth) -> Result<RuntimeHealthReport, JobFailure> {
-        let engines = self.engines.list();
-        let engines: Vec<_> = engines
-            .iter()
-            .filter(|engine| asked.engine.is_empty() || engine.name == asked.engine)
-            .map(|engine| {
-                let status = engine.status();
-                let ok = status.state() == EngineState::Ready;
-                let detail =
-                    if status.cause.is_empty() { status.state().as_str_name() } else { &status.cause };
-                let layer =
-                    Evidence { layer: "process".to_owned(), ok, detail: detail.to_owned(), milliseconds: 0 };
-                EngineHealth {
-                    engine: status.name.clone(),
-                    state: status.state,
-                    layers: vec![layer],
-                    in_flight: status.in_flight,
-                }
-            })
-            .collect();
-        if engines.is_empty() && !asked.engine.is_empty() {
-            return Err(JobFailure {
-                code: "UNKNOWN_ENGINE".to_owned(),
-                message: format!("this node has no engine called {}", asked.engine),
-                path: "engine".to_owned(),
-                ..JobFailure::default()
+    async fn acquire(
+        &self,
+        body: ArtifactAcquire,
+        progress: &Progress,
+        cancel: &CancellationToken,
+    ) -> Result<umbel_contracts::proto::node::ArtifactAcquireReport, JobFailure> {
+        let tell = |at: artifacts::Progress| {
+            progress.tell(Step {
+                phase: at.stage.as_str().to_owned(),
+                done: at.bytes_done,
+                total: at.bytes_total,
+                unit: "bytes",
+                message: job::sentence(&at),
             });
-        }
-        Ok(RuntimeHealthReport { engines })
+        };
+        job::acquire(&self.artifacts, body, tell, cancel).await
     }
+}
+
+/// The engine that runs from a folder, if one does.
+fn user_of(engines: &Engines, folder: &Path) -> Option<String> {
+    let runs_from = |process: &crate::config::ProcessSource| process.model.starts_with(folder);
+    let list = engines.list();
+    let user = list.iter().find(|engine| engine.config().source.process().is_some_and(runs_from));
+    user.map(|engine| engine.name.clone())
 }
