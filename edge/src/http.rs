@@ -18,6 +18,7 @@ mod listen;
 mod meter;
 mod models;
 mod openai;
+mod quiet;
 mod relay;
 mod request;
 mod routes;
@@ -28,7 +29,7 @@ mod tests;
 mod unread;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use arc_swap::ArcSwap;
@@ -75,6 +76,8 @@ pub(crate) struct FrontOptions {
     pub(crate) first_byte_timeout: Duration,
     /// Between two bytes of an answer.
     pub(crate) idle_timeout: Duration,
+    /// Silence within an answer that may be a stall; that it is one its own pace says.
+    pub(crate) stall: Duration,
     /// The node ends what an engine's silence has outlasted; this much later the edge does, whatever the node does.
     pub(crate) grace: Duration,
     /// Until a request's head is whole, and between two parts of its body.
@@ -109,6 +112,7 @@ impl Default for FrontOptions {
             // The official clients' own read time-out.
             first_byte_timeout: Duration::from_secs(600),
             idle_timeout: Duration::from_secs(300),
+            stall: Duration::from_secs(5),
             grace: Duration::from_secs(15),
             header_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(30),
@@ -123,6 +127,13 @@ impl Default for FrontOptions {
     }
 }
 
+/// It takes traffic.
+const SERVES: u8 = 0;
+/// It takes nothing new; what runs goes on.
+const DRAINS: u8 = 1;
+/// The time for that is over.
+const OVER: u8 = 2;
+
 /// Everything a request needs, shared by all listeners.
 #[derive(Debug)]
 pub(crate) struct Front {
@@ -131,8 +142,8 @@ pub(crate) struct Front {
     metrics: Arc<Metrics>,
     scrapes: exposition::Scrapes,
     options: ArcSwap<FrontOptions>,
-    draining: AtomicBool,
-    over: AtomicBool,
+    /// How far its life is; it only goes on.
+    stage: AtomicU8,
     held: AtomicU64,
     request_ids: headers::RequestIds,
     /// Wall time of the start, in seconds: the `created` of all models.
@@ -153,8 +164,7 @@ impl Front {
             metrics,
             scrapes: exposition::Scrapes::default(),
             options: ArcSwap::from_pointee(options),
-            draining: AtomicBool::new(false),
-            over: AtomicBool::new(false),
+            stage: AtomicU8::new(SERVES),
             held: AtomicU64::new(0),
             request_ids: headers::RequestIds::new(),
             started_unix: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
@@ -176,19 +186,18 @@ impl Front {
     /// From now on `/readyz` is 503 and new requests are refused; running ones go on. Cancel the listeners'
     /// tokens as well; the exit may follow [`Dispatch::idle`].
     pub(crate) fn drain(&self) {
-        self.draining.store(true, Ordering::Release);
+        self.stage.fetch_max(DRAINS, Ordering::AcqRel);
     }
 
     /// The time of the drain is over: what has no engine is refused now, and nothing is tried once more. Close the nodes'
     /// connections after it; that ends what has one.
     pub(crate) fn end(&self) {
-        self.drain();
-        self.over.store(true, Ordering::Release);
+        self.stage.fetch_max(OVER, Ordering::AcqRel);
         self.dispatch.refuse_all();
     }
 
     fn is_over(&self) -> bool {
-        self.over.load(Ordering::Acquire)
+        self.stage.load(Ordering::Acquire) == OVER
     }
 
     /// What is counted.
@@ -198,6 +207,6 @@ impl Front {
     }
 
     fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Acquire)
+        self.stage.load(Ordering::Acquire) >= DRAINS
     }
 }

@@ -10,6 +10,9 @@ use std::time::Duration;
 use crate::proto;
 use crate::text::beginning;
 
+/// Reason of a stream's end that this side makes since nobody here reads it.
+pub const SLOW_READER: &str = "SLOW_READER";
+
 /// What kind of failure it was. Numbers are those of `umbel.wire.v1.Code`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Code {

@@ -33,7 +33,7 @@ pub mod token;
 pub mod version;
 
 pub use close::{CloseReason, Goaway, GoawayReason};
-pub use error::{Code, Error};
+pub use error::{Code, Error, SLOW_READER};
 pub use ids::{Attempt, EdgeId, Generation, InstanceId, KeyHash, NodeId};
 pub use io::accept::{Door, HelloIn, Newcomer, WelcomeOut, serve};
 pub use io::dial::{

@@ -247,6 +247,7 @@ impl Admission {
             orphan: false,
             long,
             kind: outliers::kind(ask.events, long),
+            stalled: false,
             granted_at: now,
             request: ask.request,
         };

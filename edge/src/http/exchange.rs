@@ -16,7 +16,7 @@ use umbel_wire::Terminal;
 use umbel_wire::clock::Wall;
 
 use outcome::Outcome;
-pub(super) use outcome::{Miss, judge};
+pub(super) use outcome::{Miss, is_unread, judge};
 
 use super::answer::Answer;
 use super::error::Failure;

@@ -12,20 +12,19 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::time::{Instant, Sleep, sleep, sleep_until};
+use tokio::time::{Sleep, sleep};
 use umbel_wire::OutgoingStream;
 
 use super::answer::broken;
 use super::error::Failure;
-use super::exchange::{Exchange, Miss};
+use super::exchange::{Exchange, Miss, is_unread};
 use super::meter::Meter;
+use super::quiet::{Due, Quiet};
 use super::sse::{Ending, Grammar, Tracker};
 use crate::shell::dispatch::Slot;
 
 /// One newline: a comment with a blank line behind it breaks official clients.
 const KEEPALIVE: Bytes = Bytes::from_static(b": keepalive\n");
-/// How often a silent answer is looked at where comments are off.
-const LOOK: Duration = Duration::from_secs(15);
 /// How long the engine's end is waited for once its `[DONE]` has passed: it brings the token counts, and an
 /// engine that is just closing is not to be reset.
 const AFTER_DONE: Duration = Duration::from_secs(1);
@@ -53,13 +52,9 @@ pub(super) struct Relay {
     /// The connection is to break, once what was passed on before is written.
     breaking: bool,
     quiet: Quiet,
+    /// Until the engine's end is not waited for any longer.
+    rest: Option<Pin<Box<Sleep>>>,
     abort: Option<Arc<AtomicBool>>,
-}
-
-/// How long nothing came. The timer is touched once an interval, not with each chunk.
-struct Quiet {
-    since: Option<Instant>,
-    timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl Relay {
@@ -97,7 +92,7 @@ impl Relay {
         events: Option<Tracker>,
         before: Bytes,
     ) -> Self {
-        let quiet = Quiet { since: None, timer: None };
+        let quiet = Quiet::default();
         let meter = Meter::default();
         Self {
             stream,
@@ -111,6 +106,7 @@ impl Relay {
             over: false,
             breaking: false,
             quiet,
+            rest: None,
             abort: None,
         }
     }
@@ -149,7 +145,9 @@ impl Relay {
                 Poll::Ready(Some(_)) if self.is_done() => {}
                 Poll::Ready(Some(chunk)) => {
                     let chunk = self.passing(chunk);
-                    self.quiet.since = None;
+                    if self.quiet.ends() {
+                        self.slot.goes_on();
+                    }
                     if !chunk.is_empty() {
                         return Poll::Ready(Some(Ok(chunk)));
                     }
@@ -192,7 +190,6 @@ impl Relay {
             chunk.truncate(events.push(&chunk));
             if events.is_done() {
                 self.exchange.complete();
-                self.quiet.timer = None;
             }
         }
         chunk
@@ -205,49 +202,47 @@ impl Relay {
     /// Waits a little for the engine's end. Without it the stream is reset, which loses nothing but work that
     /// nobody would see.
     fn poll_rest(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Broken>>> {
-        let timer = self.quiet.timer.get_or_insert_with(|| Box::pin(sleep(AFTER_DONE)));
-        ready!(timer.as_mut().poll(cx));
+        ready!(self.rest.get_or_insert_with(|| Box::pin(sleep(AFTER_DONE))).as_mut().poll(cx));
         Poll::Ready(self.succeed(""))
     }
 
     /// Nothing is there to pass on: keeps the client's connection alive, within the idle time.
     fn poll_quiet(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Broken>>> {
         let options = self.exchange.options();
-        let comments = !options.keepalive.is_zero();
-        let keepalive = if comments { options.keepalive } else { LOOK };
         let idle = options.idle_timeout.saturating_add(options.grace);
-        let started_at = *self.quiet.since.get_or_insert_with(Instant::now);
-        let timer = self.quiet.timer.get_or_insert_with(|| Box::pin(sleep_until(started_at + keepalive)));
-        while timer.as_mut().poll(cx).is_ready() {
-            let now = Instant::now();
-            let due = started_at + keepalive;
-            if now < due {
-                timer.as_mut().reset(due);
-                continue;
-            }
-            if now >= started_at + idle {
-                return match self.events.as_ref().map(Tracker::ending) {
-                    // Only its blank line is owed.
-                    Some(Ending::Done(missing)) => Poll::Ready(self.succeed(missing)),
-                    _ => {
-                        self.exchange.missed(Miss::TimedOut);
-                        self.fail(Miss::TimedOut, cx)
-                    }
-                };
-            }
-            timer.as_mut().reset(now + keepalive);
-            if comments && self.events.as_ref().is_some_and(Tracker::at_boundary) {
-                return Poll::Ready(Some(Ok(KEEPALIVE)));
+        loop {
+            match ready!(self.quiet.poll(options.keepalive, options.stall, idle, cx)) {
+                Due::Idle => {
+                    return match self.events.as_ref().map(Tracker::ending) {
+                        // Only its blank line is owed.
+                        Some(Ending::Done(missing)) => Poll::Ready(self.succeed(missing)),
+                        _ => {
+                            self.exchange.missed(Miss::TimedOut);
+                            self.fail(Miss::TimedOut, cx)
+                        }
+                    };
+                }
+                Due::Stall => self.slot.stalls(),
+                Due::Comment if self.events.as_ref().is_some_and(Tracker::at_boundary) => {
+                    return Poll::Ready(Some(Ok(KEEPALIVE)));
+                }
+                Due::Comment => {}
             }
         }
-        Poll::Pending
     }
 
     /// The engine's part is over: was it whole?
     fn finish(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Broken>>> {
-        self.slot.ended();
+        let terminal = self.stream.terminal();
         self.count();
-        let miss = self.exchange.judge(self.stream.terminal().as_ref());
+        if terminal.as_ref().is_some_and(is_unread) {
+            // This side gave it up since the client takes nothing: neither the engine's fault nor its end.
+            self.over = true;
+            self.exchange.left();
+            return self.break_off(cx);
+        }
+        self.slot.ended();
+        let miss = self.exchange.judge(terminal.as_ref());
         let ending = self.events.as_ref().map(Tracker::ending);
         match (ending, miss) {
             _ if !self.last.is_empty() => Poll::Ready(self.succeed("")),
@@ -300,16 +295,18 @@ impl Relay {
             Some(Ending::MissingBlank(blank)) => {
                 Some(Ok(Bytes::from([blank.as_bytes(), &failure.event(grammar)].concat())))
             }
-            _ => {
-                if let Some(abort) = &self.abort {
-                    abort.store(true, Ordering::Release);
-                }
-                // hyper throws away what it has not written when a body fails; it writes on a pause.
-                self.breaking = true;
-                cx.waker().wake_by_ref();
-                return Poll::Pending;
-            }
+            _ => return self.break_off(cx),
         })
+    }
+
+    fn break_off(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Broken>>> {
+        if let Some(abort) = &self.abort {
+            abort.store(true, Ordering::Release);
+        }
+        // hyper throws away what it has not written when a body fails; it writes on a pause.
+        self.breaking = true;
+        cx.waker().wake_by_ref();
+        Poll::Pending
     }
 }
 

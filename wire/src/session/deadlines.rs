@@ -5,7 +5,7 @@
 use std::time::Instant;
 
 use crate::close::CloseReason;
-use crate::error::{Code, Error};
+use crate::error::{Code, Error, SLOW_READER};
 use crate::limits;
 use crate::session::Session;
 use crate::session::keepalive::Check;
@@ -102,7 +102,7 @@ impl Session {
             return;
         }
         let text = "nothing was read from the stream for 60 s";
-        let slow = Error::new(Code::DeadlineExceeded, "SLOW_READER", text);
+        let slow = Error::new(Code::DeadlineExceeded, SLOW_READER, text);
         match &stream.role {
             Role::Opener(_) => self.abandon(key, slow),
             Role::Answerer(_) => {

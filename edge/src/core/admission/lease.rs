@@ -52,6 +52,8 @@ pub(super) struct Lease {
     pub(super) long: bool,
     /// What is expected of its head.
     pub(super) kind: usize,
+    /// Its answer stands still, for much longer than it ever did before.
+    pub(super) stalled: bool,
     pub(super) granted_at: Instant,
     /// The request's number in the ring.
     pub(super) request: u64,
@@ -158,6 +160,9 @@ impl Admission {
             if let Some(model) = self.models.get_mut(provider.model.0 as usize) {
                 model.pool.set(held.provider, provider.seat, provider.room());
             }
+        }
+        if held.stalled {
+            self.stall_over(held.provider);
         }
         if let Some(node) = self.nodes.get_mut(&held.node) {
             node.in_flight = node.in_flight.saturating_sub(1);

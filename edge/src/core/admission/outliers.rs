@@ -5,7 +5,7 @@
 //! its model has nobody else who could do its work; a provider comes back by one request at a time.
 //!
 //! ```text
-//! in --fails more than its peers, or is silent while they answer--> out --5 s, doubled up to 2 min--> due
+//! in --fails or stalls more than its peers, or is silent while they answer--> out --5 s, doubled up to 2 min--> due
 //!  ^                                                                ^ |                                |
 //!  +---- it answers (out for its silence: any answer) --------------|-+                     one request, tried
 //!  +---- the one request is answered ---------------------------------|--------------------------------+
@@ -15,7 +15,7 @@
 use std::time::{Duration, Instant};
 
 use super::Admission;
-use super::lease::{Lease, LeaseId};
+use super::lease::{Lease, LeaseId, LeasePhase};
 use super::provider::Provider;
 use super::waiting::Timer;
 use super::words::{Avoid, ModelIndex, Outcome, ProviderIndex};
@@ -85,6 +85,8 @@ pub(super) struct Health {
     back_since: Option<Instant>,
     /// Leases without a head, by what is expected of them.
     headless: [u32; KINDS],
+    /// Leases whose answers stand still.
+    stalled: u32,
     /// Since when it has such leases and gave no head, and how many heads its model had given then.
     silent_since: Option<(Instant, u64)>,
 }
@@ -199,6 +201,50 @@ impl Admission {
         }
     }
 
+    /// A lease's answer stands still, for much longer than it ever did before. It counts at once as what it will be told as
+    /// when its time is over; one that is passed over for it comes back with its next byte.
+    pub(crate) fn stalled(&mut self, now: Instant, lease: LeaseId) {
+        let Some(held) = self.leases.get_mut(&lease).filter(|held| held.phase == LeasePhase::Streaming)
+        else {
+            return;
+        };
+        if std::mem::replace(&mut held.stalled, true) {
+            return;
+        }
+        let index = held.provider;
+        let Some(provider) = self.providers.get_mut(index.0 as usize) else { return };
+        provider.health.stalled += 1;
+        provider.health.note(true);
+        provider.health.note(true);
+        let (standing, open) = (provider.health.standing, provider.open);
+        let tried = matches!(standing, Standing::Tried { lease: tried, .. } if tried == lease);
+        if tried || (standing == Standing::In && open && self.is_worse_than_its_peers(index)) {
+            self.pass_over(now, index, true);
+        }
+    }
+
+    /// The answer goes on.
+    pub(crate) fn goes_on(&mut self, now: Instant, lease: LeaseId) {
+        let Some(held) = self.leases.get_mut(&lease) else { return };
+        if !std::mem::take(&mut held.stalled) {
+            return;
+        }
+        let index = held.provider;
+        self.stall_over(index);
+        let Some(provider) = self.providers.get_mut(index.0 as usize) else { return };
+        provider.health.note(false);
+        if provider.health.standing.is_for_silence() {
+            self.take_back(now, index);
+        }
+    }
+
+    /// One of its answers no longer stands still: it goes on, or is over.
+    pub(super) fn stall_over(&mut self, index: ProviderIndex) {
+        if let Some(provider) = self.providers.get_mut(index.0 as usize) {
+            provider.health.stalled = provider.health.stalled.saturating_sub(1);
+        }
+    }
+
     fn is_worse_than_its_peers(&self, index: ProviderIndex) -> bool {
         let Some(own) = self.providers.get(index.0 as usize) else { return false };
         if !own.health.is_suspect() {
@@ -307,7 +353,9 @@ impl Admission {
         let Some(provider) = self.providers.get_mut(index.0 as usize) else { return };
         match provider.health.standing {
             // Its own old requests tell first: while they are silent no other is sent after them.
-            Standing::Out { silent: true, .. } if provider.health.silent_since.is_some() => {
+            Standing::Out { silent: true, .. }
+                if provider.health.silent_since.is_some() || provider.health.stalled > 0 =>
+            {
                 self.stand(now, index, Standing::Out { until: now + OUT_FIRST, silent: true });
             }
             Standing::Out { silent, .. } | Standing::Tried { silent, .. } => {

@@ -4,7 +4,7 @@
 
 use umbel_contracts::bounds::decode;
 use umbel_contracts::proto::node::{InferenceEnd, InferenceOutcome};
-use umbel_wire::{Code, Terminal};
+use umbel_wire::{Code, SLOW_READER, Terminal};
 
 use crate::http::error::Failure;
 use crate::shell::dispatch::Outcome as Try;
@@ -52,6 +52,11 @@ impl Miss {
             Self::BadAnswer => "protocol",
         }
     }
+}
+
+/// Whether this edge gave the stream up since nothing of it was read, which is the client's doing.
+pub(in crate::http) fn is_unread(terminal: &Terminal) -> bool {
+    matches!(terminal, Terminal::Ended { error: Some(error), .. } if error.reason == SLOW_READER)
 }
 
 /// What a terminal says; `None` if the engine's request came to its end.

@@ -6,7 +6,8 @@ use umbel_contracts::proto::node::InferenceOutcome;
 use umbel_wire::CloseReason;
 
 use super::client::{Client, Ended, chat, get};
-use super::rig::{Call, Node, Rig, Setup};
+use super::rig::{Call, Node, Rig, Setup, soon, until};
+use super::second_tries::next_call;
 use crate::http::FrontOptions;
 
 /// Starts a stream and gives the client after its head, with the call.
@@ -361,5 +362,50 @@ async fn an_engine_that_falls_silent_is_ended_by_the_edge_when_its_node_does_not
     assert_eq!(error_event(&text)["code"], "engine_timeout");
     assert_eq!(ended, Ended::Clean);
     call.cancelled().await;
+    rig.idle().await;
+}
+
+/// An answer that stands still, for much longer than it did before, counts at once; its next byte takes its provider back.
+#[tokio::test]
+async fn streams_that_stand_still_while_others_flow_count_at_once() {
+    let options = FrontOptions { stall: Duration::from_millis(200), ..FrontOptions::default() };
+    let mut rig = Rig::with(Setup { options, ..Setup::default() }).await;
+    let mut nodes = vec![rig.node("m", &[], 4).await, rig.node("m", &[], 4).await];
+    let mut streams = [Vec::new(), Vec::new()];
+    for _ in 0..4 {
+        let mut client = Client::connect(rig.http).await;
+        client.send(chat(true)).await;
+        let (at, call) = next_call(&mut nodes).await;
+        call.events();
+        client.head().await;
+        // Its pace is known.
+        for n in 0..12 {
+            call.token(&format!("t{n};")).await;
+            client.until(&format!("t{n};")).await;
+        }
+        streams[at].push((client, call));
+    }
+    let [mut stuck, mut flowing] = streams;
+    assert_eq!((stuck.len(), flowing.len()), (2, 2));
+    let ejected = |rig: &Rig, node: &Node| rig.dispatch.figures(&node.provider).unwrap().ejected;
+    soon("it is passed over", async {
+        while !ejected(&rig, &nodes[0]) {
+            for (client, call) in &mut flowing {
+                call.token("on;").await;
+                client.until("on;").await;
+            }
+        }
+    })
+    .await;
+    for (client, call) in &mut stuck {
+        call.token("on;").await;
+        client.until("on;").await;
+    }
+    until("it is taken back", || !ejected(&rig, &nodes[0])).await;
+    for (mut client, call) in stuck.into_iter().chain(flowing) {
+        call.send("data: [DONE]\n\n").await;
+        call.complete();
+        assert_eq!(client.rest().await.1, Ended::Clean);
+    }
     rig.idle().await;
 }

@@ -50,7 +50,7 @@ async fn row_69_what_was_not_taken_is_tried_elsewhere_at_most_twice() {
     rig.idle().await;
 }
 
-async fn next_call(nodes: &mut [super::rig::Node]) -> (usize, super::rig::Call) {
+pub(super) async fn next_call(nodes: &mut [super::rig::Node]) -> (usize, super::rig::Call) {
     let calls = nodes.iter_mut().map(|node| Box::pin(node.call()));
     let (call, at, _) = futures_util::future::select_all(calls).await;
     (at, call)

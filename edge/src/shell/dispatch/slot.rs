@@ -84,11 +84,20 @@ pub(crate) struct Slot {
     link: Arc<Link>,
     usage: Use,
     reported: bool,
+    /// Told as standing still: its time-out was counted then.
+    stalled: bool,
 }
 
 impl Slot {
     pub(super) fn new(dispatch: &Arc<Dispatch>, grant: Grant, link: Arc<Link>) -> Self {
-        Self { dispatch: Arc::clone(dispatch), grant, link, usage: Use::Unused, reported: false }
+        Self {
+            dispatch: Arc::clone(dispatch),
+            grant,
+            link,
+            usage: Use::Unused,
+            reported: false,
+            stalled: false,
+        }
     }
 
     /// The lease, as the node must name it.
@@ -139,11 +148,26 @@ impl Slot {
     /// How the try goes, as far as the provider is to blame. `Answered` is to be told with a good head already, since a
     /// stream may take minutes; what breaks it afterwards is told as well. Not told: a client that left.
     pub(crate) fn report(&mut self, outcome: Outcome) {
+        if outcome == Outcome::Stalled && self.stalled {
+            return;
+        }
         let before = std::mem::replace(&mut self.reported, true);
         let grant = self.grant;
         self.dispatch.change(|state, now| {
             state.admission.report(now, grant.avoid, grant.lease, outcome, before);
         });
+    }
+
+    /// The answer stands still, for much longer than it did before.
+    pub(crate) fn stalls(&mut self) {
+        self.stalled = true;
+        self.dispatch.change(|state, now| state.admission.stalled(now, self.grant.lease));
+    }
+
+    /// It goes on.
+    pub(crate) fn goes_on(&mut self) {
+        self.stalled = false;
+        self.dispatch.change(|state, now| state.admission.goes_on(now, self.grant.lease));
     }
 
     /// Opens the request's stream on the provider's connection.

@@ -252,3 +252,43 @@ fn a_frozen_engine_whose_clients_left_is_tried_with_one_request_at_a_time() {
     }
     assert!((2..=5).contains(&tries), "{tries} in a minute and a half");
 }
+
+/// An answer that stands still counts at once, not when its time is over, and its next byte takes the provider back.
+#[test]
+fn one_whose_streams_stall_more_than_its_peers_is_passed_over_until_they_go_on() {
+    let mut site = Site::new(&[4, 4]);
+    let streams: Vec<Grant> = (0..4).map(|_| site.stream()).collect();
+    for grant in &streams {
+        site.admission.streaming(site.now, grant.lease);
+        site.report(*grant, Outcome::Answered);
+    }
+    let of = |site: &Site, number| -> Vec<Grant> {
+        streams.iter().copied().filter(|grant| site.number(*grant) == number).collect()
+    };
+    let (stuck, others) = (of(&site, 0), of(&site, 1));
+    assert_eq!((stuck.len(), others.len()), (2, 2));
+    site.admission.stalled(site.now, stuck[0].lease);
+    assert!(!site.is_ejected(0), "one may have a reason of its own");
+    site.admission.stalled(site.now, stuck[0].lease);
+    site.admission.stalled(site.now, stuck[1].lease);
+    assert!(site.is_ejected(0));
+    // No other request is sent after those that stand still.
+    site.pass(30 * SECOND);
+    assert!(site.is_ejected(0));
+    let next = site.stream();
+    assert_eq!(site.number(next), 1);
+    site.admission.goes_on(site.now, stuck[0].lease);
+    assert!(!site.is_ejected(0));
+    // Where everything stands still nobody is worse than the others.
+    site.admission.stalled(site.now, stuck[0].lease);
+    for grant in &others {
+        site.admission.stalled(site.now, grant.lease);
+    }
+    assert!(!(site.is_ejected(0) && site.is_ejected(1)));
+    for grant in streams {
+        site.admission.end(site.now, grant.lease);
+    }
+    site.pass(200 * SECOND);
+    let after = site.stream();
+    site.answers(after);
+}
