@@ -6,12 +6,22 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
 use crate::limits::{GUESS_WINDOW, GUESSERS_MAX, GUESSES};
 
-/// Wrong tokens by address, or by whatever tells guessers apart.
+/// Whose address it is, where numbers of them are bounded: one host has a whole /64 of IPv6 addresses to come from, and
+/// one address in both spellings is one.
+#[must_use]
+pub fn host_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX))),
+        address @ IpAddr::V4(_) => address,
+    }
+}
+
+/// Wrong tokens by [`host_of`] an address, or by whatever tells guessers apart.
 #[derive(Debug)]
 pub struct Guesses<K = IpAddr> {
     most: u32,
@@ -75,6 +85,15 @@ mod tests {
         assert_eq!(guesses.wait(&one, now + GUESS_WINDOW), None);
         guesses.wrong(one, now + GUESS_WINDOW);
         assert_eq!(guesses.wait(&one, now + GUESS_WINDOW), None, "the count starts anew");
+    }
+
+    #[test]
+    fn a_host_is_a_whole_network_of_ipv6() {
+        let host = |text: &str| host_of(text.parse().unwrap_or(IpAddr::from([0, 0, 0, 0])));
+        assert_eq!(host("2001:db8:1:2:aaaa::1"), host("2001:db8:1:2:bbbb::9"));
+        assert_ne!(host("2001:db8:1:2::1"), host("2001:db8:1:3::1"));
+        assert_eq!(host("::ffff:192.0.2.1"), host("192.0.2.1"));
+        assert_ne!(host("192.0.2.1"), host("192.0.2.2"));
     }
 
     #[test]

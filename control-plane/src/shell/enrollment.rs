@@ -11,6 +11,7 @@ use umbel_contracts::proto::control::{EdgeEnrollRequest, EdgeEnrollResponse};
 use umbel_store::CommitError;
 use umbel_wire::ca::{CLIENT_VALIDITY, request_key_hash};
 use umbel_wire::error::{Code, Error};
+use umbel_wire::guesses::host_of;
 use umbel_wire::ids::{EdgeId, KeyHash};
 use umbel_wire::secret::Secret;
 use umbel_wire::token::is_token_id;
@@ -28,7 +29,7 @@ const TRIES: usize = 3;
 
 /// Answers or rejects a newcomer that enrolls.
 pub(super) async fn answer(plane: Arc<Plane>, newcomer: Newcomer) {
-    let address = newcomer.address().ip();
+    let address = host_of(newcomer.address().ip());
     let wait = plane.guesses.lock().unwrap_or_else(PoisonError::into_inner).wait(&address, clock::now());
     let answered = match wait {
         Some(wait) => Err(too_many(wait)),

@@ -14,7 +14,7 @@ use umbel_contracts::objects::EventObject;
 use umbel_contracts::serve::EventRing;
 use umbel_store::{Change, Commit, CommitError, Health, Observed, Owed, Position, ReadError, Store};
 use umbel_wire::error::{Code, Error};
-use umbel_wire::guesses::Guesses;
+use umbel_wire::guesses::{Guesses, host_of};
 use umbel_wire::ids::{EdgeId, Generation};
 use umbel_wire::liveness::Times;
 use umbel_wire::repeats::Repeats;
@@ -246,7 +246,7 @@ impl Plane {
     /// Whether a refusal is told in the log, and how many like it were not since the last one.
     pub(crate) fn refusal_is_news(&self, address: SocketAddr, error: &Error) -> Option<u64> {
         let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
-        refusals.tell((address.ip(), error.reason.clone()), clock::now())
+        refusals.tell((host_of(address.ip()), error.reason.clone()), clock::now())
     }
 
     /// Commits, and says in words why it could not.

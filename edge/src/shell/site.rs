@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use umbel_store::{AuditRecord, BackupFolder, Commit, CommitError, HighWater, Observed, Store};
 use umbel_wire::clock::{self, Wall};
-use umbel_wire::guesses::Guesses;
+use umbel_wire::guesses::{Guesses, host_of};
 use umbel_wire::liveness::Times;
 use umbel_wire::repeats::Repeats;
 use umbel_wire::{CloseReason, Code, Connection, EdgeId, Error, Generation, NodeId, Parts, limits};
@@ -280,7 +280,7 @@ impl Site {
     /// Whether a newcomer's refusal is told in the log, and how many like it were not since the last one.
     pub(crate) fn refusal_is_news(&self, address: SocketAddr, error: &Error) -> Option<u64> {
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        refused.tell((address.ip(), error.reason.clone()), clock::now())
+        refused.tell((host_of(address.ip()), error.reason.clone()), clock::now())
     }
 
     fn notify(&self, notices: Vec<Notice>) {

@@ -1,9 +1,10 @@
 //! Who may do TLS and say hello now: bounded in all and by address, so that silent peers cost their neighbours
 //! nothing.
 //!
-//! At the bound of an address its connection that was silent longest (over 1 s) makes room; else the newcomer
-//! waits. The newest waits at the head: in a flood of silent ones a real peer is among the newest. Invariant: what
-//! a `Place` holds is given back by its drop.
+//! At the bound of an address its connection that was silent longest (over 1 s) makes room, and at the bound in all
+//! one of whoever has the most; else the newcomer waits. The newest waits at the head: in a flood of silent ones a
+//! real peer is among the newest. An address is a host's: see [`host_of`]. Invariant: what a `Place` holds is given
+//! back by its drop.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -14,6 +15,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::clock;
+use crate::guesses::host_of;
 use crate::io::socket::Traffic;
 use crate::limits;
 
@@ -55,8 +57,7 @@ pub(crate) struct Place {
 impl Lobby {
     /// Takes a place, waiting for one up to 5 s.
     pub(crate) async fn enter(self: &Arc<Self>, address: IpAddr, traffic: Arc<Traffic>) -> Option<Place> {
-        // One address in both spellings is one address.
-        let address = address.to_canonical();
+        let address = host_of(address);
         let (called, dismissed) = (CancellationToken::new(), CancellationToken::new());
         let place = {
             let mut state = self.state();
@@ -99,38 +100,61 @@ impl Drop for Place {
 }
 
 impl State {
-    /// Lets a guest wait. At the bound the oldest of the same address goes, or else the guest itself.
+    /// Lets a guest wait. At the bound the oldest of the same address goes, or else of whoever has the most there.
     fn queue(&mut self, address: IpAddr, guest: Guest) {
-        let full = self.waiting >= limits::NEWCOMERS_WAITING;
-        let here = self.addresses.entry(address).or_default();
-        if full && here.waiting.is_empty() {
-            guest.dismissed.cancel();
-            return;
-        }
-        if full {
-            here.waiting.remove(0).dismissed.cancel();
+        if self.waiting >= limits::NEWCOMERS_WAITING {
+            let own = self.addresses.get_mut(&address).filter(|here| !here.waiting.is_empty());
+            let of = match own {
+                Some(here) => Some(here),
+                None => self.addresses.values_mut().max_by_key(|there| there.waiting.len()),
+            };
+            let Some(there) = of.filter(|there| !there.waiting.is_empty()) else {
+                guest.dismissed.cancel();
+                return;
+            };
+            there.waiting.remove(0).dismissed.cancel();
             self.waiting -= 1;
         }
-        here.waiting.push(guest);
+        self.addresses.entry(address).or_default().waiting.push(guest);
         self.waiting += 1;
+    }
+
+    /// Takes a place from who was silent longest: at an address that has all it may have there, else at the one that has
+    /// the most, if that is more than this one. False if nobody was silent for long enough.
+    fn make_room(&mut self, address: IpAddr, now: Instant) -> bool {
+        let silent = |guest: &Guest| now.saturating_duration_since(guest.traffic.read_at());
+        let longest = |there: &Address| {
+            let silences = there.inside.iter().map(silent).enumerate();
+            silences
+                .max_by_key(|(_, silence)| *silence)
+                .filter(|(_, silence)| *silence > limits::NEWCOMER_GRACE)
+        };
+        let own = self.addresses.get(&address).map_or(0, |here| here.inside.len());
+        let of = if own >= limits::NEWCOMERS_PER_ADDRESS {
+            Some(address)
+        } else {
+            let able = self.addresses.iter().filter(|(_, there)| longest(there).is_some());
+            let fullest = able.max_by_key(|(_, there)| there.inside.len());
+            fullest.filter(|(_, there)| there.inside.len() > own).map(|(of, _)| *of).or(Some(address))
+        };
+        let Some(there) = of.and_then(|of| self.addresses.get_mut(&of)) else { return false };
+        let Some((at, _)) = longest(there) else { return false };
+        there.inside.swap_remove(at).dismissed.cancel();
+        self.inside -= 1;
+        true
     }
 
     /// Calls in who waits at an address, the newest first, as far as there is room.
     fn settle(&mut self, address: IpAddr, now: Instant) {
-        let Some(here) = self.addresses.get_mut(&address) else { return };
-        while !here.waiting.is_empty() {
-            let full = here.inside.len() >= limits::NEWCOMERS_PER_ADDRESS;
-            if full || self.inside >= limits::NEWCOMERS {
-                let silent = |guest: &Guest| now.saturating_duration_since(guest.traffic.read_at());
-                let longest = (0..here.inside.len()).max_by_key(|at| here.inside.get(*at).map(silent));
-                match longest {
-                    Some(at) if here.inside.get(at).map(silent) > Some(limits::NEWCOMER_GRACE) => {
-                        here.inside.swap_remove(at).dismissed.cancel();
-                        self.inside -= 1;
-                    }
-                    _ => return,
-                }
+        loop {
+            let Some(here) = self.addresses.get(&address).filter(|here| !here.waiting.is_empty()) else {
+                return;
+            };
+            let full = here.inside.len() >= limits::NEWCOMERS_PER_ADDRESS || self.inside >= limits::NEWCOMERS;
+            if full && !self.make_room(address, now) {
+                return;
             }
+            let Some(here) = self.addresses.get_mut(&address) else { return };
             if let Some(guest) = here.waiting.pop() {
                 guest.called.cancel();
                 here.inside.push(guest);
@@ -195,6 +219,38 @@ mod tests {
         drop((silent, late, other));
         assert_eq!(lobby.count(), (0, 0));
         assert!(lobby.state().addresses.is_empty());
+    }
+
+    /// Silent peers of many addresses hold all places, and all of one host's network count as one: whoever comes from
+    /// elsewhere gets a place as soon as they have been silent for long enough, and finds room to wait.
+    #[tokio::test(start_paused = true)]
+    async fn silent_ones_of_many_addresses_make_room_for_others() {
+        let lobby = Arc::new(Lobby::default());
+        let crowd = |host: usize, place: usize| -> IpAddr {
+            format!("2001:db8:0:{host:x}::{place:x}").parse().unwrap()
+        };
+        let mut silent = Vec::new();
+        let hosts = limits::NEWCOMERS / limits::NEWCOMERS_PER_ADDRESS;
+        for host in 0..hosts {
+            for place in 0..limits::NEWCOMERS_PER_ADDRESS {
+                silent.push(lobby.enter(crowd(host, place), Traffic::new()).await.unwrap());
+            }
+        }
+        let mut waiting = tokio::task::JoinSet::new();
+        for number in 0..limits::NEWCOMERS_WAITING + 10 {
+            let (lobby, address) = (lobby.clone(), crowd(number % hosts, number));
+            waiting.spawn(async move { lobby.enter(address, Traffic::new()).await.is_some() });
+        }
+        while lobby.count().1 < limits::NEWCOMERS_WAITING {
+            tokio::task::yield_now().await;
+        }
+        let started = tokio::time::Instant::now();
+        let real = lobby.enter(address(9), Traffic::new()).await;
+        assert!(real.is_some() && started.elapsed() <= Duration::from_millis(1_500));
+        waiting.abort_all();
+        while waiting.join_next().await.is_some() {}
+        drop((real, silent));
+        assert_eq!(lobby.count(), (0, 0));
     }
 
     /// Peers that are busy talking keep their places; the newcomer gives up after 5 s and leaves nothing behind.

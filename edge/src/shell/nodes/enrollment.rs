@@ -13,6 +13,7 @@ use umbel_contracts::proto::node::{NodeEnrollRequest, NodeEnrollResponse};
 use umbel_store::{AuditRecord, CommitError, Position};
 use umbel_wire::ca;
 use umbel_wire::enroll::{Claim, ClaimRow, Refusal, claim};
+use umbel_wire::guesses::host_of;
 use umbel_wire::secret::Secret;
 use umbel_wire::{Code, Error, KeyHash, Newcomer, NodeId, clock};
 
@@ -45,7 +46,7 @@ pub(super) async fn enroll(site: &Arc<Site>, newcomer: Newcomer) {
 }
 
 async fn answer(site: &Arc<Site>, newcomer: &Newcomer) -> Result<NodeEnrollResponse, Error> {
-    let address = newcomer.address().ip();
+    let address = host_of(newcomer.address().ip());
     let wait = site.guesses.lock().unwrap_or_else(PoisonError::into_inner).wait(&address, clock::now());
     wait.map_or(Ok(()), |wait| Err(too_many(wait)))?;
     let request = bounds::decode::<NodeEnrollRequest>(&newcomer.hello().payload)?;
@@ -125,7 +126,7 @@ fn settled(site: &Site, newcomer: &Newcomer, asked: &Asked) -> Result<NodeEnroll
             Err(claim.error().unwrap_or_else(malformed))
         }
         _ => {
-            let rival = (newcomer.address().ip(), id.clone());
+            let rival = (host_of(newcomer.address().ip()), id.clone());
             site.spent.lock().unwrap_or_else(PoisonError::into_inner).wrong(rival, clock::now());
             audit_refusal(site, id, "used by another key");
             Err(Claim::Conflict.error().unwrap_or_else(malformed))
@@ -151,7 +152,7 @@ async fn reread(site: &Site, row: &EnrollmentRow) {
 
 fn refused(site: &Site, newcomer: &Newcomer, token_id: &str, refusal: Refusal, known: bool) {
     // Whatever the reason: one that does not count would tell that the token was good once.
-    let address = newcomer.address().ip();
+    let address = host_of(newcomer.address().ip());
     site.guesses.lock().unwrap_or_else(PoisonError::into_inner).wrong(address, clock::now());
     // An id that nobody minted is whatever a stranger wrote: it is not repeated.
     audit_refusal(site, if known { token_id } else { "unknown" }, refusal.name());
