@@ -4,7 +4,7 @@
 //! to a collector over [`crate::shell::dispatch::Dispatch`], so that they are the numbers admission decides
 //! by. Invariant: a label value never comes from a client; unknown models count as `_unknown`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
@@ -42,9 +42,19 @@ pub(crate) enum Route {
 }
 
 /// Routes that an engine answers.
-const INFERENCE_ROUTES: usize = 6;
+const INFERENCE_ROUTES: usize = Route::INFERENCE.len();
 
 impl Route {
+    /// Those that an engine answers.
+    const INFERENCE: [Self; 6] = [
+        Self::Chat,
+        Self::Completions,
+        Self::Embeddings,
+        Self::Responses,
+        Self::Rerank,
+        Self::Transcriptions,
+    ];
+
     /// The label: the route's template.
     pub(crate) fn template(self) -> &'static str {
         match self {
@@ -283,6 +293,7 @@ impl Metrics {
             output_tokens: tokens("output"),
             cached_tokens: self.cached_tokens.get_or_create_owned(&label()),
             rejected: Mutex::default(),
+            rare: Mutex::default(),
             all: Arc::clone(self),
         }
     }
@@ -335,7 +346,20 @@ pub(crate) struct ModelMetrics {
     cached_tokens: Counter,
     /// By reason, as far as one occurred.
     rejected: Mutex<Vec<(&'static str, Counter)>>,
+    /// Series that are made when something goes wrong.
+    rare: Mutex<BTreeSet<Rare>>,
     all: Arc<Metrics>,
+}
+
+/// A series of one model that is there only if that ever happened.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Rare {
+    Answered(&'static str, u16),
+    Disconnected(&'static str),
+    Upstream(String, &'static str),
+    Retried(&'static str),
+    Broken(&'static str),
+    ClientRetried,
 }
 
 impl ModelMetrics {
@@ -360,7 +384,58 @@ impl ModelMetrics {
                 let [whole, streamed] = &handles.duration;
                 if stream { streamed.observe(seconds) } else { whole.observe(seconds) }
             }
-            _ => self.all.answered(route, &self.name, code),
+            _ => {
+                self.happened(Rare::Answered(route.template(), code));
+                self.all.answered(route, &self.name, code);
+            }
+        }
+    }
+
+    fn happened(&self, what: Rare) {
+        self.rare.lock().unwrap_or_else(PoisonError::into_inner).insert(what);
+    }
+
+    /// Takes the model's series out of the exposition: the site does not know it any more.
+    pub(crate) fn forget(&self) {
+        let (all, model) = (&self.all, || self.name.clone());
+        let label = ModelLabel { model: model() };
+        for family in [&all.first_token, &all.per_output_token, &all.queue_wait] {
+            family.remove(&label);
+        }
+        for family in [&all.cached_tokens, &all.client_retries] {
+            family.remove(&label);
+        }
+        for direction in ["input", "output"] {
+            all.tokens.remove(&DirectionLabels { model: model(), direction });
+        }
+        for route in Route::INFERENCE.map(Route::template) {
+            all.requests.remove(&RequestLabels { route, model: model(), code: 200 });
+            for stream in ["false", "true"] {
+                all.durations.remove(&DurationLabels { route, model: model(), stream });
+            }
+        }
+        for (reason, _) in self.rejected.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            all.rejections.remove(&ReasonLabels { model: model(), reason });
+        }
+        for rare in std::mem::take(&mut *self.rare.lock().unwrap_or_else(PoisonError::into_inner)) {
+            match rare {
+                Rare::Answered(route, code) => {
+                    all.requests.remove(&RequestLabels { route, model: model(), code });
+                }
+                Rare::Disconnected(phase) => {
+                    all.disconnects.remove(&PhaseLabels { model: model(), phase });
+                }
+                Rare::Upstream(node, kind) => {
+                    all.upstream_errors.remove(&UpstreamLabels { model: model(), node, kind });
+                }
+                Rare::Retried(outcome) => {
+                    all.upstream_retries.remove(&OutcomeLabels { model: model(), outcome });
+                }
+                Rare::Broken(reason) => {
+                    all.streams_broken.remove(&ReasonLabels { model: model(), reason });
+                }
+                Rare::ClientRetried => {}
+            }
         }
     }
 
@@ -414,27 +489,32 @@ impl ModelMetrics {
 
     /// Counts a client that left while its request was in this phase.
     pub(crate) fn disconnected(&self, phase: &'static str) {
+        self.happened(Rare::Disconnected(phase));
         self.all.disconnected(&self.name, phase);
     }
 
     /// Counts a failure between this edge and an engine.
     pub(crate) fn upstream_error(&self, node: &str, kind: &'static str) {
+        self.happened(Rare::Upstream(node.to_owned(), kind));
         let labels = UpstreamLabels { model: self.name.clone(), node: node.to_owned(), kind };
         self.all.upstream_errors.get_or_create(&labels).inc();
     }
 
     /// Counts a second try, or one that the budget forbade.
     pub(crate) fn retried(&self, outcome: &'static str) {
+        self.happened(Rare::Retried(outcome));
         self.all.upstream_retries.get_or_create(&OutcomeLabels { model: self.name.clone(), outcome }).inc();
     }
 
     /// Counts a request that its client marked as a retry.
     pub(crate) fn client_retried(&self) {
+        self.happened(Rare::ClientRetried);
         self.all.client_retries.get_or_create(&ModelLabel { model: self.name.clone() }).inc();
     }
 
     /// Counts an answer that ended with an error after its head.
     pub(crate) fn broken(&self, reason: &'static str) {
+        self.happened(Rare::Broken(reason));
         self.all.streams_broken.get_or_create(&ReasonLabels { model: self.name.clone(), reason }).inc();
     }
 }

@@ -38,7 +38,7 @@ pub(crate) use declare::NotTaken;
 pub(crate) use figures::{ChoiceFigures, LeaseCounts};
 use lease::Lease;
 pub(crate) use lease::{LeaseId, LeasePhase, Phases};
-use model::Model;
+use model::Models;
 #[cfg(test)]
 pub(crate) use model::QueueFigures;
 use node::Node;
@@ -92,11 +92,13 @@ impl Default for Limits {
 #[derive(Debug)]
 pub(crate) struct Admission {
     limits: Limits,
-    models: Vec<Model>,
+    models: Models,
     /// What callers say.
     names: HashMap<Arc<str>, ModelIndex>,
-    /// By the name that its providers declare; for ever.
+    /// By the name that its providers declare; as long as there is room, also while nobody does.
     canonical: HashMap<Arc<str>, ModelIndex>,
+    /// Models that were forgotten and have not been told so.
+    forgotten: Vec<ModelIndex>,
     providers: Vec<Provider>,
     by_id: HashMap<Arc<str>, ProviderIndex>,
     nodes: HashMap<NodeId, Node>,
@@ -122,9 +124,10 @@ impl Admission {
     pub(crate) fn new(limits: Limits, first_lease: u64) -> Self {
         Self {
             limits,
-            models: Vec::new(),
+            models: Models::default(),
             names: HashMap::new(),
             canonical: HashMap::new(),
+            forgotten: Vec::new(),
             providers: Vec::new(),
             by_id: HashMap::new(),
             nodes: HashMap::new(),
@@ -184,6 +187,11 @@ impl Admission {
     /// The next thing that happened to a waiting request. To be asked after every call that takes `now`.
     pub(crate) fn next_output(&mut self) -> Option<Output> {
         self.outputs.pop_front()
+    }
+
+    /// Models that were forgotten since the last call: nothing has to be kept of them any more.
+    pub(crate) fn take_forgotten(&mut self) -> Vec<ModelIndex> {
+        std::mem::take(&mut self.forgotten)
     }
 
     /// When [`Admission::expire`] has something to do.

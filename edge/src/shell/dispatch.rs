@@ -61,6 +61,8 @@ struct State {
     waiting: HashMap<Ticket, oneshot::Sender<Result<Granted, Refusal>>>,
     links: HashMap<ProviderIndex, Arc<Link>>,
     models: HashMap<ModelIndex, Known>,
+    /// Models that admission forgot and whose metrics are still there.
+    forgotten: Vec<Known>,
     /// When the clock task wakes next.
     armed: Option<Instant>,
 }
@@ -107,6 +109,7 @@ impl Dispatch {
                 waiting: HashMap::new(),
                 links: HashMap::new(),
                 models: HashMap::new(),
+                forgotten: Vec::new(),
                 armed: None,
             }),
             metrics: Arc::clone(&metrics),
@@ -165,10 +168,12 @@ impl Dispatch {
         // Outlives the lock whatever panics: a slot in it takes the lock when it is dropped.
         let result;
         let rearm;
+        let forgotten;
         {
             let mut state = self.lock();
             result = change(&mut state, now());
             state.settle();
+            forgotten = std::mem::take(&mut state.forgotten);
             rearm = match (state.admission.next_deadline(), state.armed) {
                 (Some(next), Some(armed)) => next < armed,
                 (next, None) => next.is_some(),
@@ -180,6 +185,9 @@ impl Dispatch {
         }
         if rearm {
             self.earlier.notify_one();
+        }
+        for known in forgotten {
+            known.metrics.forget();
         }
         self.tell_watchers();
         result
@@ -287,6 +295,9 @@ impl Dispatch {
 impl State {
     /// Wakes everyone whom the core decided on. A slot for someone who is gone goes to the next.
     fn settle(&mut self) {
+        for model in self.admission.take_forgotten() {
+            self.forgotten.extend(self.models.remove(&model));
+        }
         while let Some(output) = self.admission.next_output() {
             match output {
                 Output::Granted(ticket, grant) => {

@@ -91,6 +91,20 @@ fn every_metric_has_its_name_type_and_labels_and_prometheus_takes_them_all() {
         model.retried("tried");
         model.client_retried();
         model.broken("reset");
+        let gone = metrics.model("gone");
+        let series =
+            |metrics: &crate::metrics::Metrics| metrics.encode(TextFormat::OpenMetrics).contains("gone");
+        gone.rejected("queue_full");
+        gone.answered(crate::metrics::Route::Chat, 200, true, 1.0);
+        gone.answered(crate::metrics::Route::Chat, 502, true, 1.0);
+        gone.disconnected("prefill");
+        gone.upstream_error("a-node", "reset");
+        gone.retried("tried");
+        gone.client_retried();
+        gone.broken("reset");
+        assert!(series(metrics));
+        gone.forget();
+        assert!(!series(metrics), "nothing is left of a model that is forgotten");
         let text = metrics.encode(TextFormat::OpenMetrics);
         let (samples, kinds) = read(&text).unwrap();
         for (family, kind, labels) in EXPECTED {

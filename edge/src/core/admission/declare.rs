@@ -64,16 +64,19 @@ impl Admission {
 
     /// The model of a specification that is free of conflicts, made or renamed as needed.
     fn model_of(&mut self, spec: &ProviderSpec) -> Result<ModelIndex, NotTaken> {
+        // Names are remembered as long as there is room: a model that comes back is estimated as well as before.
+        if self.names.len().max(self.canonical.len()) + 1 + spec.aliases.len() > self.limits.names {
+            self.forget_unused();
+        }
         let index = match self.canonical.get(spec.model.as_str()) {
             Some(index) => *index,
             None => {
-                if self.names.len() >= self.limits.names || self.models.len() >= self.limits.names {
+                if self.names.len() >= self.limits.names || self.canonical.len() >= self.limits.names {
                     return Err(NotTaken::TooMany("model names"));
                 }
-                let index = ModelIndex(u32::try_from(self.models.len()).unwrap_or(u32::MAX));
                 let name: Arc<str> = Arc::from(spec.model.as_str());
-                self.canonical.insert(Arc::clone(&name), index);
-                self.models.push(Model::new(name));
+                let index = self.models.add(Model::new(Arc::clone(&name)));
+                self.canonical.insert(name, index);
                 index
             }
         };
@@ -97,6 +100,21 @@ impl Admission {
             }
         }
         Ok(index)
+    }
+
+    /// Forgets the models that nobody declares and nothing asks for.
+    fn forget_unused(&mut self) {
+        let unused: Vec<ModelIndex> =
+            self.models.iter().filter(|(_, model)| model.is_over()).map(|(index, _)| index).collect();
+        for index in unused {
+            let Some(model) = self.models.forget(index) else { continue };
+            self.canonical.remove(&model.name);
+            // It may be another model's alias by now.
+            if self.names.get(&model.name) == Some(&index) {
+                self.names.remove(&model.name);
+            }
+            self.forgotten.push(index);
+        }
     }
 
     fn forget_aliases(&mut self, index: ModelIndex) {

@@ -11,14 +11,16 @@ use super::Admission;
 use super::affinity::PrefixTable;
 use super::lease::Phases;
 use super::model::QueueFigures;
-use super::provider::Figures;
+use super::provider::{Figures, Provider};
 use super::words::ModelIndex;
 
 impl Admission {
     /// Counts of a provider; `None` when it is not declared.
     pub(crate) fn figures(&self, provider_id: &str) -> Option<Figures> {
-        let index = self.by_id.get(provider_id)?;
-        let provider = self.providers.get(index.0 as usize)?;
+        self.providers.get(self.by_id.get(provider_id)?.0 as usize).and_then(|one| self.figures_of(one))
+    }
+
+    pub(super) fn figures_of(&self, provider: &Provider) -> Option<Figures> {
         let model = self.models.get(provider.model.0 as usize)?;
         // Those who could be given a slot of it; one that must not go back there counts as well.
         let queued = model.queue.waiting_in(|lane| model.pool.fits(lane, provider.seat));
@@ -43,18 +45,16 @@ impl Admission {
     /// All queues, in the order in which their models were first declared; models that nobody serves and
     /// nobody waits for are left out.
     pub(crate) fn queues(&self, now: Instant) -> Vec<QueueFigures> {
-        (0u32..)
-            .zip(&self.models)
-            .filter(|(_, model)| {
-                !model.providers.is_empty() || !model.queue.is_empty() || model.in_flight > 0
-            })
+        self.models
+            .iter()
+            .filter(|(_, model)| !model.is_over())
             .map(|(index, model)| QueueFigures {
                 model: Arc::clone(&model.name),
-                index: ModelIndex(index),
+                index,
                 depth: model.queue.len(),
                 long_waiting: model.queue.long_waiting(),
                 limit: self.limits.waiting,
-                oldest: self.oldest(now, ModelIndex(index)),
+                oldest: self.oldest(now, index),
                 admitted_total: model.admitted_total,
                 shed_total: model.shed.total(),
                 shed: model.shed,
@@ -79,7 +79,8 @@ impl Admission {
 
     /// Names that callers may use, with the name of the model each means: canonical names first, then aliases.
     pub(crate) fn model_names(&self) -> Vec<(Arc<str>, Arc<str>)> {
-        let served = || self.models.iter().filter(|model| !model.providers.is_empty());
+        let served =
+            || self.models.iter().map(|(_, model)| model).filter(|model| !model.providers.is_empty());
         let canonical = served().map(|model| (Arc::clone(&model.name), Arc::clone(&model.name)));
         let aliases = served()
             .flat_map(|model| model.aliases.iter().map(|alias| (Arc::clone(alias), Arc::clone(&model.name))));

@@ -102,6 +102,35 @@ impl Shed {
     }
 }
 
+/// All models by index. A name keeps its index as long as anybody may hold it, so that the place of one that was forgotten
+/// stays empty: eight bytes for each model that a site ever had.
+#[derive(Debug, Default)]
+pub(super) struct Models(Vec<Option<Box<Model>>>);
+
+impl Models {
+    pub(super) fn get(&self, at: usize) -> Option<&Model> {
+        self.0.get(at)?.as_deref()
+    }
+
+    pub(super) fn get_mut(&mut self, at: usize) -> Option<&mut Model> {
+        self.0.get_mut(at)?.as_deref_mut()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (ModelIndex, &Model)> {
+        (0u32..).zip(&self.0).filter_map(|(at, model)| Some((ModelIndex(at), model.as_deref()?)))
+    }
+
+    pub(super) fn add(&mut self, model: Model) -> ModelIndex {
+        let index = ModelIndex(u32::try_from(self.0.len()).unwrap_or(u32::MAX));
+        self.0.push(Some(Box::new(model)));
+        index
+    }
+
+    pub(super) fn forget(&mut self, index: ModelIndex) -> Option<Box<Model>> {
+        self.0.get_mut(index.0 as usize)?.take()
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Model {
     pub(super) name: Arc<str>,
@@ -147,6 +176,11 @@ impl Model {
             shed: Shed::default(),
             ends: VecDeque::with_capacity(LOOK_BACK),
         }
+    }
+
+    /// Nobody declares it, and nothing waits for it or runs on it.
+    pub(super) fn is_over(&self) -> bool {
+        self.providers.is_empty() && self.queue.is_empty() && self.in_flight == 0
     }
 
     pub(super) fn note_end(&mut self, now: Instant) {

@@ -1,6 +1,6 @@
 //! One reading of everything that waits and runs, for operators and for metrics.
 //!
-//! Owns what is told of it. Invariant: all of it is read in one call, so that queues, providers, keys and leases of one
+//! Owns what is told of it. Invariant: all of it is copied in one call, so that queues, providers, keys and leases of one
 //! reading agree; the leases are counted one by one here and the counters that decisions are made by beside them.
 
 use std::collections::HashMap;
@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 
 use umbel_wire::ids::NodeId;
 
-use super::lease::{LeaseId, LeasePhase};
+use super::lease::{Lease, LeaseId, LeasePhase};
 use super::model::QueueFigures;
 use super::provider::Figures;
+use super::waiting::Waiter;
 use super::{Admission, Class, KeyNumber, LeaseCounts, ModelIndex};
 
 /// Everything at one moment.
@@ -68,58 +69,87 @@ pub(crate) struct LeaseReading {
     pub(crate) phase: LeasePhase,
 }
 
+/// What a reading is made of, as it was at one moment. Copying it is all that holds admission up.
+#[derive(Debug)]
+pub(crate) struct Copied {
+    leases: Vec<(ModelIndex, LeaseReading)>,
+    waiters: Vec<(ModelIndex, bool, WaitingKey)>,
+    queues: Vec<(QueueFigures, u32, Vec<(Arc<str>, NodeId, Figures)>)>,
+}
+
 impl Admission {
-    /// Reads everything at once.
-    pub(crate) fn reading(&self, now: Instant) -> Reading {
-        let mut counts: HashMap<ModelIndex, LeaseCounts> = HashMap::new();
+    /// Copies everything at once.
+    pub(crate) fn copied(&self, now: Instant) -> Copied {
+        let lease = |(&lease, held): (&LeaseId, &Lease)| {
+            let provider_id = &self.providers.get(held.provider.0 as usize)?.spec.provider_id;
+            let (provider_id, request, phase) = (Arc::clone(provider_id), held.request, held.phase);
+            Some((held.model, LeaseReading { lease, provider_id, request, phase }))
+        };
+        let waiter = |waiter: &Waiter| {
+            let (ask, long) = (&waiter.ask, waiter.size.lane.long);
+            let oldest = now.saturating_duration_since(waiter.arrived);
+            let key =
+                WaitingKey { key: ask.key, class: ask.class, waiting: 1, long: u32::from(long), oldest };
+            (ask.model, long, key)
+        };
+        let queue = |figures: QueueFigures| {
+            let model = self.models.get(figures.index.0 as usize)?;
+            let providers = model.providers.iter().filter_map(|provider| {
+                let provider = self.providers.get(provider.0 as usize)?;
+                let figures = self.figures_of(provider)?;
+                Some((Arc::clone(&provider.spec.provider_id), provider.spec.node_id, figures))
+            });
+            Some((figures, model.loading, providers.collect()))
+        };
+        Copied {
+            leases: self.leases.iter().filter_map(lease).collect(),
+            waiters: self.waiters.values().map(waiter).collect(),
+            queues: self.queues(now).into_iter().filter_map(queue).collect(),
+        }
+    }
+}
+
+/// Of one model, counted one by one.
+#[derive(Default)]
+struct Counted {
+    leases: LeaseCounts,
+    oldest_long: Duration,
+    keys: HashMap<(KeyNumber, Class), WaitingKey>,
+}
+
+impl Copied {
+    /// The reading of it.
+    pub(crate) fn told(self) -> Reading {
+        let mut counted: HashMap<ModelIndex, Counted> = HashMap::new();
         let mut leases = Vec::with_capacity(self.leases.len());
-        for (&lease, held) in &self.leases {
-            let of = counts.entry(held.model).or_default();
-            match held.phase {
+        for (model, lease) in self.leases {
+            let of = &mut counted.entry(model).or_default().leases;
+            match lease.phase {
                 LeasePhase::Granted => of.without_head += 1,
                 LeasePhase::Streaming => of.streaming += 1,
                 LeasePhase::Resetting(_) => of.resetting += 1,
                 LeasePhase::Unconfirmed => of.unconfirmed += 1,
             }
-            let provider_id = self.providers.get(held.provider.0 as usize);
-            let provider_id = provider_id.map(|provider| Arc::clone(&provider.spec.provider_id));
-            let provider_id = provider_id.unwrap_or_else(|| Arc::from(""));
-            leases.push(LeaseReading { lease, provider_id, request: held.request, phase: held.phase });
+            leases.push(lease);
         }
         leases.sort_unstable_by_key(|one| one.lease);
-        let mut keys: HashMap<(ModelIndex, KeyNumber, Class), WaitingKey> = HashMap::new();
-        let mut oldest_long: HashMap<ModelIndex, Duration> = HashMap::new();
-        for waiter in self.waiters.values() {
-            let (ask, waited) = (&waiter.ask, now.saturating_duration_since(waiter.arrived));
-            counts.entry(ask.model).or_default().waiting += 1;
-            let new = WaitingKey { key: ask.key, class: ask.class, waiting: 0, long: 0, oldest: waited };
-            let of = keys.entry((ask.model, ask.key, ask.class)).or_insert(new);
-            of.waiting += 1;
-            if waiter.size.lane.long {
-                of.long += 1;
-                let oldest = oldest_long.entry(ask.model).or_default();
-                *oldest = waited.max(*oldest);
+        for (model, long, one) in self.waiters {
+            let of = counted.entry(model).or_default();
+            of.leases.waiting += 1;
+            if long {
+                of.oldest_long = of.oldest_long.max(one.oldest);
             }
-            of.oldest = of.oldest.max(waited);
+            let key =
+                of.keys.entry((one.key, one.class)).or_insert(WaitingKey { waiting: 0, long: 0, ..one });
+            key.waiting += 1;
+            key.long += one.long;
+            key.oldest = key.oldest.max(one.oldest);
         }
-        let queues = self.queues(now).into_iter().filter_map(|figures| {
-            let index = *self.canonical.get(&figures.model)?;
-            let mut keys: Vec<_> = keys.iter().filter(|(of, _)| of.0 == index).map(|(_, key)| *key).collect();
+        let queues = self.queues.into_iter().map(|(figures, loading, providers)| {
+            let Counted { leases, oldest_long, keys } = counted.remove(&figures.index).unwrap_or_default();
+            let mut keys: Vec<WaitingKey> = keys.into_values().collect();
             keys.sort_unstable_by_key(|one| (std::cmp::Reverse(one.waiting), one.key.0));
-            let model = self.models.get(index.0 as usize)?;
-            let providers = model.providers.iter().filter_map(|provider| {
-                let spec = &self.providers.get(provider.0 as usize)?.spec;
-                Some((Arc::clone(&spec.provider_id), spec.node_id, self.figures(&spec.provider_id)?))
-            });
-            let leases = counts.get(&index).copied().unwrap_or_default();
-            Some(QueueReading {
-                figures,
-                leases,
-                loading: model.loading,
-                oldest_long: oldest_long.get(&index).copied().unwrap_or_default(),
-                keys,
-                providers: providers.collect(),
-            })
+            QueueReading { figures, leases, loading, oldest_long, keys, providers }
         });
         Reading { queues: queues.collect(), leases }
     }

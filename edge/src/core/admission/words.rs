@@ -10,7 +10,7 @@ use super::lease::LeaseId;
 use super::prefix::Prefix;
 use super::queue::{Class, KeyNumber, Ticket};
 
-/// A model's place in this process; a name keeps its index for ever.
+/// A model's place in this process. It means no other model, ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ModelIndex(pub(crate) u32);
 

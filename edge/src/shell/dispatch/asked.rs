@@ -21,7 +21,9 @@ impl Dispatch {
 
     /// Everything that waits and runs, read at once.
     pub(crate) fn reading(&self) -> Reading {
-        self.lock().admission.reading(now())
+        // Counting and ordering it is not for the time in which nobody is given a slot.
+        let copied = self.lock().admission.copied(now());
+        copied.told()
     }
 
     /// How often requests for a model were refused, by the reason that clients were told.

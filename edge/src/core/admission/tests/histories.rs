@@ -260,7 +260,7 @@ impl Admission {
     }
 
     fn states_agree(&self) -> bool {
-        let model = &self.models[0];
+        let model = self.models.get(0).unwrap();
         let count = |which: fn(&Provider) -> bool| -> u32 {
             self.providers.iter().filter(|provider| which(provider)).count().try_into().unwrap()
         };

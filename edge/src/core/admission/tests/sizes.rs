@@ -246,3 +246,34 @@ fn for_a_provider_wait_only_those_whom_it_could_take() {
     assert_eq!((queued(&site, 0), queued(&site, 1)), (0, 0));
     assert_eq!(site.admission.queues(site.now)[0].long_waiting, 0);
 }
+
+/// Names are bounded, and those that nobody declares or asks for give way; what is asked for stays.
+#[test]
+fn names_that_nobody_needs_give_way_to_new_ones() {
+    let mut site = Site::new(&[1]);
+    site.admission.limits.names = 4;
+    let spec = |model: &str| {
+        let mut spec = site.admission.spec(ProviderIndex(0)).unwrap().clone();
+        (spec.provider_id, spec.model) = (format!("other/{model}").into(), model.to_owned());
+        spec
+    };
+    let specs: Vec<ProviderSpec> = (0..100).map(|n| spec(&format!("model-{n}"))).collect();
+    let kept = site.admission.resolve("m").unwrap();
+    let mut told = Vec::new();
+    for spec in specs {
+        let (id, model) = (Arc::clone(&spec.provider_id), spec.model.clone());
+        site.admission.declare(site.now, spec).unwrap();
+        let index = site.admission.resolve(&model).unwrap();
+        assert!(!told.contains(&index), "an index means one model");
+        site.admission.undeclare(site.now, &id);
+        assert!(site.admission.canonical.len() <= 4 && site.admission.names.len() <= 4);
+        told.extend(site.admission.take_forgotten());
+        // Whoever still holds it is told that nobody is wanted.
+        let ask = Ask::new(index, KeyNumber(1), Class::default());
+        assert!(matches!(site.admission.admit(site.now, &ask), Decision::Refused(_)));
+    }
+    assert!(told.len() >= 96 && !told.contains(&kept));
+    assert_eq!(site.admission.resolve("m"), Some(kept));
+    let grant = site.granted();
+    site.admission.end(site.now, grant.lease);
+}
