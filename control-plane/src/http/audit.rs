@@ -79,11 +79,7 @@ pub(super) async fn backup(plane: &Plane, caller: &Caller) -> Result<EdgeBackupR
 async fn made(plane: &Plane) -> Result<EdgeBackupResult, Error> {
     let name = &plane.settings.name;
     let folder = crate::backup::folder(&plane.settings.backup, name);
-    // Off the thread that serves: the disk may take its time.
-    let there = folder.clone();
-    let ready = tokio::task::spawn_blocking(move || there.ready()).await;
-    let ready = ready.unwrap_or_else(|broken| Err(broken.into()));
-    ready.map_err(|error| refused(&error))?;
+    folder.ready().await.map_err(|error| refused(&error))?;
     let (file, made) = folder.make(plane.store(), name).await.map_err(|error| match error {
         BackupError::Running => {
             Error::new(Code::Conflict, "BACKUP_RUNNING", "Another backup is being made. Wait for its end.")

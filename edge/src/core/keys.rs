@@ -276,10 +276,10 @@ impl KeyTable {
         self.by_id.values().find(|key| key.number == number)
     }
 
-    /// All rows, ordered by creation.
+    /// All rows, by name and then by id.
     pub(crate) fn rows(&self) -> Vec<KeyRow> {
         let mut rows: Vec<KeyRow> = self.by_id.values().map(|key| key.row.clone()).collect();
-        rows.sort_by(|a, b| (a.created_at_unix_ms, &a.key_id).cmp(&(b.created_at_unix_ms, &b.key_id)));
+        rows.sort_by(|a, b| (&a.name, &a.key_id).cmp(&(&b.name, &b.key_id)));
         rows
     }
 

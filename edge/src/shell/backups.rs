@@ -28,11 +28,7 @@ pub(crate) async fn make(
     store: &Store,
     site: &EdgeId,
 ) -> Result<EdgeBackupResult, Error> {
-    // Off the thread that serves the site: the disk may take its time.
-    let there = folder.clone();
-    let ready = tokio::task::spawn_blocking(move || there.ready()).await;
-    let ready = ready.unwrap_or_else(|broken| Err(broken.into()));
-    ready.map_err(|error| {
+    folder.ready().await.map_err(|error| {
         let message = format!(
             "the backup directory cannot be made ({}); set backup.dir in the edge's file to one that can",
             error.kind()

@@ -98,7 +98,7 @@ impl Keys {
         self.table.load().check(authorization, of_this_host)
     }
 
-    /// All keys, revoked ones included, oldest first.
+    /// All keys, revoked ones included, by name.
     pub(crate) fn list(&self) -> Vec<KeyRow> {
         self.table.load().rows()
     }

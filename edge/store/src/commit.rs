@@ -9,8 +9,8 @@ use crate::audit::AuditRecord;
 use crate::error::{CommitError, ReadError};
 use crate::limits;
 
-/// Most rows' JSON has room in so many bytes: it is written without growing.
-const MOST_ROWS: usize = 1024;
+/// A row's JSON is written into so many bytes to begin with: most have room in them, the largest (a node's report) grow.
+const ROW_BYTES: usize = 1024;
 
 /// A place in the order of commits. Only the store gives them; they only grow within one incarnation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -145,7 +145,7 @@ impl Commit {
     /// whole commit fail with [`CommitError::TooLarge`].
     pub fn put_json<T: Serialize>(self, table: &'static str, key: impl Into<String>, value: &T) -> Self {
         // An empty value is never valid JSON, so `check` refuses what did not serialize.
-        let mut bytes = Vec::with_capacity(MOST_ROWS);
+        let mut bytes = Vec::with_capacity(ROW_BYTES);
         if serde_json::to_writer(&mut bytes, value).is_err() {
             bytes.clear();
         }

@@ -38,7 +38,14 @@ impl BackupFolder {
     ///
     /// # Errors
     /// The file system's.
-    pub fn ready(&self) -> io::Result<()> {
+    pub async fn ready(&self) -> io::Result<()> {
+        // The disk may take its time, which is not the runtime's.
+        let folder = self.clone();
+        let ready = tokio::task::spawn_blocking(move || folder.make_directory()).await;
+        ready.unwrap_or_else(|broken| Err(broken.into()))
+    }
+
+    fn make_directory(&self) -> io::Result<()> {
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.directory)
     }
 
@@ -149,7 +156,7 @@ impl Offline<'_> {
         let file = match to {
             Some(file) => file.to_owned(),
             None => {
-                folder.ready().map_err(OfflineError::failed)?;
+                folder.make_directory().map_err(OfflineError::failed)?;
                 folder.directory.join(folder.name(now_unix_ms()))
             }
         };

@@ -94,6 +94,21 @@ impl Identity {
         }
     }
 
+    /// The same node that trusts exactly these (each DER in base64, the one that signs now first); `None`: it does so already.
+    ///
+    /// # Errors
+    /// Why such a bundle is not taken.
+    pub(crate) fn trusting(&self, wanted: Vec<String>) -> Result<Option<Self>, &'static str> {
+        if wanted == self.trusted() {
+            return Ok(None);
+        }
+        if wanted.len() > TRUSTED_MAX {
+            return Err("the bundle of CA certificates has too many");
+        }
+        let first = wanted.first().cloned().ok_or("the bundle of CA certificates is empty")?;
+        Ok(Some(Self { ca_certificate: first, ca_certificates: wanted, ..self.clone() }))
+    }
+
     /// The file of a key that is not the identity's.
     pub(crate) fn spare_key_file(&self) -> &'static str {
         let [first, second] = KEY_FILES;

@@ -20,7 +20,7 @@ use umbel_wire::tls::{ClientIdentity, KeyPair, Trust, wire_client};
 use umbel_wire::{Code, Connection, EdgeId, Error, NodeId};
 
 use crate::StartError;
-use crate::core::identity::{Identity, PendingCredential, TRUSTED_MAX};
+use crate::core::identity::{Identity, PendingCredential};
 
 use crate::shell::state::State;
 
@@ -182,16 +182,11 @@ impl Credentials {
         let _turn = self.turn.lock().await;
         let wanted: Vec<String> = bundle.iter().map(|der| BASE64.encode(der)).collect();
         let identity = self.lock().identity.clone();
-        if wanted == identity.trusted() {
-            return Ok(self.trusted());
+        let refused = |why: &'static str| Error::new(Code::InvalidArgument, "TRUST", why);
+        let Some(identity) = identity.trusting(wanted).map_err(refused)? else { return Ok(self.trusted()) };
+        if bundle.iter().any(|der| PeerCertificate::parse(der).is_err()) {
+            return Err(refused("the bundle of CA certificates has one that is none"));
         }
-        let refused = |why: &str| Error::new(Code::InvalidArgument, "TRUST", why);
-        if bundle.len() > TRUSTED_MAX || bundle.iter().any(|der| PeerCertificate::parse(der).is_err()) {
-            return Err(refused("the bundle of CA certificates has too many, or one that is none"));
-        }
-        let first =
-            wanted.first().cloned().ok_or_else(|| refused("the bundle of CA certificates is empty"))?;
-        let identity = Identity { ca_certificate: first, ca_certificates: wanted, ..identity };
         self.on_disk(move |own| own.adopt(identity)).await?;
         tracing::info!("the edge's certificate authorities have changed; what it gave is kept");
         Ok(self.trusted())

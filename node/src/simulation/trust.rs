@@ -11,7 +11,6 @@ use umbel_wire::simulation::LinkId;
 use umbel_wire::{Code, Error};
 
 use super::Node;
-use crate::core::identity::{Identity, TRUSTED_MAX};
 
 /// What stands in a token's text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,19 +65,13 @@ impl Node {
     /// Keeps exactly these; says which it has now.
     pub(super) fn trust(&mut self, bundle: Vec<Vec<u8>>) -> Result<Vec<Vec<u8>>, Error> {
         let wanted: Vec<String> = bundle.iter().map(|one| digest(one)).collect();
-        let (Some(first), true) = (wanted.first().cloned(), wanted.len() <= TRUSTED_MAX) else {
-            return Err(Error::new(Code::InvalidArgument, "TRUST", "the bundle is empty or too long"));
-        };
-        if wanted == self.trusts() {
-            return Ok(bundle);
-        }
+        let refused = |why: &'static str| Error::new(Code::InvalidArgument, "TRUST", why);
+        let Some(identity) = &self.disk.identity else { return Ok(bundle) };
+        let Some(changed) = identity.trusting(wanted).map_err(refused)? else { return Ok(bundle) };
         if self.disk.full {
             return Err(Error::new(Code::Internal, "STATE_DIRECTORY", "it cannot be kept"));
         }
-        if let Some(identity) = self.disk.identity.take() {
-            let changed = Identity { ca_certificate: first, ca_certificates: wanted, ..identity };
-            self.disk.identity = Some(changed);
-        }
+        self.disk.identity = Some(changed);
         Ok(bundle)
     }
 }

@@ -124,25 +124,19 @@ impl Parts {
     /// Waits until the process has to end because a part of it did; its name.
     pub async fn over(&self) -> &'static str {
         let mut over = self.0.over.subscribe();
-        loop {
-            if let Some(part) = *over.borrow_and_update() {
-                return part;
-            }
+        let part = over.wait_for(Option::is_some).await.ok().and_then(|part| *part);
+        match part {
+            Some(part) => part,
             // The sender is held by this.
-            if over.changed().await.is_err() {
-                return std::future::pending().await;
-            }
+            None => std::future::pending().await,
         }
     }
 
     /// Parts that broke off and have not run for a minute since, by name.
     #[must_use]
     pub fn troubles(&self) -> Vec<Trouble> {
-        let now = clock::now();
         let mut broken = self.broken();
-        broken.retain(|_, broke| {
-            broke.again.is_none_or(|again| now.saturating_duration_since(again) < LONGEST_PAUSE)
-        });
+        forget_mended(&mut broken);
         broken.iter().map(|(part, broke)| Trouble { part, since: broke.since }).collect()
     }
 
@@ -153,15 +147,25 @@ impl Parts {
     }
 
     fn broke(&self, part: &'static str) {
-        drop(self.troubles());
         let since = Wall::now();
-        self.broken().entry(part).or_insert(Broke { since, again: None }).again = None;
+        let mut broken = self.broken();
+        forget_mended(&mut broken);
+        broken.entry(part).or_insert(Broke { since, again: None }).again = None;
+        drop(broken);
         self.0.changes.send_modify(|count| *count += 1);
     }
 
     fn broken(&self) -> MutexGuard<'_, BTreeMap<&'static str, Broke>> {
         self.0.broken.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What has run for a while since it broke off is none of the troubles any more.
+fn forget_mended(broken: &mut BTreeMap<&'static str, Broke>) {
+    let now = clock::now();
+    broken.retain(|_, broke| {
+        broke.again.is_none_or(|again| now.saturating_duration_since(again) < LONGEST_PAUSE)
+    });
 }
 
 #[cfg(test)]

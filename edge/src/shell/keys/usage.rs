@@ -5,6 +5,7 @@
 //! back; on a full disk counting goes on, and it is written later.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -228,41 +229,44 @@ impl Keys {
         after: Option<&(Option<Day>, String, String)>,
         most: usize,
     ) -> Result<(Vec<Used>, bool), ReadError> {
-        let mut found = Vec::new();
         let is_later = |(key, model): &(Arc<str>, Arc<str>)| {
             after.is_none_or(|(_, after, of)| (&**key, &**model) > (after.as_str(), of.as_str()))
         };
-        if !asked.by_day {
-            let mut from = after.map_or_else(String::new, |(_, key_id, _)| key_id.clone());
+        let mut found = Vec::new();
+        let at = after.and_then(|(day, _, _)| *day);
+        for (day, days) in self.spans(asked, at) {
+            // What was shown of this one before is passed over.
+            let goes_on = after.filter(|_| day == at);
+            let mut from = goes_on.map_or_else(String::new, |(_, key_id, _)| key_id.clone());
             loop {
-                let (sums, next) = match asked.since {
+                let (sums, next) = match &days {
                     None => (self.totals(asked), None),
-                    Some(since) => self.since(asked, since, &from).await?,
+                    Some(days) => self.of_days(asked, days.clone(), &from).await?,
                 };
-                found.extend(sums.into_iter().filter(|(of, _)| is_later(of)).take(most + 1).map(used(None)));
+                let rest = sums.into_iter().filter(|(of, _)| goes_on.is_none() || is_later(of));
+                found.extend(rest.take(most + 1).map(used(day)));
                 match next {
                     Some(next) if found.len() <= most => from = next,
                     _ => break,
                 }
             }
-        } else {
-            let until = after.and_then(|(day, _, _)| *day);
-            for day in self.days(asked, asked.since.unwrap_or(Day(i32::MIN))).into_iter().rev() {
-                if until.is_some_and(|until| day > until) {
-                    continue;
-                }
-                let mut sums = Sums::new();
-                self.of_day(asked, day, &mut sums).await?;
-                let rest = sums.into_iter().filter(|(of, _)| until != Some(day) || is_later(of));
-                found.extend(rest.map(used(Some(day))));
-                if found.len() > most {
-                    break;
-                }
+            if found.len() > most {
+                break;
             }
         }
         let more = found.len() > most;
         found.truncate(most);
         Ok((found, more))
+    }
+
+    /// What is summed together, in the order in which it is shown: all that was ever used, what was since a day, or each
+    /// day, the newest first, from the one `at` which a page goes on.
+    fn spans(&self, asked: &Asked, at: Option<Day>) -> Vec<(Option<Day>, Option<RangeInclusive<Day>>)> {
+        if !asked.by_day {
+            return vec![(None, asked.since.map(|since| since..=Day(i32::MAX)))];
+        }
+        let days = self.days(asked, &(asked.since.unwrap_or(Day(i32::MIN))..=at.unwrap_or(Day(i32::MAX))));
+        days.into_iter().rev().map(|day| (Some(day), Some(day..=day))).collect()
     }
 
     fn totals(&self, asked: &Asked) -> Sums {
@@ -283,33 +287,33 @@ impl Keys {
         }
     }
 
-    /// Days from one on that may have usage.
-    fn days(&self, asked: &Asked, since: Day) -> BTreeSet<Day> {
-        let mut days: BTreeSet<Day> = lock(&self.writing.days).range(since..).copied().collect();
+    /// Days among these that may have usage.
+    fn days(&self, asked: &Asked, among: &RangeInclusive<Day>) -> BTreeSet<Day> {
+        let mut days: BTreeSet<Day> = lock(&self.writing.days).range(among.clone()).copied().collect();
         for state in self.asked(asked) {
-            days.extend(state.ledger().open_days().map(|(day, _, _)| day).filter(|day| *day >= since));
+            days.extend(state.ledger().open_days().map(|(day, _, _)| day).filter(|day| among.contains(day)));
         }
         days
     }
 
-    /// What was used from a day on with the keys from `from` on, and from which key on there is more: of each day so
+    /// What was used on these days with the keys from `from` on, and from which key on there is more: of each day so
     /// many rows are read as one read takes, so that a page costs no more than itself however many keys there are.
-    async fn since(
+    async fn of_days(
         &self,
         asked: &Asked,
-        since: Day,
+        days: RangeInclusive<Day>,
         from: &str,
     ) -> Result<(Sums, Option<String>), ReadError> {
         // What is written while this reads must be seen once: nothing is written meanwhile.
         let _turn = self.writing.turn.lock().await;
         let mut sums = Sums::new();
         for state in self.asked(asked).into_iter().filter(|state| &*state.key_id >= from) {
-            for (_, model, counts) in state.ledger().open_days().filter(|(day, _, _)| *day >= since) {
+            for (_, model, counts) in state.ledger().open_days().filter(|(day, _, _)| days.contains(day)) {
                 add(&mut sums, asked, &state.key_id, model, counts);
             }
         }
         let mut whole_below: Option<String> = None;
-        for day in self.days(asked, since) {
+        for day in self.days(asked, &days) {
             let next = self.rows_of_day(asked, day, from, &mut sums).await?;
             whole_below = match (whole_below, next) {
                 (Some(one), Some(other)) => Some(one.min(other)),
@@ -356,29 +360,6 @@ impl Keys {
             }
             Err(_) => self.store.not_usable(DAYS, &row.key, "it does not decode"),
         }
-    }
-
-    /// Adds what was used on one day.
-    async fn of_day(&self, asked: &Asked, day: Day, sums: &mut Sums) -> Result<(), ReadError> {
-        // What is written while this reads must be seen once: nothing is written meanwhile.
-        let _turn = self.writing.turn.lock().await;
-        for state in self.asked(asked) {
-            for (of, model, counts) in state.ledger().open_days() {
-                if of == day {
-                    add(sums, asked, &state.key_id, model, counts);
-                }
-            }
-        }
-        let (from, to) = days_of(day, asked.key_id.as_deref());
-        let mut at = Some(from);
-        while let Some(from) = at {
-            let (rows, next) = self.store.load_range(DAYS, &from, &to, ROWS).await?;
-            for row in rows {
-                self.add_row(asked, &row, sums);
-            }
-            at = next;
-        }
-        Ok(())
     }
 }
 

@@ -16,7 +16,7 @@ use umbel_contracts::operations::{
 use umbel_wire::{Code, Error};
 
 use super::nodes::check_name;
-use super::reading::{PAGE_MAX, page};
+use super::reading::{PAGE_MAX, page, place};
 use super::{args, invalid, result, stored, unknown};
 use crate::core::commands::Request;
 use crate::core::keys::LOOPBACK;
@@ -105,7 +105,7 @@ fn object(commands: &Commands, row: &KeyRow) -> ApiKeyObject {
 }
 
 fn list(commands: &Commands, list: &ListArgs) -> Result<ApiKeyListResult, Error> {
-    let (rows, next_cursor) = page(commands.keys.list(), list, |row| format!("{} {}", row.name, row.key_id))?;
+    let (rows, next_cursor) = page(commands.keys.list(), list, |row| place(&row.name, &row.key_id))?;
     Ok(ApiKeyListResult { apikeys: rows.iter().map(|row| object(commands, row)).collect(), next_cursor })
 }
 
