@@ -53,11 +53,16 @@ async fn route(
         discard(body, announced).await;
         return beside(front, peer, parts);
     };
-    let caller = match may_ask(front, peer, parts) {
-        Ok(caller) => caller,
-        Err((caller, failure)) => {
+    // Who asks is known before anything of the body is read.
+    let caller = match (caller(front, parts, peer), not_now(front, parts)) {
+        (Ok(caller), None) => caller,
+        (Err(refusal), None) => {
             discard(body, announced).await;
-            return refuse_told(front, endpoint.route, &failure, caller.as_ref());
+            return refuse(front, endpoint.route, &Failure::key(refusal));
+        }
+        (caller, Some(failure)) => {
+            discard(body, announced).await;
+            return refuse_told(front, endpoint.route, &failure, caller.ok().as_ref());
         }
     };
     let mut held = Held::new(front, caller.key());
@@ -81,16 +86,12 @@ fn is_ambiguous(parts: &Parts) -> bool {
         || codings.iter().count() > 1
 }
 
-/// Who asks, before anything of the body is read; or why not, and who it is all the same.
-fn may_ask(front: &Front, peer: Peer, parts: &Parts) -> Result<Caller, (Option<Caller>, Failure)> {
-    let caller = caller(front, parts, peer);
+/// Why nobody is served on an engine's route like this, or now.
+fn not_now(front: &Front, parts: &Parts) -> Option<Failure> {
     if parts.method != Method::POST {
-        return Err((caller.ok(), Failure::method_not_allowed("POST")));
+        return Some(Failure::method_not_allowed("POST"));
     }
-    if front.is_draining() {
-        return Err((caller.ok(), Failure::draining()));
-    }
-    caller.map_err(|refusal| (None, Failure::key(refusal)))
+    front.is_draining().then(Failure::draining)
 }
 
 /// Everything but inference: models, health, and what does not exist.

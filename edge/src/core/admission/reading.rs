@@ -38,8 +38,11 @@ pub(crate) struct QueueReading {
     /// Whose requests wait, the most first.
     pub(crate) keys: Vec<WaitingKey>,
     /// Its providers, in the order in which they were declared.
-    pub(crate) providers: Vec<(Arc<str>, NodeId, Figures)>,
+    pub(crate) providers: Providers,
 }
+
+/// Providers of one model: id, node, counts.
+type Providers = Vec<(Arc<str>, NodeId, Figures)>;
 
 /// The waiting requests of one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +77,7 @@ pub(crate) struct LeaseReading {
 pub(crate) struct Copied {
     leases: Vec<(ModelIndex, LeaseReading)>,
     waiters: Vec<(ModelIndex, bool, WaitingKey)>,
-    queues: Vec<(QueueFigures, u32, Vec<(Arc<str>, NodeId, Figures)>)>,
+    queues: Vec<(QueueFigures, u32, Providers)>,
 }
 
 impl Admission {

@@ -52,7 +52,7 @@ pub(super) fn nodes(commands: &Commands, request: &Request) -> Result<NodeListRe
     if chosen.is_empty() && !request.selector.is_empty() {
         select_any(commands, &request.selector)?;
     }
-    let (chosen, next_cursor) = page(chosen, &list, |node| place(&node.row.name, &node.id))?;
+    let (chosen, next_cursor) = page(chosen, &list, |node| place(&node.row.name, node.id))?;
     let nodes =
         chosen.iter().map(|node| NodeObject::from_proto(status::node(&commands.site, node))).collect();
     Ok(NodeListResult { nodes, next_cursor })
