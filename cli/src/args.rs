@@ -3,6 +3,7 @@
 //! Owns parsing only; leaves doing to the rooms named after each command. Invariant: no argument takes a
 //! secret; the hidden ones that look as if they did exist to refuse it with an explanation.
 
+mod artifact;
 mod ctl;
 mod keys;
 mod model;
@@ -16,6 +17,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+pub(crate) use artifact::{ArtifactResolve, ArtifactVerb};
 pub(crate) use ctl::{CtlArgs, Global, Noun};
 pub(crate) use keys::{By, KeyCreate, KeyUpdate, KeyUsage, KeyVerb};
 pub(crate) use model::ModelVerb;

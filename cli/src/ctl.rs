@@ -3,6 +3,7 @@
 //! Owns which server is asked, which sites are meant, and what every noun has in common. Leaves the words of each
 //! noun to its own file. Invariant: what a write is about is one thing, named in full or confirmed.
 
+mod artifact;
 mod audit;
 mod ca;
 mod command;
@@ -29,7 +30,7 @@ use serde_json::value::RawValue;
 use umbel_contracts::objects::EdgeObject;
 
 use crate::{
-    args::{CtlArgs, Global, Noun},
+    args::{ArtifactVerb, CtlArgs, Global, Noun},
     client::{Client, find_server, interactive},
     exit::{Exit, Failure, Outcome},
     mint::Manner,
@@ -48,6 +49,10 @@ pub(crate) struct Ctl {
 pub(crate) async fn run(args: CtlArgs) -> Outcome {
     if args.global.output == Format::Name && !has_names(&args.noun) {
         return Err(Failure::usage("this prints no list of names: use -o table, json or yaml"));
+    }
+    // It asks no server of ours.
+    if let Noun::Artifact { verb: ArtifactVerb::Resolve(resolve) } = &args.noun {
+        return artifact::resolve(&args.global, resolve).await;
     }
     let server = find_server(&args.global)?;
     let style = Style::stdout(args.global.color);
@@ -81,6 +86,7 @@ fn has_names(noun: &Noun) -> bool {
     !matches!(
         noun,
         Noun::Key { verb: Some(KeyVerb::Usage(_)), .. }
+            | Noun::Artifact { .. }
             | Noun::Node { verb: Some(NodeVerb::Why { .. }), .. }
             | Noun::Model { verb: ModelVerb::Why { .. } | ModelVerb::Plan { .. } }
             | Noun::Audit { verb: Some(AuditVerb::Verify { .. }), .. }
@@ -107,7 +113,7 @@ fn is_list(noun: &Noun) -> bool {
             )
         ),
         Noun::Request { verb, .. } => !matches!(verb, Some(crate::args::RequestVerb::Release { .. })),
-        Noun::Events(_) => false,
+        Noun::Events(_) | Noun::Artifact { .. } => false,
         Noun::Edge { verb, .. } => matches!(
             verb,
             None | Some(
@@ -143,6 +149,9 @@ impl Ctl {
             Noun::Queue { model } => queue::run(self, model.as_deref()).await,
             Noun::Request { id, filter, verb } => {
                 request::run(self, id.as_deref(), filter, verb.as_ref()).await
+            }
+            Noun::Artifact { verb: ArtifactVerb::Resolve(resolve) } => {
+                artifact::resolve(&self.global, resolve).await
             }
             Noun::Settings { verb } => settings::run(self, verb.as_ref()).await,
             Noun::Audit { filter, limit, verb } => audit::run(self, filter, *limit, verb.as_ref()).await,

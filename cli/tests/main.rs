@@ -3,6 +3,7 @@
 //! Everything runs the real `umbel` as a process. Golden files are rewritten with `UMBEL_BLESS=1`.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test fails by panicking")]
 
+mod artifacts;
 mod configuration;
 mod ctl;
 mod dev;

@@ -25,5 +25,6 @@ pub use config::{Accelerator, Artifacts, Config, Remote, Source};
 pub use doctor::doctor;
 pub use enroll::{Enrolled, enroll};
 pub use preflight::{Preflight, PreflightGpu, preflight};
+pub use shell::artifacts::listing::{Resolved, resolve_at_hub, resolve_in_folder};
 pub use status::status;
 pub use umbel_contracts::daemon::{Check, StartError};

@@ -203,7 +203,12 @@ fn answer(
 ) -> std::io::Result<()> {
     let path = seen.path.trim_start_matches('/');
     if let Some(tree) = path.strip_prefix("api/models/") {
-        return list(stream, tree.split('?').next().unwrap_or_default(), state);
+        let asked = tree.split('?').next().unwrap_or_default();
+        return match asked.split_once("/revision/") {
+            // A name is a commit of its own here.
+            Some((_, revision)) => json(stream, &format!(r#"{{"sha":"{revision}"}}"#)),
+            None => list(stream, asked, state),
+        };
     }
     let fault = fault(path, state);
     match &fault {
@@ -318,12 +323,15 @@ fn list(stream: &mut TcpStream, path: &str, state: &State) -> std::io::Result<()
     for (name, content) in lock(&state.files).iter() {
         let Some(name) = name.strip_prefix(&below) else { continue };
         let size = content.len();
-        entries.push(format!(r#"{{"type":"file","oid":"0","path":"{name}","size":{size}}}"#));
+        entries.push(format!(r#"{{"type":"file","oid":"0","path":{name:?},"size":{size}}}"#));
     }
-    let body = format!("[{}]", entries.join(","));
+    json(stream, &format!("[{}]", entries.join(",")))
+}
+
+fn json(stream: &mut TcpStream, body: &str) -> std::io::Result<()> {
+    let length = body.len();
     write!(
         stream,
-        "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
-        body.len()
+        "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
     )
 }

@@ -8,6 +8,7 @@ use std::{path::PathBuf, time::Duration};
 use clap::{Args, Subcommand};
 
 use super::{
+    artifact::ArtifactVerb,
     keys::KeyVerb,
     model::ModelVerb,
     node::NodeVerb,
@@ -264,6 +265,12 @@ pub(crate) enum Noun {
         filter: RequestFilter,
         #[command(subcommand)]
         verb: Option<RequestVerb>,
+    },
+    /// Files of models: the exact list that a deployment names
+    #[command(arg_required_else_help = true)]
+    Artifact {
+        #[command(subcommand)]
+        verb: ArtifactVerb,
     },
     /// A site's settings: the edge's own and those of its nodes' agents
     #[command(visible_alias = "config", after_help = SETTINGS_EXAMPLES)]

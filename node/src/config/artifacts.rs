@@ -94,6 +94,28 @@ pub(super) fn check(
     })
 }
 
+impl Remote {
+    /// A server by its URL, for whoever asks it without a node's file. A token in clear is refused unless the server is on
+    /// this host.
+    ///
+    /// # Errors
+    /// What is wrong with the URL, or with the files beside it.
+    pub fn parse(
+        url: &str,
+        token_file: Option<PathBuf>,
+        ca_file: Option<PathBuf>,
+    ) -> Result<Self, &'static str> {
+        let (secure, authority, base_path) = parse_url(url)?;
+        if token_file.is_some() && !secure && !is_here(&authority) {
+            return Err("the token would be sent in clear: use https://");
+        }
+        if ca_file.is_some() && !secure {
+            return Err("a CA is only for https://");
+        }
+        Ok(Self { secure, authority, base_path, token_file, ca_file })
+    }
+}
+
 fn is_name(name: &str) -> bool {
     let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     (1..=63).contains(&name.len()) && name.chars().all(fits)

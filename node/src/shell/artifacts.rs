@@ -28,6 +28,7 @@ mod fetch;
 mod folders;
 mod http;
 pub(crate) mod job;
+pub(crate) mod listing;
 mod sink;
 #[cfg(test)]
 mod tests;

@@ -144,8 +144,22 @@ impl Client {
         path: &str,
         from: Option<&Start>,
     ) -> Result<Response<Incoming>, Trouble> {
+        let target = format!("{}/{}", self.base_path, escaped(path));
+        self.follow(target, from).await
+    }
+
+    /// The same with a query, which is sent as it is.
+    pub(super) async fn ask_for(&mut self, path: &str, query: &str) -> Result<Response<Incoming>, Trouble> {
+        let mark = if query.is_empty() { "" } else { "?" };
+        self.follow(format!("{}/{}{mark}{query}", self.base_path, escaped(path)), None).await
+    }
+
+    async fn follow(
+        &mut self,
+        mut target: String,
+        from: Option<&Start>,
+    ) -> Result<Response<Incoming>, Trouble> {
         let mut origin = self.origin.clone();
-        let mut target = format!("{}/{}", self.base_path, escaped(path));
         for _ in 0..=REDIRECTS_MAX {
             let response = self.ask(&origin, &target, from).await?;
             if !is_redirect(response.status()) {
