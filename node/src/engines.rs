@@ -5,6 +5,7 @@
 //! argument, and no name of a program, variable or option comes from outside the node's own file.
 
 pub(crate) mod adapter;
+pub(crate) mod cli;
 mod llama_server;
 pub(crate) mod model_files;
 #[cfg(test)]

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use umbel_tests::engine::Script;
-use umbel_tests::fleet::{EdgeOptions, EngineDeclaration, Fleet, NodeOptions};
+use umbel_tests::fleet::{EdgeOptions, EngineDeclaration, Fleet, NodeOptions, SOON};
+use umbel_tests::wait;
 
 /// A link to the stand-in that is called as the engine is.
 pub(crate) fn program(fleet: &Fleet, name: &str) -> PathBuf {
@@ -82,4 +83,65 @@ fn rows_33_and_95_each_engine_is_started_by_its_real_options_and_streams() {
             assert!(!line.contains(key), "the key is in {line}");
         }
     }
+}
+
+fn script(fleet: &Fleet, name: &str, text: &str) -> PathBuf {
+    use std::os::unix::fs::PermissionsExt;
+    let path = fleet.dir().join(name);
+    std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
+    path
+}
+
+/// A program a request: its text streams, its failure is an error and never a clean end, and a client that leaves ends all
+/// of it.
+#[test]
+fn a_program_of_the_nodes_file_is_started_once_a_request() {
+    let fleet = Fleet::new();
+    let edge = fleet.edge("berlin", None, &EdgeOptions::default());
+    let pid = fleet.dir().join("pid");
+    let programs = [
+        ("echo", "cat > /dev/null; printf 'one '; printf 'tw\\303\\266'".to_owned()),
+        ("fails", "printf 'begun'; exit 3".to_owned()),
+        ("silent", "exit 4".to_owned()),
+        ("hangs", format!("printf 'begun'; sleep 1000 & echo $! > {}; wait", pid.display())),
+    ];
+    let lines = |of: &dyn Fn(&str, &str) -> String| -> String {
+        programs.iter().map(|(name, text)| of(name, text)).collect()
+    };
+    let options = NodeOptions {
+        engines: programs
+            .iter()
+            .map(|(name, _)| EngineDeclaration {
+                toml: format!(
+                    "[[engine]]\nname = \"{name}\"\nkind = \"cli\"\nmodel = \"{name}\"\nprogram = \"{name}\"\ntimeout = \"60s\"\n"
+                ),
+            })
+            .collect(),
+        more: format!(
+            "[programs.cli]\n{}\n",
+            lines(&|name, text| format!("{name} = {:?}\n", script(&fleet, name, text)))
+        ),
+    };
+    let _node = fleet.node(&edge, "gpu-1", &options);
+    let got = edge.chat("echo", "cli", true, &json!({})).whole(&edge.target()).unwrap();
+    let text = got.text();
+    assert!(
+        text.contains("\"content\":\"one ")
+            && text.contains("tw\u{f6}")
+            && text.ends_with("data: [DONE]\n\n"),
+        "{text}"
+    );
+    let got = edge.chat("echo", "cli", false, &json!({})).whole(&edge.target()).unwrap();
+    assert_eq!(got.json()["choices"][0]["message"]["content"], "one tw\u{f6}");
+    let got = edge.chat("fails", "cli", true, &json!({})).whole(&edge.target()).unwrap();
+    assert!(got.text().contains("begun") && !got.text().contains("[DONE]"), "{}", got.text());
+    let got = edge.chat("silent", "cli", false, &json!({})).whole(&edge.target()).unwrap();
+    assert!(got.status >= 500, "{}", got.status);
+    let mut open = edge.chat("hangs", "cli", true, &json!({})).ask(&edge.target()).unwrap();
+    open.read_to("begun").unwrap();
+    let number = || std::fs::read_to_string(&pid).ok().and_then(|text| text.trim().parse::<u64>().ok());
+    let number = wait::until_some("the program's own child", SOON, || number().ok_or(String::new()));
+    drop(open);
+    wait::until("the program's child to be gone", SOON, || !Path::new(&format!("/proc/{number}")).exists());
 }

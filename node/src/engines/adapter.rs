@@ -87,7 +87,7 @@ pub(crate) fn validate(config: &EngineConfig, facts: &HostFacts) -> Result<(), R
     Ok(())
 }
 
-fn is_program(program: &Path, kind: EngineKind) -> Result<(), Refusal> {
+pub(crate) fn is_program(program: &Path, kind: EngineKind) -> Result<(), Refusal> {
     let key = program_key(kind);
     let refusal =
         |says: String| Refusal::new("PROGRAM_MISSING", "kind", format!("{key} {}{says}", program.display()));
@@ -209,7 +209,7 @@ pub(crate) fn prepare(
 }
 
 /// Variables that go along from the agent's environment: what a program needs to find its libraries, caches and GPUs.
-fn inherited() -> Vec<(OsString, OsString)> {
+pub(crate) fn inherited() -> Vec<(OsString, OsString)> {
     const NAMES: [&str; 13] = [
         "PATH",
         "HOME",

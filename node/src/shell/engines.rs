@@ -22,7 +22,7 @@ use umbel_wire::clock::Wall;
 use crate::{
     config::{Config, EngineConfig},
     core::{process_tree::Leader, supervisor::State},
-    engines::{adapter::HostFacts, sim::Sim},
+    engines::{adapter::HostFacts, cli::Cli, sim::Sim},
     shell::{engine_http::Pool, gpu::Holders, state},
 };
 
@@ -42,6 +42,8 @@ const COMMANDS: usize = 4;
 pub(crate) enum Route {
     /// It answers in this process.
     Sim(Sim),
+    /// A program is started for each request.
+    Cli(Cli),
     /// It speaks HTTP.
     Http(HttpRoute),
 }

@@ -157,6 +157,32 @@ fn forget(waited_for: i32) {
     WAITED_FOR.lock().unwrap_or_else(PoisonError::into_inner).retain(|id| *id != waited_for);
 }
 
+/// A child that its own task waits for: until this is dropped the reaper leaves it alone.
+#[derive(Debug)]
+pub(crate) struct Waited(i32);
+
+impl Waited {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub(crate) fn spawn(command: &mut tokio::process::Command) -> io::Result<(tokio::process::Child, Self)> {
+        // Held from the birth to the entry, so that the reaper cannot come between.
+        let mut waited_for = WAITED_FOR.lock().unwrap_or_else(PoisonError::into_inner);
+        let child = command.spawn()?;
+        // One that has not been waited for has an id.
+        let id = child.id().and_then(|id| i32::try_from(id).ok()).unwrap_or_default();
+        waited_for.push(id);
+        Ok((child, Self(id)))
+    }
+}
+
+impl Drop for Waited {
+    fn drop(&mut self) {
+        forget(self.0);
+    }
+}
+
 /// A child whose end nobody would see: dropped, it ends with its group, and the reaper takes it.
 struct Unwatched(Option<Pid>);
 

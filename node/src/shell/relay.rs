@@ -27,6 +27,7 @@ use crate::{
     },
 };
 
+mod by_program;
 mod by_rule;
 mod open;
 mod over_http;
@@ -321,6 +322,7 @@ async fn exchange(
     let carried = match route {
         Route::Http(http) => over_http::answer(stream, open, http, progress).await,
         Route::Sim(sim) => by_rule::answer(stream, open, sim, progress).await,
+        Route::Cli(cli) => by_program::answer(stream, open, cli, progress).await,
     };
     carried.err().unwrap_or_else(Ended::complete)
 }

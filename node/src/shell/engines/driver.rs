@@ -11,6 +11,7 @@ use tokio::{
     task::spawn_blocking,
     time::{Instant, MissedTickBehavior, interval, sleep_until, timeout},
 };
+use umbel_contracts::deployment::EngineKind;
 use umbel_wire::{clock::Wall, contained, secret};
 
 use super::{Command, Engine, Host, HttpRoute, Route, View};
@@ -20,7 +21,7 @@ use crate::{
         process_tree::{Family, Leader, ProcessFacts, ProcessId, StartTime},
         supervisor::{Exit, Input, Output, State, Supervisor, Traits},
     },
-    engines::{adapter, ready, sim::Sim},
+    engines::{adapter, cli::Cli, ready, sim::Sim},
     shell::{
         engine_http::{Place, Pool},
         process::{self, Launch, Process},
@@ -140,7 +141,10 @@ fn direct(config: &EngineConfig) -> Option<Route> {
             key: None,
             gone: None,
         })),
-        EngineSource::Cli { .. } | EngineSource::Process(_) | EngineSource::Missing { .. } => None,
+        EngineSource::Cli { program, timeout } => {
+            Some(Route::Cli(Cli { program: program.clone(), timeout: *timeout, model: config.model.clone() }))
+        }
+        EngineSource::Process(_) | EngineSource::Missing { .. } => None,
     }
 }
 
@@ -281,6 +285,10 @@ impl Driver {
         self.answer_later(broken, async move {
             Input::Probed(match route.as_ref() {
                 Route::Sim(_) => Ok(()),
+                // It is looked at, not started: each start is a request.
+                Route::Cli(cli) => {
+                    adapter::is_program(&cli.program, EngineKind::Cli).map_err(|refusal| refusal.message)
+                }
                 Route::Http(http) => {
                     ready::probe(&http.pool, &http.base, &model, http.key.as_deref(), was_ready).await
                 }

@@ -55,14 +55,10 @@ async fn pause(delay: Duration) {
     }
 }
 
-async fn whole_body(stream: &IncomingStream, open: &InferenceOpen) -> Result<Vec<u8>, Ended> {
+pub(super) async fn whole_body(stream: &IncomingStream, open: &InferenceOpen) -> Result<Vec<u8>, Ended> {
     let mut left = open.body_bytes;
     if left > BODY_MAX {
-        return Err(Ended::refused(
-            Code::TooLarge,
-            "BODY_TOO_LARGE",
-            "the built-in engine takes at most 32 MiB",
-        ));
+        return Err(Ended::refused(Code::TooLarge, "BODY_TOO_LARGE", "this engine takes at most 32 MiB"));
     }
     let mut body = Vec::new();
     while left > 0 {
