@@ -12,11 +12,13 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::objects::JobObject;
 use crate::proto::control::OperationClass;
 
 mod args;
 mod audit;
 mod authority;
+mod jobs;
 mod keys;
 mod nodes;
 mod placement;
@@ -27,6 +29,7 @@ mod settings;
 pub use args::*;
 pub use audit::*;
 pub use authority::*;
+pub use jobs::*;
 pub use keys::*;
 pub use nodes::*;
 pub use placement::*;
@@ -248,6 +251,12 @@ operations! {
     EnrollmentList = "enrollment.list", Read, Nothing, ListArgs => EnrollmentListResult;
     /// Ends an enrollment token that was not used.
     EnrollmentRevoke = "enrollment.revoke", Admin, Nothing, EnrollmentRevokeArgs => EnrollmentObject;
+    /// Asks for a job's end.
+    JobCancel = "job.cancel", Operate, Nothing, JobArgs => JobObject;
+    /// Lists jobs of nodes, those that run and those that ended.
+    JobList = "job.list", Read, AnyNodes, JobListArgs => JobListResult;
+    /// Shows one job with its report.
+    JobShow = "job.show", Read, Nothing, JobArgs => JobObject;
     /// Lets in a node whose certificate is newer than the backup that the edge was restored from.
     CredentialApprove = "node.credential.approve", Admin, Nothing, CredentialApproveArgs => CredentialsResult;
     /// Ends nodes' credentials at once; each has to be enrolled anew with a token that replaces it.
@@ -286,6 +295,8 @@ operations! {
     RequestRelease = "request.release", Operate, Nothing, RequestReleaseArgs => RequestReleaseResult;
     /// Shows the requests of one correlation id.
     RequestShow = "request.show", Read, Nothing, RequestShowArgs => RequestShowResult;
+    /// Has nodes look at their engines, layer by layer; each look is a job.
+    RuntimeHealth = "runtime.health", Operate, Nodes, RuntimeHealthArgs => JobsResult;
     /// Compares two versions of the settings.
     SettingsDiff = "settings.diff", Read, Nothing, SettingsDiffArgs => SettingsDiffResult;
     /// Shows the site's settings, and how far they have got.

@@ -34,9 +34,9 @@ macro_rules! codecs {
 fn codecs() -> BTreeMap<&'static str, (Again, Again)> {
     let all = codecs! {
         AuditExport AuditQuery AuditTail AuditVerify ApiKeyCreate ApiKeyList ApiKeyRevoke ApiKeyUpdate ApiKeyUsage
-        CaRotate CaShow CommandCancel CommandShow EdgeBackup EnrollmentCreate EnrollmentList EnrollmentRevoke CredentialApprove CredentialRevoke
+        CaRotate CaShow CommandCancel CommandShow EdgeBackup EnrollmentCreate EnrollmentList EnrollmentRevoke JobCancel JobList JobShow CredentialApprove CredentialRevoke
         CredentialRotate NodeDecommission NodeDisable NodeDrain NodeEligible NodeEnable NodeLabel NodeList
-        NodeReadinessCheck NodeRename NodeShow NodeUndrain PlacementExplain QueueShow RequestList RequestRelease RequestShow SettingsDiff SettingsGet SettingsHistory
+        NodeReadinessCheck NodeRename NodeShow NodeUndrain PlacementExplain QueueShow RequestList RequestRelease RequestShow RuntimeHealth SettingsDiff SettingsGet SettingsHistory
         SettingsRollback SettingsSet
     };
     all.into_iter().map(|(name, args, result)| (name, (args, result))).collect()

@@ -159,30 +159,75 @@ pub(crate) async fn submit(site: &Site, order: Order) -> Result<String, Error> {
 /// As [`submit`].
 pub(crate) async fn submit_with(site: &Site, id: &str, order: Order, also: Commit) -> Result<(), Error> {
     let node = order.node;
-    let gone = site.read(|registry| registry.node(&node).is_none_or(|node| node.is_tombstone()));
-    if gone {
-        let message = "this node was decommissioned, or never was one of this site";
-        return Err(Error::new(Code::Gone, "NODE_DECOMMISSIONED", message));
-    }
     // Those of one node in a row, so that its queue's bound holds.
     let turn = site.jobs.turns.take(format!("node {node}")).await;
     if site.jobs.view(id).is_some() {
         return Ok(());
     }
-    let row = site.jobs.table().submit(order, site.wall())?;
+    let row = proposed(site, order)?;
+    store_new(site, vec![(id.to_owned(), row)], also).await?;
+    drop(turn);
+    Ok(())
+}
+
+/// Queues a job for each of several nodes in one commit with what else the caller has to write, which it makes of them.
+///
+/// # Errors
+/// As [`submit`]; nothing is queued for any of them.
+pub(crate) async fn submit_all(
+    site: &Site,
+    mut orders: Vec<Order>,
+    also: impl FnOnce(&[JobObject]) -> Result<Commit, Error>,
+) -> Result<(), Error> {
+    // In one order for everybody, so that nobody waits for another who waits.
+    orders.sort_by_key(|order| order.node);
+    let mut turns = Vec::with_capacity(orders.len());
+    for order in &orders {
+        turns.push(site.jobs.turns.take(format!("node {}", order.node)).await);
+    }
+    let rows: Result<Vec<_>, Error> =
+        orders.into_iter().map(|order| Ok((new_id(), proposed(site, order)?))).collect();
+    let rows = rows?;
+    let view = |(id, row): &(String, JobRow)| {
+        let row = std::sync::Arc::new(row.clone());
+        object(&JobView { id: id.clone(), state: row.state, row, progress: None })
+    };
+    let objects: Vec<_> = rows.iter().map(view).collect();
+    let also = also(&objects)?;
+    store_new(site, rows, also).await
+}
+
+/// The row of a new job, if its node can have it.
+fn proposed(site: &Site, order: Order) -> Result<JobRow, Error> {
+    let node = order.node;
+    if site.read(|registry| registry.node(&node).is_none_or(|node| node.is_tombstone())) {
+        let message = "this node was decommissioned, or never was one of this site";
+        return Err(Error::new(Code::Gone, "NODE_DECOMMISSIONED", message));
+    }
+    site.jobs.table().submit(order, site.wall())
+}
+
+async fn store_new(site: &Site, rows: Vec<(String, JobRow)>, also: Commit) -> Result<(), Error> {
     let overdue = site.jobs.table().overdue(site.wall());
-    let commit = Commit::new().require_absent(JOBS, id).put_json(JOBS, id, &row).and(also);
+    let put = |commit: Commit, (id, row): &(String, JobRow)| {
+        commit.require_absent(JOBS, id.clone()).put_json(JOBS, id.clone(), row)
+    };
+    let commit = rows.iter().fold(Commit::new(), put).and(also);
     let commit = overdue.iter().fold(commit, |commit, old| commit.remove(JOBS, old.clone()));
     site.store.commit(commit).await.map_err(|error| store_error(&error))?;
+    let ids: Vec<_> = rows.iter().map(|(id, _)| id.clone()).collect();
     {
         let mut table = site.jobs.table();
         for old in &overdue {
             table.forget(old);
         }
-        table.apply(id, row, clock::now());
+        for (id, row) in rows {
+            table.apply(&id, row, clock::now());
+        }
     }
-    drop(turn);
-    tell(site, id, "job_queued");
+    for id in ids {
+        tell(site, &id, "job_queued");
+    }
     Ok(())
 }
 
@@ -190,14 +235,13 @@ pub(crate) async fn submit_with(site: &Site, id: &str, order: Order, also: Commi
 ///
 /// # Errors
 /// NOT_FOUND; CONFLICT if it came to another end; a store that cannot be written.
-pub(crate) async fn cancel(site: &Site, id: &str, actor: &str, also: Commit) -> Result<(), Error> {
+pub(crate) async fn cancel(site: &Site, id: &str, also: Commit) -> Result<(), Error> {
     let turn = site.jobs.turns.take(id.to_owned()).await;
     let row = site.jobs.table().cancel(id, site.wall())?;
     let Some(row) = row else {
         // It was said before; what the caller writes stands by itself.
         return site.store.commit(also).await.map(drop).map_err(|error| store_error(&error));
     };
-    let also = if row.state.is_end() { also } else { also.audit(record("job.cancel", id, actor)) };
     change(site, id, row, also, clock::now()).await?;
     drop(turn);
     Ok(())

@@ -11,6 +11,7 @@ mod ca;
 mod credential;
 mod decommission;
 mod drain;
+mod jobs;
 mod keys;
 mod lifecycle;
 mod nodes;
@@ -222,6 +223,7 @@ pub(crate) async fn read(commands: &Arc<Commands>, request: &Request) -> Result<
             "apikey" => keys::read(commands, request).await,
             "audit" => audit::read(commands, request).await,
             "ca" => ca::read(commands, request).await,
+            "job" => jobs::read(commands, request).await,
             "placement" => placement::read(commands, request).await,
             "queue" | "request" => requests::read(commands, request),
             "settings" => settings::read(commands, request).await,
@@ -286,6 +288,7 @@ pub(crate) async fn dry_run(commands: &Arc<Commands>, request: &Request) -> Resu
             "ca" => ca::dry_run(commands, request).await,
             "edge" => backup::dry_run(commands, request).await,
             "node.credential" => credential::dry_run(commands, request).await,
+            "job" | "runtime" => jobs::dry_run(commands, request).await,
             "request" => requests::dry_run(commands, request),
             "settings" => settings::dry_run(commands, request).await,
             _ => Err(unknown(other)),
@@ -336,6 +339,7 @@ pub(crate) async fn start(context: &Context<'_>) -> Result<(), Error> {
             "ca" => ca::start(context).await,
             "edge" => backup::start(context).await,
             "node.credential" => credential::start(context).await,
+            "job" | "runtime" => jobs::start(context).await,
             "request" => requests::start(context).await,
             "settings" => settings::start(context).await,
             _ => Err(unknown(other)),

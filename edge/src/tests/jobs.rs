@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use prost::Message;
+use serde_json::json;
 use umbel_contracts::method;
 use umbel_contracts::objects::JobState;
 use umbel_contracts::proto::node::job_complete::Report;
@@ -234,17 +235,17 @@ fn a_job_is_cancelled_and_one_that_its_node_cannot_do_fails_at_once() {
         let rig = Rig::start().await;
         let site = Arc::clone(&rig.edge.running.site);
         let waits = rig.submit().await;
-        jobs::cancel(&site, &waits, "ann", Commit::new()).await.unwrap();
+        jobs::cancel(&site, &waits, Commit::new()).await.unwrap();
         assert_eq!(rig.state(&waits), JobState::Cancelled);
         let id = rig.submit().await;
         rig.ready(Vec::new()).await;
         let lease = rig.agent.has(1).await;
         rig.becomes(&id, JobState::Running).await;
-        jobs::cancel(&site, &id, "ann", Commit::new()).await.unwrap();
+        jobs::cancel(&site, &id, Commit::new()).await.unwrap();
         assert!(progress(&rig.connection, &lease).await.unwrap().cancel_requested);
         fail(&rig.connection, &lease, "CANCELLED", false).await.unwrap();
         assert_eq!(rig.state(&id), JobState::Cancelled);
-        assert_eq!(jobs::cancel(&site, "none", "ann", Commit::new()).await.unwrap_err().code, Code::NotFound);
+        assert_eq!(jobs::cancel(&site, "none", Commit::new()).await.unwrap_err().code, Code::NotFound);
         // It names no artifact.acquire.
         let order = Order {
             id: None,
@@ -308,5 +309,49 @@ fn jobs_of_a_node_that_is_gone_for_good_end() {
             reason: String::new(),
         };
         assert_eq!(jobs::submit(&rig.edge.running.site, order).await.unwrap_err().code, Code::Gone);
+    });
+}
+
+#[test]
+fn operators_see_jobs_begin_them_and_cancel_them() {
+    run(async {
+        let rig = Rig::start().await;
+        let begun = rig.edge.ask("runtime.health", "node:gpu-1", json!({})).await.unwrap();
+        let job = begun.result.unwrap()["jobs"][0].clone();
+        assert_eq!((&job["state"], &job["kind"]), (&json!("queued"), &json!("runtime.health")));
+        let id = job["job_id"].as_str().unwrap().to_owned();
+        rig.ready(Vec::new()).await;
+        let lease = rig.agent.has(1).await;
+        rig.becomes(&id, JobState::Running).await;
+        progress(&rig.connection, &lease).await.unwrap();
+        let shown = rig.edge.ask("job.show", "", json!({ "job_id": id })).await.unwrap().result.unwrap();
+        assert_eq!((&shown["state"], &shown["progress"]["phase"]), (&json!("running"), &json!("looking")));
+        let cancelled =
+            rig.edge.ask("job.cancel", "", json!({ "job_id": id })).await.unwrap().result.unwrap();
+        assert_eq!(cancelled["cancel_requested"], true);
+        complete(&rig.connection, &lease).await.unwrap();
+        let again = rig.edge.ask("job.cancel", "", json!({ "job_id": id })).await;
+        assert_eq!(again.unwrap_err().reason, "JOB_ENDED");
+        for _ in 0..3 {
+            rig.submit().await;
+        }
+        let list = |args| rig.edge.ask("job.list", "", args);
+        let first = list(json!({ "limit": 2, "running": true })).await.unwrap().result.unwrap();
+        assert_eq!(first["jobs"].as_array().unwrap().len(), 2);
+        let second =
+            list(json!({ "limit": 2, "running": true, "cursor": first["next_cursor"] })).await.unwrap();
+        let second = second.result.unwrap();
+        assert_eq!(
+            (second["jobs"].as_array().unwrap().len(), &second["next_cursor"]),
+            (1, &serde_json::Value::Null)
+        );
+        let ended = list(json!({ "state": "succeeded" })).await.unwrap().result.unwrap();
+        assert_eq!(ended["jobs"][0]["job_id"], json!(id));
+        assert_eq!(
+            rig.edge.ask("runtime.health", "node:none", json!({})).await.unwrap_err().reason,
+            "NO_MATCH"
+        );
+        let unknown = rig.edge.ask("job.show", "", json!({ "job_id": jobs::new_id() })).await;
+        assert_eq!(unknown.unwrap_err().reason, "UNKNOWN_JOB");
     });
 }
