@@ -17,6 +17,8 @@ mod enroll;
 mod http;
 mod init;
 mod metrics;
+#[cfg(feature = "simulation")]
+pub mod placing;
 mod shell;
 #[cfg(feature = "simulation")]
 pub mod simulation;

@@ -4,8 +4,8 @@ use prost::Message;
 use serde_json::{Value, json};
 use umbel_contracts::event;
 use umbel_contracts::proto::node::{
-    Artifact, EngineMemory, EngineRuntime, Gpu, GpuTelemetry, NodeArtifacts, NodeInventory, NodeTelemetry,
-    StorageFree, StorageRoot,
+    Artifact, EngineMemory, EngineRuntime, EngineState, Gpu, GpuTelemetry, NodeArtifacts, NodeDeclared,
+    NodeInventory, NodeTelemetry, StorageFree, StorageRoot,
 };
 use umbel_wire::Code;
 use umbel_wire::clock::Wall;
@@ -113,6 +113,21 @@ fn what_nodes_report_is_what_placement_sees() {
             first_against(&told, "b"),
             ("engine_missing".into(), "vllm is not installed; it has sim".into())
         );
+
+        // An engine of its own file is pinned to one, and says so before anything is on it.
+        let mut pinned = super::rig::engine("e", EngineState::Ready);
+        pinned.gpu_uuids = vec![format!("GPU-{}-1", a.id)];
+        let declared = NodeDeclared { engines: vec![pinned], ..NodeDeclared::default() };
+        connection.event(event::NODE_DECLARED, "declared", declared.encode_to_vec());
+        until("it is known", || !edge.view(&a).report.engines[0].gpus.is_empty()).await;
+        let told = explained(&edge, document(|one| one["gpus"]["count"] = json!(2))).await;
+        assert_eq!(first_against(&told, "a").1, "1 of 2 GPUs fit, 2 wanted: GPU 1 is held by e");
+        let declared = NodeDeclared {
+            engines: vec![super::rig::engine("e", EngineState::Ready)],
+            ..NodeDeclared::default()
+        };
+        connection.event(event::NODE_DECLARED, "declared", declared.encode_to_vec());
+        until("it is known", || edge.view(&a).report.engines[0].gpus.is_empty()).await;
 
         // An engine is seen on one, a stranger on the other, and the disk is nearly full.
         connection.event(event::NODE_TELEMETRY, "report", figures(&a, 5 * GIB).encode_to_vec());

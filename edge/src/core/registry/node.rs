@@ -17,6 +17,8 @@ use super::abilities::{ArtifactRow, RuntimeRow};
 use super::gpus::{Absence, AbsentGpu};
 pub(crate) use super::identity::{Credential, Decision, KeyState, Lifecycle, NodeRow, Retirement, Wanted};
 use super::kept::Kept;
+#[cfg(feature = "simulation")]
+use super::kept::Moment;
 use super::problems::{CREDENTIAL_EXPIRED, Problem, REFUSALS};
 use super::stream::Stream;
 use crate::core::settings::NodeSettings;
@@ -38,6 +40,9 @@ pub(crate) struct Declared {
     pub(crate) long_context_threshold_tokens: u32,
     pub(crate) long_context_capacity: u32,
     pub(crate) since_unix_ms: i64,
+    /// UUIDs of the GPUs that it was given.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) gpus: Vec<String>,
 }
 
 impl Declared {
@@ -54,6 +59,7 @@ impl Declared {
             long_context_threshold_tokens: engine.long_context_threshold_tokens,
             long_context_capacity: engine.long_context_capacity,
             since_unix_ms,
+            gpus: engine.gpu_uuids.clone(),
         }
     }
 }
@@ -95,6 +101,13 @@ pub(crate) struct ReportRow {
 }
 
 impl ReportRow {
+    /// As after these reports.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn told(&mut self, inventory: &NodeInventory, telemetry: &NodeTelemetry, moment: Moment) {
+        self.inventory = Some(Kept::new(inventory, moment.wall, true, moment));
+        self.telemetry = Some(Kept::new(telemetry, moment.wall, true, moment));
+    }
+
     /// What a restore from a backup makes of it: whom the node trusted then says nothing of whom it trusts now, and the end
     /// of a change of authority must not be judged by it. `None`: it stays as it is.
     pub(crate) fn of_a_backup(mut self) -> Option<Self> {

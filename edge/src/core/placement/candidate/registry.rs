@@ -188,6 +188,10 @@ fn gpu(
     let used = told.and_then(|gpu| gpu.memory_used_bytes).unwrap_or(0);
     // Where memory is the host's, what the driver calls used is everybody's.
     let foreign_bytes = if found.memory_is_host { 0 } else { used.saturating_sub(mine) };
+    let named = || {
+        let engines = node.report.engines.iter();
+        engines.filter(|engine| engine.gpus.contains(&found.uuid)).map(|engine| engine.name.clone()).min()
+    };
     let seen = || {
         let engines = told.map(|gpu| gpu.engines.as_slice()).unwrap_or_default();
         engines.iter().filter(|one| one.bytes > 0).map(|one| one.engine.clone()).min()
@@ -200,6 +204,6 @@ fn gpu(
         capability: Release::found(&found.compute_capability),
         condition,
         foreign_bytes,
-        holder: given.gpus.get(&found.uuid).cloned().or_else(seen),
+        holder: given.gpus.get(&found.uuid).cloned().or_else(named).or_else(seen),
     }
 }
