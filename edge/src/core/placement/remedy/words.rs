@@ -57,9 +57,9 @@ impl Change {
                 format!("take {} out of the selector", terms.join(" and "))
             }
             Self::UpdateAgent => format!("bring the agent of {node} up to date"),
-            Self::Install { kind, version: None } => format!("install {kind} on {node}"),
-            Self::Install { kind, version: Some(version) } => {
-                format!("install {kind} {version} or newer on {node}")
+            Self::Install { kind, version } => {
+                let newer = version.map_or_else(String::new, |version| format!(" {version} or newer"));
+                format!("install {kind}{newer} on {node}, and {}", permit(kind))
             }
             Self::AddFabricLabel { label, value } => {
                 let value = value.as_deref().unwrap_or("NAME");
@@ -107,9 +107,18 @@ impl Change {
             Self::AddLabel { key, value } => one(format!("umbel ctl node label {node} {key}={value}")),
             Self::FreeGpus(freed) => ending(freed, node),
             Self::FreeSpace { .. } => one(format!("umbel ctl artifact list --node {node}")),
-            Self::Install { .. } => one(format!("umbel ctl node show {node}")),
+            Self::Install { .. } => one("umbel config check   # on its host, after the change".to_owned()),
             _ => Vec::new(),
         }
+    }
+}
+
+/// What a node's file says where it can run an engine of this kind.
+fn permit(kind: &str) -> String {
+    match kind {
+        "sim" => "say node.allow_sim = true in its file".to_owned(),
+        "external" => "name its address in its file".to_owned(),
+        kind => format!("name its program in its file (programs.{})", kind.replace('-', "_")),
     }
 }
 
