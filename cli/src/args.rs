@@ -158,6 +158,8 @@ pub(crate) enum NodeDaemonVerb {
     Doctor(DoctorFlags),
     /// Ask the running agent how it is; works without the edge
     Status(DoctorFlags),
+    /// End the engines that run on without the agent; the agent must not run
+    StopEngines(DoctorFlags),
 }
 
 /// How checks are printed.

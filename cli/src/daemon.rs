@@ -210,7 +210,7 @@ pub(crate) fn node(args: NodeArgs) -> Outcome {
         None => {
             logging::start(&config.log_level, config.log_format)?;
             watch_parent(&args.flags)?;
-            tier::run(config).map_err(ending)
+            tier::run(config, crate::HOLDER).map_err(ending)
         }
         Some(NodeDaemonVerb::Enroll(source)) => {
             let token = secrets::read_enrollment_token(&source)?;
@@ -226,6 +226,17 @@ pub(crate) fn node(args: NodeArgs) -> Outcome {
                 enrolled.node_id,
                 file.display()
             ));
+            Ok(())
+        }
+        Some(NodeDaemonVerb::StopEngines(flags)) => {
+            let stopped = tier::stop_engines(&config).map_err(ending)?;
+            if flags.output.is_object() {
+                return print_object(&serde_json::json!({ "stopped": stopped }), flags.output);
+            }
+            match stopped.as_slice() {
+                [] => say("No engine of this node was left running."),
+                names => say(&format!("Stopped: {}", names.join(", "))),
+            }
             Ok(())
         }
         Some(NodeDaemonVerb::Doctor(flags)) => checks(&flags, &tier::doctor(&config)),

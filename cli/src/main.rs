@@ -30,6 +30,10 @@ use output::{Format, put, say};
 static ALLOCATOR: memory::Allocator = memory::ALLOCATOR;
 
 fn main() -> ExitCode {
+    if std::env::args_os().skip(1).eq(HOLDER.iter().map(OsString::from)) {
+        // No operator's command, and one process an engine: without the command line's machinery it stays small.
+        return ExitCode::from(umbel_node::hold());
+    }
     logging::guard_panics();
     let cli = match Cli::try_parse_from(words(std::env::args_os().collect())) {
         Ok(cli) => cli,
@@ -49,6 +53,9 @@ fn main() -> ExitCode {
         }
     }
 }
+
+/// How this binary becomes the holder of an engine; the node's agent says so.
+const HOLDER: &[&str] = &["node", "holder"];
 
 fn code(exit: Exit) -> ExitCode {
     ExitCode::from(exit as u8)

@@ -1,7 +1,7 @@
 //! Builds every part of the agent, runs it, and drains it.
 //!
-//! Owns the order of start and stop; leaves the parts to `shell`. Invariant: what this agent started is gone before
-//! it ends, and a second signal shortens every wait.
+//! Owns the order of start and stop; leaves the parts to `shell`. Invariants: an engine ends with the agent only where the
+//! node's file says so; a second signal shortens every wait.
 
 use std::{sync::Arc, time::Duration};
 
@@ -40,14 +40,15 @@ const FAREWELL: Duration = Duration::from_secs(3);
 /// What streams that were cancelled at the end of the drain get to tell the edge so.
 const STRAGGLERS: Duration = Duration::from_secs(1);
 
-/// Runs the agent until SIGTERM or SIGINT and the drain after it. Builds its own runtime; blocks.
+/// Runs the agent until SIGTERM or SIGINT and the drain after it. Builds its own runtime; blocks. `holder`: the arguments
+/// with which this very program calls [`crate::hold`].
 ///
 /// # Errors
 /// What kept it from starting: [`StartError::exit_code`] says with which code to exit.
-pub fn run(config: Config) -> Result<(), StartError> {
+pub fn run(config: Config, holder: &'static [&'static str]) -> Result<(), StartError> {
     raise_descriptors();
     let runtime = runtime()?;
-    let result = runtime.block_on(agent(config));
+    let result = runtime.block_on(agent(config, holder));
     // A look at a hanging disk or driver is not waited for.
     runtime.shutdown_background();
     result
@@ -64,7 +65,7 @@ pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, StartError> {
         .map_err(|error| StartError::Failed(format!("no runtime: {error}")))
 }
 
-async fn agent(config: Config) -> Result<(), StartError> {
+async fn agent(config: Config, holder: &'static [&'static str]) -> Result<(), StartError> {
     memory::keep_small();
     // From here on a signal ends the agent in order, not at once.
     let mut signals = Signals::take()?;
@@ -81,8 +82,8 @@ async fn agent(config: Config) -> Result<(), StartError> {
     let socket = LocalListener::bind(&config.socket)?;
     let metrics = bind_if_on("listen.metrics", config.metrics).await?;
 
-    engines::end_leftovers(&state).await;
-    // Before any engine: one that has a process may come with settings, too.
+    let inheritance = engines::find_inherited(&state).await;
+    // Before any engine: what loses its holder comes here.
     process::become_subreaper();
     let children = signal(SignalKind::child())
         .map_err(|error| StartError::Failed(format!("cannot take signals: {error}")))?;
@@ -90,8 +91,9 @@ async fn agent(config: Config) -> Result<(), StartError> {
     let holders = Arc::new(Holders::new(gpus.are_wanted()));
     let opened = Opened::read(&state, config);
     let config = opened.in_force();
-    let engines = Engines::start(&config, &state, &holders);
+    let engines = Engines::start(&config, &state, &holders, holder, inheritance);
     let settings = Settings::new(opened, &state, &engines);
+    engines.end_unwanted();
     let pieces = Parts::default();
     keep_settings(&pieces, &settings);
     let relay = Arc::new(Relay::new(Arc::clone(&identity), Arc::clone(&engines)));
@@ -147,7 +149,9 @@ async fn agent(config: Config) -> Result<(), StartError> {
         _ = tokio::time::timeout(STRAGGLERS, relay.idle()) => {}
         _ = signals.next() => {}
     }
-    stop_engines(&engines, &mut signals, hurried).await;
+    if settings.in_force().stop_engines {
+        stop_engines(&engines, &mut signals, hurried).await;
+    }
     end.cancel();
     tokio::select! {
         _ = tokio::time::timeout(FAREWELL, dialing) => {}

@@ -73,6 +73,8 @@ pub struct Config {
     pub log_format: LogFormat,
     /// How long running streams may take on SIGTERM.
     pub drain: Duration,
+    /// The engines are ended with the agent; otherwise they run on, and the next agent goes on with them.
+    pub stop_engines: bool,
     /// Engines that this node declares.
     pub(crate) engines: Vec<EngineConfig>,
 }

@@ -6,6 +6,7 @@
 pub(crate) mod artifacts;
 pub(crate) mod deployments;
 pub(crate) mod gpus;
+pub(crate) mod holding;
 pub(crate) mod identity;
 pub(crate) mod inventory;
 pub(crate) mod jobs;

@@ -19,6 +19,7 @@ mod shell;
 #[cfg(feature = "simulation")]
 pub mod simulation;
 mod status;
+mod stop_engines;
 
 pub use app::run;
 pub use config::{Accelerator, Artifacts, Config, Remote, Source};
@@ -26,5 +27,7 @@ pub use doctor::doctor;
 pub use enroll::{Enrolled, enroll};
 pub use preflight::{Preflight, PreflightGpu, preflight};
 pub use shell::artifacts::listing::{Resolved, resolve_at_hub, resolve_in_folder};
+pub use shell::holder::hold;
 pub use status::status;
+pub use stop_engines::stop_engines;
 pub use umbel_contracts::daemon::{Check, StartError};

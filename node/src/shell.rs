@@ -8,6 +8,7 @@ pub(crate) mod edge;
 pub(crate) mod engine_http;
 pub(crate) mod engines;
 pub(crate) mod gpu;
+pub(crate) mod holder;
 pub(crate) mod host;
 pub(crate) mod jobs;
 pub(crate) mod metrics;

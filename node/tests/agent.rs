@@ -11,13 +11,24 @@ use umbel_node::{Config, Enrolled, StartError};
 use crate::{LIMIT, until};
 
 const CONFIG: &str = "UMBEL_TEST_NODE_CONFIG";
+/// How this binary becomes the holder of an engine.
+const HOLDER: &[&str] = &["--exact", "agent::holder_process", "--ignored", "--nocapture"];
+
+/// Becomes a holder when an agent of these tests starts it.
+#[test]
+#[ignore = "a process that an agent starts"]
+fn holder_process() {
+    if std::env::var_os("UMBEL_ENGINE_NONCE").is_some() {
+        std::process::exit(i32::from(umbel_node::hold()));
+    }
+}
 
 /// Becomes the agent when started by [`Agent::start`].
 #[test]
 #[ignore = "a process that other tests start"]
 fn agent_process() {
     let Some(path) = std::env::var_os(CONFIG) else { return };
-    let code = match Config::load(Path::new(&path)).and_then(umbel_node::run) {
+    let code = match Config::load(Path::new(&path)).and_then(|config| umbel_node::run(config, HOLDER)) {
         Ok(()) => 0,
         Err(error) => {
             eprintln!("{error}");
@@ -38,11 +49,12 @@ impl Folder {
         Self::with(engines, "")
     }
 
-    /// The same with further lines of the file.
+    /// The same with further lines of the file. Its engines end with its agent, unless `engines` says what becomes of them.
     pub(crate) fn with(engines: &str, more: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
+        let shutdown = if engines.contains("[shutdown]") { "" } else { "[shutdown]\nengines = \"stop\"\n" };
         let text = format!(
-            "[node]\nname = \"test\"\nstate_dir = \"state\"\naccelerator = \"cpu\"\nallow_sim = true\nallow_volatile_state = true\n{more}\n{engines}"
+            "[node]\nname = \"test\"\nstate_dir = \"state\"\naccelerator = \"cpu\"\nallow_sim = true\nallow_volatile_state = true\n{more}\n{shutdown}{engines}"
         );
         std::fs::write(folder.path().join("node.toml"), text).unwrap();
         Self { folder }
@@ -114,7 +126,7 @@ impl Folder {
             .stderr(log)
             .spawn()
             .unwrap();
-        Agent { child, is_first }
+        Agent { child, is_first, config: self.path("node.toml") }
     }
 
     pub(crate) fn log(&self) -> String {
@@ -122,10 +134,12 @@ impl Folder {
     }
 }
 
-/// A running agent. When dropped it is asked to end, so that its engines do not outlive the test, and then killed.
+/// A running agent. When dropped it is asked to end, and then killed; what runs on of its engines is ended, so that
+/// nothing outlives the test. It is dropped before its folder.
 pub(crate) struct Agent {
     child: Child,
     is_first: bool,
+    config: PathBuf,
 }
 
 impl Agent {
@@ -154,5 +168,11 @@ impl Drop for Agent {
         }
         let _ = self.child.kill();
         let _ = self.child.wait();
+        if let Ok(config) = Config::load(&self.config) {
+            // Within the test's own runtime no other may be.
+            let ended = std::thread::spawn(move || umbel_node::stop_engines(&config)).join();
+            // Another agent of the same folder ends them.
+            let _ = ended.unwrap();
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Engines that the agent starts itself.
+//! Engines that the agent starts itself: each in a holder, and on without its agent.
 
 use rustix::process::Signal;
 use umbel_contracts::proto::node::{EngineState, InferenceOutcome as Outcome};
@@ -12,10 +12,11 @@ use crate::{
     until,
 };
 
+/// Fields end in this order.
 struct Bench {
+    agent: Agent,
     edge: Edge,
     folder: Folder,
-    agent: Agent,
 }
 
 impl Bench {
@@ -29,7 +30,7 @@ impl Bench {
         folder.enroll(edge.token()).await.unwrap();
         let agent = folder.start();
         edge.connection().await;
-        Self { edge, folder, agent }
+        Self { agent, edge, folder }
     }
 
     fn record(&self) -> Option<serde_json::Value> {
@@ -42,6 +43,30 @@ impl Bench {
             (pid > 0).then(|| i32::try_from(pid).unwrap())
         })
         .await
+    }
+
+    /// The engine's holder.
+    async fn holder(&self) -> i32 {
+        self.pid().await;
+        i32::try_from(self.record().unwrap()["holder"]["pid"].as_i64().unwrap()).unwrap()
+    }
+
+    fn nonce(&self) -> String {
+        self.record().unwrap()["nonce"].as_str().unwrap().to_owned()
+    }
+
+    /// Starts the agent again; it has said hello when this returns.
+    async fn again(&mut self) {
+        let hellos = self.edge.heard(|heard| heard.hellos.len());
+        self.agent = self.folder.start();
+        until("the next hello", async || self.edge.heard(|heard| (heard.hellos.len() > hellos).then_some(())))
+            .await;
+    }
+
+    async fn serves(&self) {
+        let mut stream = self.edge.open(Ask::new("own", "{}")).await;
+        stream.head().await;
+        assert_eq!(stream.take(10).await, b"data: {\"key\":true}\n\n");
     }
 }
 
@@ -90,7 +115,7 @@ async fn row_82_nothing_of_an_engine_is_left() {
     let mut bench = Bench::start("children").await;
     bench.edge.engine("own", EngineState::Ready).await;
     let first = bench.record().unwrap()["nonce"].as_str().unwrap().to_owned();
-    assert!(marked(&first).len() >= 4, "{:?}", marked(&first));
+    assert!(marked(&first).len() >= 5, "{:?}", marked(&first));
     kill(bench.pid().await);
     let second = until("another engine", async || {
         let nonce = bench.record()?["nonce"].as_str()?.to_owned();
@@ -99,29 +124,123 @@ async fn row_82_nothing_of_an_engine_is_left() {
     .await;
     assert_eq!(marked(&first), [0; 0], "the next one was started while the last one was there");
     bench.edge.engine("own", EngineState::Ready).await;
-    until("children", async || (marked(&second).len() >= 4).then_some(())).await;
+    until("children", async || (marked(&second).len() >= 5).then_some(())).await;
     bench.agent.signal(Signal::TERM);
     assert_eq!(bench.agent.ended().await, Some(0));
     assert_eq!(marked(&second), [0; 0]);
     assert!(bench.record().is_none());
 }
 
-/// The agent is killed: the next one ends what it left, by its record, and starts anew.
+/// Row 83: the agent is killed with a stream open: the stream ends with an error, the engine runs on and is gone on with,
+/// with its own key; and a clean stop that keeps engines does the same.
 #[tokio::test]
-async fn a_leftover_is_ended_at_the_next_start() {
+async fn row_83_an_engine_outlives_its_agent() {
+    let mut bench = Bench::start("children").await;
+    bench.folder.edit("engines = \"stop\"", "engines = \"keep\"");
+    bench.edge.engine("own", EngineState::Ready).await;
+    let (pid, holder, nonce) = (bench.pid().await, bench.holder().await, bench.nonce());
+    let before = marked(&nonce);
+    assert!(before.len() >= 5, "{before:?}");
+    let mut stream = bench.edge.open(Ask::new("own", "{}")).await;
+    stream.head().await;
+    for signal in [Signal::KILL, Signal::TERM] {
+        bench.agent.signal(signal);
+        bench.agent.ended().await;
+        bench.again().await;
+        bench.edge.engine("own", EngineState::Ready).await;
+        assert_eq!((bench.pid().await, bench.holder().await, bench.nonce()), (pid, holder, nonce.clone()));
+        assert_eq!(marked(&nonce), before);
+        bench.serves().await;
+    }
+    assert!(bench.folder.log().matches("is adopted").count() == 2, "{}", bench.folder.log());
+    // It is still an engine as any other: its death is seen, and it is started anew.
+    kill(pid);
+    until("another engine", async || (bench.record()?["nonce"] != nonce.as_str()).then_some(())).await;
+    bench.edge.engine("own", EngineState::Ready).await;
+    assert_eq!(marked(&nonce), [0; 0]);
+    bench.serves().await;
+}
+
+/// Row 83: what the next agent does not want any more ends, before anything new is started; never two of one engine.
+#[tokio::test]
+async fn row_83_what_is_not_wanted_any_more_ends() {
     let mut bench = Bench::start("children").await;
     bench.edge.engine("own", EngineState::Ready).await;
-    let first = bench.record().unwrap()["nonce"].as_str().unwrap().to_owned();
+    let first = bench.nonce();
     bench.agent.signal(Signal::KILL);
     bench.agent.ended().await;
-    assert!(marked(&first).len() >= 4, "an engine does not end with a killed agent");
-    bench.agent = bench.folder.start();
-    until("another engine", async || {
-        let record = bench.record()?;
-        (record["nonce"].as_str()? != first && record["pid"].as_i64()? > 0).then_some(())
-    })
-    .await;
+    bench.folder.edit("name = \"own\"", "name = \"other\"");
+    bench.again().await;
+    bench.edge.engine("other", EngineState::Ready).await;
     assert_eq!(marked(&first), [0; 0]);
+    assert!(bench.record().is_none());
+}
+
+/// An engine that ended while no agent was there is told with its code and its last lines, and started anew.
+#[tokio::test]
+async fn an_end_without_an_agent_is_told() {
+    let mut bench = Bench::start("plain").await;
+    bench.edge.engine("own", EngineState::Ready).await;
+    bench.agent.signal(Signal::KILL);
+    bench.agent.ended().await;
+    let (first, holder) = (bench.nonce(), bench.holder().await);
+    kill(bench.pid().await);
+    until("the holder's end", async || (!std::path::Path::new(&format!("/proc/{holder}")).exists()).then_some(()))
+        .await;
+    assert_eq!(bench.record().unwrap()["end"]["exit"]["signal"], 9);
+    bench.again().await;
+    let report = bench.edge.engine("own", EngineState::Ready).await;
+    assert_eq!(report.restarts, 1);
+    assert_ne!(bench.nonce(), first);
+}
+
+/// Kill -9 of the holder: its engine is not left running unseen, and another one is started.
+#[tokio::test]
+async fn a_lost_holder_is_told_and_replaced() {
+    let bench = Bench::start("children").await;
+    bench.edge.engine("own", EngineState::Ready).await;
+    let first = bench.nonce();
+    kill(bench.holder().await);
+    until("another engine", async || (bench.record()?["nonce"] != first.as_str()).then_some(())).await;
+    assert_eq!(marked(&first), [0; 0]);
+    let report = bench.edge.engine("own", EngineState::Ready).await;
+    assert_eq!(report.restarts, 1);
+    let told = |heard: &crate::edge::Heard| heard.engines.iter().any(|status| status.cause.contains("lost its holder"));
+    assert!(bench.edge.heard(|heard| told(heard)));
+    bench.serves().await;
+}
+
+/// A holder that does not answer any more keeps no engine from its end.
+#[tokio::test]
+async fn a_stopped_holder_is_ended() {
+    let mut bench = Bench::start("plain").await;
+    bench.edge.engine("own", EngineState::Ready).await;
+    let (nonce, holder) = (bench.nonce(), bench.holder().await);
+    let holder = rustix::process::Pid::from_raw(holder).unwrap();
+    rustix::process::kill_process(holder, Signal::STOP).unwrap();
+    bench.agent.signal(Signal::TERM);
+    bench.agent.signal(Signal::TERM);
+    assert_eq!(bench.agent.ended().await, Some(0));
+    assert_eq!(marked(&nonce), [0; 0]);
+}
+
+/// `stop-engines` ends what agents left, and does nothing while one runs.
+#[tokio::test]
+async fn engines_are_stopped_without_an_agent() {
+    let mut bench = Bench::start("children").await;
+    bench.edge.engine("own", EngineState::Ready).await;
+    let nonce = bench.nonce();
+    let stop = async |folder: &Folder| {
+        let config = folder.config();
+        tokio::task::spawn_blocking(move || umbel_node::stop_engines(&config)).await.unwrap()
+    };
+    let refused = stop(&bench.folder).await.unwrap_err();
+    assert!(refused.to_string().contains("stop it first"), "{refused}");
+    bench.agent.signal(Signal::KILL);
+    bench.agent.ended().await;
+    assert_eq!(stop(&bench.folder).await.unwrap(), ["own"]);
+    assert_eq!(marked(&nonce), [0; 0]);
+    assert!(bench.record().is_none() && stop(&bench.folder).await.unwrap().is_empty());
 }
 
 /// A record whose process id was given to somebody else ends nobody.
@@ -140,12 +259,7 @@ async fn a_reused_process_id_is_left_alone() {
     );
     umbel_wire::files::write_private(&bench.folder.path("state/engines/own.json"), record.as_bytes())
         .unwrap();
-    let connections = bench.edge.heard(|heard| heard.hellos.len());
-    bench.agent = bench.folder.start();
-    until("the next hello", async || {
-        bench.edge.heard(|heard| (heard.hellos.len() > connections).then_some(()))
-    })
-    .await;
+    bench.again().await;
     assert!(stranger.try_wait().unwrap().is_none());
     stranger.kill().unwrap();
     stranger.wait().unwrap();
@@ -243,8 +357,9 @@ async fn row_92_as_the_first_process() {
         .await;
     bench.edge.engine("own", EngineState::Ready).await;
     let first = children(bench.agent.pid(), None)[0];
-    until("no zombie", async || (zombies(first) == 0).then_some(())).await;
-    let engine = children(first, None)[0];
+    let holder = children(first, None)[0];
+    until("no zombie", async || (zombies(first) + zombies(holder) == 0).then_some(())).await;
+    let engine = children(holder, None)[0];
     kill(engine);
     until("a restart", async || {
         bench.edge.heard(|heard| {
@@ -254,12 +369,16 @@ async fn row_92_as_the_first_process() {
     .await;
 }
 
-/// Row 92: orphans of an engine become the agent's children and are reaped.
+/// Row 92: orphans of an engine become its holder's children and are reaped.
 #[tokio::test]
 async fn row_92_no_zombies_pile_up() {
     let bench = Bench::start("orphans").await;
     bench.edge.engine("own", EngineState::Ready).await;
-    let agent = bench.agent.pid();
+    let (agent, holder) = (bench.agent.pid(), bench.holder().await);
+    until("no zombie", async || (zombies(agent) + zombies(holder) == 0).then_some(())).await;
+    // Nor holders, when their engines are gone.
+    kill(bench.pid().await);
+    until("another holder", async || (bench.holder().await != holder).then_some(())).await;
     until("no zombie", async || (zombies(agent) == 0).then_some(())).await;
     let (_, _, end) = bench.edge.open(Ask::new("sim", r#"{"messages":[]}"#)).await.whole().await;
     assert_eq!(end.outcome, Outcome::Complete);

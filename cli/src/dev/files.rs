@@ -143,6 +143,8 @@ format = "text"
 
 [shutdown]
 drain = "{DRAIN}"
+# Nothing of a trial runs on.
+engines = "stop"
 
 [[engine]]
 name = "main"

@@ -106,6 +106,17 @@ struct Log {
 #[serde(deny_unknown_fields)]
 struct Shutdown {
     drain: Option<HumanDuration>,
+    #[serde(default)]
+    engines: EnginesWord,
+}
+
+/// What becomes of the engines when the agent ends.
+#[derive(Deserialize, Default, Clone, Copy, PartialEq)]
+#[serde(rename_all = "lowercase")]
+enum EnginesWord {
+    #[default]
+    Keep,
+    Stop,
 }
 
 /// Parses and checks a file.
@@ -201,6 +212,7 @@ pub(super) fn overlaid(
         log_level: file.log.level.unwrap_or_else(|| "info".into()),
         log_format: file.log.format,
         drain: file.shutdown.drain.map_or(Duration::from_secs(30), Into::into),
+        stop_engines: file.shutdown.engines == EnginesWord::Stop,
         engines,
     };
     Ok((config, merged.skipped))

@@ -49,21 +49,44 @@ pub(crate) fn parse_stat(text: &str) -> Option<ProcessFacts> {
     })
 }
 
+/// One process for ever, within one start of the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct Born {
+    pub(crate) pid: ProcessId,
+    pub(crate) start_time: StartTime,
+}
+
+impl Born {
+    /// Nobody yet.
+    pub(crate) const NOBODY: Self = Self { pid: ProcessId(0), start_time: StartTime(0) };
+
+    /// Whether these facts are about that very process.
+    pub(crate) fn is(self, facts: &ProcessFacts) -> bool {
+        self.pid.0 > 0 && facts.id == self.pid && facts.start == self.start_time
+    }
+}
+
+impl Default for Born {
+    fn default() -> Self {
+        Self::NOBODY
+    }
+}
+
 /// One engine's processes over time.
 #[derive(Debug)]
 pub(crate) struct Family {
-    leader: ProcessId,
-    leader_start: StartTime,
-    /// The leader's process group is its own.
-    own_group: bool,
+    /// Those whose group or session was made for the engine: its holder and its first process.
+    roots: Vec<Born>,
     /// Everything that was ever seen to belong, so that it still does when its parents are gone.
     known: BTreeMap<ProcessId, StartTime>,
 }
 
 impl Family {
-    /// The family of a leader. `own_group`: it leads a process group that was made for it.
-    pub(crate) fn new(leader: ProcessId, leader_start: StartTime, own_group: bool) -> Self {
-        Self { leader, leader_start, own_group, known: BTreeMap::from([(leader, leader_start)]) }
+    /// The family of these; nobody among them is left out.
+    pub(crate) fn new(roots: &[Born]) -> Self {
+        let roots: Vec<Born> = roots.iter().copied().filter(|root| root.pid.0 > 0).collect();
+        let known = roots.iter().map(|root| (root.pid, root.start_time)).collect();
+        Self { roots, known }
     }
 
     /// The living members among `all`, `agent` never. `marked` says of a process whether it carries the nonce; it is
@@ -75,17 +98,17 @@ impl Family {
         mut marked: impl FnMut(ProcessId) -> bool,
     ) -> Vec<ProcessFacts> {
         let mut found: BTreeSet<ProcessId> = BTreeSet::new();
-        let belongs = |facts: &ProcessFacts, known: &BTreeMap<ProcessId, StartTime>| {
-            // A group or session id that is reused belongs to a process younger than the leader as well, but the
-            // kernel gives out no pid that is still somebody's group or session.
-            let group = self.own_group && facts.group == self.leader && facts.start >= self.leader_start;
-            let session = facts.session == self.leader && facts.start >= self.leader_start;
-            known.get(&facts.id) == Some(&facts.start) || group || session
+        let oldest = self.roots.iter().map(|root| root.start_time).min().unwrap_or(StartTime(0));
+        // A group or session id that is reused belongs to a process younger than the root as well, but the kernel gives
+        // out no pid that is still somebody's group or session.
+        let led = |facts: &ProcessFacts| {
+            self.roots.iter().any(|root| {
+                (facts.group == root.pid || facts.session == root.pid) && facts.start >= root.start_time
+            })
         };
         for facts in all {
-            if facts.id != agent
-                && (belongs(facts, &self.known) || (facts.start >= self.leader_start && marked(facts.id)))
-            {
+            let known = self.known.get(&facts.id) == Some(&facts.start);
+            if facts.id != agent && (known || led(facts) || (facts.start >= oldest && marked(facts.id))) {
                 found.insert(facts.id);
             }
         }
@@ -169,6 +192,10 @@ mod tests {
         assert_eq!((owner_of(31), owner_of(1), owner_of(99)), (None, None, None));
     }
 
+    fn born(pid: i32, start: u64) -> Born {
+        Born { pid: ProcessId(pid), start_time: StartTime(start) }
+    }
+
     fn process(id: i32, parent: i32, group: i32, start: u64) -> ProcessFacts {
         ProcessFacts {
             id: ProcessId(id),
@@ -199,7 +226,7 @@ mod tests {
     #[test]
     fn row_82_children_that_left_the_group_belong() {
         let agent = process(10, 1, 10, 1);
-        let mut family = Family::new(ProcessId(20), StartTime(50), true);
+        let mut family = Family::new(&[born(20, 50)]);
         let first = [
             agent,
             process(20, 10, 20, 50),
@@ -219,15 +246,28 @@ mod tests {
     #[test]
     fn a_nonce_names_a_member_that_was_never_seen() {
         let agent = process(10, 1, 10, 1);
-        let mut family = Family::new(ProcessId(20), StartTime(50), true);
+        let mut family = Family::new(&[born(20, 50)]);
         let all = [agent, process(40, 1, 40, 60), process(41, 1, 41, 61), process(42, 1, 42, 3)];
         assert_eq!(ids(&family.members(&all, agent.id, |id| id.0 != 41)), [40]);
+    }
+
+    /// Row 82: what an engine starts stays in its holder's session, whatever group it goes to.
+    #[test]
+    fn row_82_the_holders_session_is_the_engines() {
+        let agent = process(10, 1, 10, 1);
+        let mut family = Family::new(&[born(19, 49), born(20, 50), Born::NOBODY]);
+        let of_the_session =
+            |id, group, start| ProcessFacts { session: ProcessId(19), ..process(id, 1, group, start) };
+        let mut all = vec![agent, of_the_session(19, 19, 49), of_the_session(20, 20, 50)];
+        all.extend([of_the_session(33, 33, 60), process(34, 1, 34, 60)]);
+        assert_eq!(ids(&family.members(&all, agent.id, |_| false)), [19, 20, 33]);
+        assert!(Family::new(&[]).members(&all, agent.id, |_| false).is_empty());
     }
 
     #[test]
     fn a_reused_group_id_older_than_the_leader_is_not_ours() {
         let agent = process(10, 1, 10, 1);
-        let mut family = Family::new(ProcessId(20), StartTime(50), true);
+        let mut family = Family::new(&[born(20, 50)]);
         assert!(family.members(&[agent, process(60, 1, 20, 40)], agent.id, |_| false).is_empty());
     }
 }

@@ -89,8 +89,22 @@ impl Supervisor {
         (supervisor, vec![Output::Validate, Output::Report])
     }
 
+    /// One whose process runs already: an earlier agent started it. It is asked at once whether it is ready.
+    pub(crate) fn adopting(now: Instant, traits: Traits) -> (Self, Vec<Output>) {
+        let (mut supervisor, _) = Self::new(traits);
+        let mut out = Vec::new();
+        supervisor.enter(State::Loading, String::new(), &mut out);
+        supervisor.load(now, &mut out);
+        (supervisor, out)
+    }
+
     pub(crate) fn state(&self) -> State {
         self.state
+    }
+
+    /// From SIGTERM to SIGKILL.
+    pub(crate) fn grace(&self) -> Duration {
+        self.stop.map_or(GRACE, |stop| stop.grace)
     }
 
     /// Why it is in this state: one sentence, or nothing.
@@ -341,8 +355,7 @@ impl Supervisor {
     }
 
     fn terminate(&mut self, now: Instant, out: &mut Vec<Output>) {
-        let grace = self.stop.map_or(GRACE, |stop| stop.grace);
-        self.deadline = Some(now + grace);
+        self.deadline = Some(now + self.grace());
         out.push(Output::Terminate);
     }
 

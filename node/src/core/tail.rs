@@ -18,6 +18,8 @@ pub(crate) const REPORTED: usize = 4 * 1024;
 #[derive(Debug, Default)]
 pub(crate) struct Tail {
     lines: VecDeque<String>,
+    /// Lines that were ever closed: the number of the next one.
+    closed: u64,
     bytes: usize,
     /// The line that is being written.
     open: Vec<u8>,
@@ -64,6 +66,7 @@ impl Tail {
         self.rewound = false;
         self.bytes += line.len();
         self.lines.push_back(line);
+        self.closed += 1;
         while self.lines.len() > LINES || self.bytes > BYTES {
             match self.lines.pop_front() {
                 Some(old) => self.bytes -= old.len(),
@@ -100,6 +103,25 @@ impl Tail {
     pub(crate) fn lines(&self) -> impl Iterator<Item = String> + '_ {
         let open = (!self.open.is_empty()).then(|| self.open_line());
         self.lines.iter().cloned().chain(open)
+    }
+
+    /// At most `most` of the finished lines from number `after` on, without addresses, and the number of the line after
+    /// them. A number that is not reached yet belongs to another run: then it begins with the oldest line.
+    pub(crate) fn since(&self, after: u64, most: usize) -> (Vec<String>, u64) {
+        let first = self.closed - self.lines.len() as u64;
+        let from = if after > self.closed { first } else { after.max(first) };
+        let skipped = usize::try_from(from - first).unwrap_or(usize::MAX);
+        let lines: Vec<String> =
+            self.lines.iter().skip(skipped).take(most).map(|line| without_addresses(line)).collect();
+        let next = from + lines.len() as u64;
+        (lines, next)
+    }
+
+    /// Nobody writes any more: what stands there is the last line.
+    pub(crate) fn end(&mut self) {
+        if !self.open.is_empty() {
+            self.close();
+        }
     }
 
     /// The last lines that fit in [`REPORTED`] bytes, without addresses.
@@ -202,6 +224,23 @@ mod tests {
         let line = endless.lines().next().unwrap();
         assert!(line.len() <= LINE + 32, "{}", line.len());
         assert!(line.contains("bytes more"));
+    }
+
+    /// Who follows gets each line once, and what was dropped meanwhile is passed over.
+    #[test]
+    fn is_followed_by_number() {
+        let mut tail = tail(&[b"a\nb at 127.0.0.1:80\nc"]);
+        assert_eq!(tail.since(0, 9), (vec!["a".into(), "b at [address]".into()], 2));
+        assert_eq!(tail.since(0, 1), (vec!["a".into()], 1));
+        assert_eq!(tail.since(2, 9), (vec![], 2));
+        tail.end();
+        tail.end();
+        assert_eq!(tail.since(2, 9), (vec!["c".into()], 3));
+        for number in 0..1000 {
+            tail.write(format!("{number}\n").as_bytes());
+        }
+        assert_eq!(tail.since(3, 1), (vec!["800".into()], 804));
+        assert_eq!(tail.since(5000, 1), (vec!["800".into()], 804), "another run's number");
     }
 
     #[test]

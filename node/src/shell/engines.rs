@@ -32,7 +32,9 @@ mod leftovers;
 
 pub(crate) use changing::{Declaration, Standing};
 
-pub(crate) use leftovers::end_leftovers;
+#[cfg(test)]
+pub(crate) use leftovers::Left;
+pub(crate) use leftovers::{Inheritance, end as end_inherited, find as find_inherited};
 
 /// One word of a change, and demands to stop: a second one overtakes the first; more are the same.
 const COMMANDS: usize = 4;
@@ -184,7 +186,7 @@ impl Engine {
     }
 
     /// Its driver is gone by a defect: nothing is sent to it any more. Its process, if it has one, is in the record,
-    /// and ended when the agent starts again.
+    /// and gone on with when the agent starts again.
     fn broke_off(&self) {
         let mut shared = self.lock();
         shared.view.state = State::Failed;
@@ -259,6 +261,12 @@ impl Engine {
 pub(crate) struct Host {
     pub(crate) state: Arc<state::State>,
     pub(crate) holders: Arc<Holders>,
+    /// How this program becomes the holder of an engine: the arguments of itself.
+    holder: &'static [&'static str],
+    /// What earlier agents left, until somebody goes on with it or it is ended.
+    inheritance: Mutex<Inheritance>,
+    /// Nothing is left of what nobody goes on with.
+    cleared: watch::Sender<bool>,
     /// The node's file may name other programs while the agent runs: then the next start takes those.
     facts: Mutex<HostFacts>,
     /// The driver that a test wants to break off.
@@ -279,11 +287,21 @@ pub(crate) struct Engines {
 }
 
 impl Engines {
-    /// Starts every engine of the file, each in a task of its own.
-    pub(crate) fn start(config: &Config, state: &Arc<state::State>, holders: &Arc<Holders>) -> Arc<Self> {
+    /// Begins with every engine of the file, each in a task of its own; those that an earlier agent left running are gone
+    /// on with. No process is started before [`Engines::end_unwanted`].
+    pub(crate) fn start(
+        config: &Config,
+        state: &Arc<state::State>,
+        holders: &Arc<Holders>,
+        holder: &'static [&'static str],
+        inheritance: Inheritance,
+    ) -> Arc<Self> {
         let host = Host {
             state: Arc::clone(state),
             holders: Arc::clone(holders),
+            holder,
+            inheritance: Mutex::new(inheritance),
+            cleared: watch::Sender::new(false),
             facts: Mutex::new(HostFacts {
                 programs: config.programs.clone(),
                 accelerator: config.accelerator,
@@ -374,7 +392,7 @@ mod tests {
             [[engine]]\nname = \"b\"\nkind = \"sim\"\nmodel = \"m\"\n";
         let config = Config::parse(text, std::path::Path::new("/etc/umbel/node.toml")).unwrap();
         let state = Arc::new(state::State::open(&dir.path().join("state")).unwrap());
-        let engines = Engines::start(&config, &state, &Arc::new(Holders::new(false)));
+        let engines = Engines::start(&config, &state, &Arc::new(Holders::new(false)), &[], Inheritance::new());
         let mut changes = engines.changes();
         let becomes = async |changes: &mut watch::Receiver<u64>, name: &str, state: State| {
             let is = || engines.by_name(name).is_some_and(|engine| engine.view().state == state);

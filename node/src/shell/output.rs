@@ -39,6 +39,7 @@ impl Output {
         let (writer, log) = (output.clone(), Log::new(log));
         std::thread::Builder::new().name("engine-output".into()).stack_size(128 * 1024).spawn(move || {
             writer.drain(pipe, log);
+            writer.lock().end();
             // Nobody may be waiting.
             let _ = done.send(());
         })?;
@@ -64,6 +65,11 @@ impl Output {
     /// The last lines, as they may leave the host.
     pub(crate) fn report(&self) -> String {
         self.lock().report()
+    }
+
+    /// At most `most` finished lines from number `after` on, and the number of the next.
+    pub(crate) fn since(&self, after: u64, most: usize) -> (Vec<String>, u64) {
+        self.lock().since(after, most)
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Tail> {

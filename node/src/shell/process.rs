@@ -1,18 +1,15 @@
 //! Processes of this host: starting an engine, finding everything that belongs to it, ending it.
 //!
-//! Owns `/proc`, signals and reaping; leaves who belongs to whom to `core/process_tree`. Invariant: a signal goes
-//! only to a process whose id and start time were just seen to belong to an engine, and a process that cannot be
-//! watched does not live on.
-//!
-//! The engine gets a process group of its own (a terminal's Ctrl-C does not reach it). A session of its own needs
-//! code between fork and exec, which is unsafe; it comes with the engines' holder.
+//! Owns `/proc`, signals and reaping; leaves who belongs to whom to `core/process_tree`, and the life of an engine's
+//! parent to `holder`. Invariant: a signal goes only to a process whose id and start time were just seen to belong to an
+//! engine, and a process that cannot be watched does not live on.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::OsString,
     fs, io,
     os::{fd::OwnedFd, unix::process::CommandExt},
-    path::PathBuf,
+    path::Path,
     process::{Command, Stdio},
     sync::{Mutex, PoisonError},
     time::Duration,
@@ -23,7 +20,7 @@ use tokio::{io::unix::AsyncFd, sync::oneshot};
 
 use crate::{
     core::{
-        process_tree::{self, Family, Leader, ProcessFacts, ProcessId, StartTime, parse_stat},
+        process_tree::{self, Born, Family, Leader, ProcessFacts, ProcessId, StartTime, parse_stat},
         supervisor::Exit,
     },
     shell::output::Output,
@@ -39,23 +36,22 @@ const ENVIRONMENT_MAX: usize = 256 * 1024;
 /// Processes that somebody waits for: their exit status is not the reaper's.
 static WAITED_FOR: Mutex<Vec<i32>> = Mutex::new(Vec::new());
 
-/// What to start.
-#[derive(Debug)]
+/// What to start. It may hold the engine's key: it is never logged.
+#[derive(Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct Launch {
-    pub(crate) program: PathBuf,
+    pub(crate) program: OsString,
     pub(crate) arguments: Vec<OsString>,
     /// The whole environment; nothing is inherited.
     pub(crate) environment: Vec<(OsString, OsString)>,
-    pub(crate) folder: PathBuf,
-    pub(crate) log: PathBuf,
+    pub(crate) folder: OsString,
+    pub(crate) log: OsString,
     pub(crate) nonce: String,
 }
 
-/// A process that the agent started.
+/// A child of this process: an engine, seen by its holder.
 #[derive(Debug)]
 pub(crate) struct Process {
-    id: ProcessId,
-    start: StartTime,
+    born: Born,
     handle: AsyncFd<OwnedFd>,
     pub(crate) output: Output,
     /// Resolves when nobody can write output any more.
@@ -84,7 +80,7 @@ impl Process {
             .stdout(writer.try_clone()?)
             .stderr(writer)
             .process_group(0);
-        let (output, all_read) = Output::read(reader, &launch.log)?;
+        let (output, all_read) = Output::read(reader, Path::new(&launch.log))?;
         // Held from the birth to the entry, so that the reaper cannot come between.
         let mut waited_for = WAITED_FOR.lock().unwrap_or_else(PoisonError::into_inner);
         let child = command.spawn()?;
@@ -98,27 +94,18 @@ impl Process {
         let mut unwatched = Unwatched(Some(pid));
         let handle = watch(pid)?;
         // A child that ended already still stands in `/proc` until it is waited for.
-        let start = facts(ProcessId(id)).map_or(StartTime(0), |facts| facts.start);
+        let start_time = facts(ProcessId(id)).map_or(StartTime(0), |facts| facts.start);
         #[expect(
             deprecated,
             reason = "the others are unsafe, and an OwnedFd is open for as long as it is registered"
         )]
         let handle = AsyncFd::new(handle)?;
         unwatched.0 = None;
-        Ok(Self { id: ProcessId(id), start, handle, output, all_read: Some(all_read) })
+        Ok(Self { born: Born { pid: ProcessId(id), start_time }, handle, output, all_read: Some(all_read) })
     }
 
-    pub(crate) fn id(&self) -> ProcessId {
-        self.id
-    }
-
-    pub(crate) fn start_time(&self) -> StartTime {
-        self.start
-    }
-
-    /// Everything that belongs to it.
-    pub(crate) fn family(&self) -> Family {
-        Family::new(self.id, self.start, true)
+    pub(crate) fn born(&self) -> Born {
+        self.born
     }
 
     /// Waits for its end and takes its exit status.
@@ -149,7 +136,7 @@ impl Process {
     }
 
     fn forget(&self) {
-        forget(self.id.0);
+        forget(self.born.pid.0);
     }
 }
 
@@ -226,14 +213,38 @@ fn is_marked(id: ProcessId, nonce: &str) -> bool {
     environment.split(|byte| *byte == 0).any(|entry| entry == wanted.as_bytes())
 }
 
-/// The living members of a family. `everywhere`: look for the nonce in every process, not only in the agent's own
-/// children (for what an earlier agent left).
+/// This process.
+pub(crate) fn own() -> Born {
+    let pid = own_id();
+    Born { pid, start_time: facts(pid).map_or(StartTime(0), |facts| facts.start) }
+}
+
+fn own_id() -> ProcessId {
+    ProcessId(rustix::process::getpid().as_raw_nonzero().get())
+}
+
+/// Whether that very process lives.
+pub(crate) fn lives(born: Born) -> bool {
+    facts(born.pid).is_some_and(|facts| born.is(&facts) && !facts.zombie)
+}
+
+/// The living members of a family. `everywhere`: look for the nonce in every process, not only in this process's own
+/// children (for what was left without a holder).
 pub(crate) fn members(family: &mut Family, nonce: &str, everywhere: bool) -> Vec<ProcessFacts> {
-    let agent = ProcessId(rustix::process::getpid().as_raw_nonzero().get());
+    let own = own_id();
     let processes = all();
     let candidates: BTreeSet<ProcessId> =
-        processes.iter().filter(|facts| everywhere || facts.parent == agent).map(|facts| facts.id).collect();
-    family.members(&processes, agent, |id| candidates.contains(&id) && is_marked(id, nonce))
+        processes.iter().filter(|facts| everywhere || facts.parent == own).map(|facts| facts.id).collect();
+    family.members(&processes, own, |id| candidates.contains(&id) && is_marked(id, nonce))
+}
+
+/// The living descendants of this process, a holder: whatever lost its parent became its child.
+pub(crate) fn descendants(family: &mut Family) -> Vec<ProcessFacts> {
+    let own = own_id();
+    let processes = all();
+    let children: BTreeSet<ProcessId> =
+        processes.iter().filter(|facts| facts.parent == own).map(|facts| facts.id).collect();
+    family.members(&processes, own, |id| children.contains(&id))
 }
 
 /// The engine that each of these processes belongs to, where one does.
@@ -258,14 +269,14 @@ pub(crate) fn signal(members: &[ProcessFacts], signal: Signal) {
     }
 }
 
-/// Makes orphans of engines children of this agent, so that they can be found, ended and reaped.
+/// Makes orphans of engines children of this process, so that they can be found, ended and reaped.
 pub(crate) fn become_subreaper() {
     if let Err(error) = rustix::process::set_child_subreaper(Some(rustix::process::getpid())) {
         tracing::warn!(%error, "orphans of engines go to another process and are found by their mark only");
     }
 }
 
-/// Reaps children that nobody waits for: orphans that became this agent's own.
+/// Reaps children that nobody waits for: orphans that became this process's own, and holders.
 pub(crate) fn reap_orphans() {
     for id in children() {
         let waited_for = WAITED_FOR.lock().unwrap_or_else(PoisonError::into_inner);
@@ -286,8 +297,8 @@ fn children() -> Vec<i32> {
             Ok(list) => ids.extend(list.split_ascii_whitespace().filter_map(|id| id.parse::<i32>().ok())),
             // A kernel without that file.
             Err(_) => {
-                let agent = ProcessId(rustix::process::getpid().as_raw_nonzero().get());
-                return all().iter().filter(|facts| facts.parent == agent).map(|facts| facts.id.0).collect();
+                let own = own_id();
+                return all().iter().filter(|facts| facts.parent == own).map(|facts| facts.id.0).collect();
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The state directory: identity, key, sequences, engine records; and the lock that says who owns it.
 //!
-//! Owns file names and their shapes; leaves how a file is replaced without loss to `umbel_wire::files`.
+//! Owns file names and their shapes, those of engines in `records`; leaves how a file is replaced without loss to `umbel_wire::files`.
 //! Invariant: two agents never share a state directory, and every file is the old one or the new one, whole.
 
 use std::{
@@ -22,10 +22,13 @@ use crate::{
     core::{
         deployments::Kept,
         identity::{Identity, KEY_FILES, PendingCredential},
-        process_tree::{ProcessId, StartTime},
         settings,
     },
 };
+
+mod records;
+
+pub(crate) use records::{EngineEnd, EngineRecord};
 
 const IDENTITY: &str = "identity.json";
 const PENDING: &str = "pending.json";
@@ -54,20 +57,6 @@ pub(crate) struct Sequences {
     pub(crate) inventory: u64,
     #[serde(default)]
     pub(crate) telemetry: u64,
-}
-
-/// What is known of an engine's process, for whoever comes after this agent.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct EngineRecord {
-    pub(crate) name: String,
-    /// 0: about to be started.
-    pub(crate) pid: ProcessId,
-    pub(crate) start_time: StartTime,
-    pub(crate) boot_id: String,
-    pub(crate) port: u16,
-    /// Stands in the environment of the engine and of all it starts.
-    pub(crate) nonce: String,
-    pub(crate) program: PathBuf,
 }
 
 impl State {
@@ -323,47 +312,6 @@ impl State {
         let content = serde_json::to_vec_pretty(record).map_err(io::Error::other)?;
         files::write_private(&self.path(SETTINGS), &content)
     }
-
-    /// The folder of the engines' records and logs.
-    pub(crate) fn engines(&self) -> PathBuf {
-        self.path("engines")
-    }
-
-    /// Writes an engine's record.
-    ///
-    /// # Errors
-    /// If it cannot be written: then the engine must not be started.
-    pub(crate) fn set_engine(&self, record: &EngineRecord) -> io::Result<()> {
-        let content = serde_json::to_vec_pretty(record).map_err(io::Error::other)?;
-        files::write_private(&self.engines().join(format!("{}.json", record.name)), &content)
-    }
-
-    /// Forgets an engine: nothing of it is left.
-    pub(crate) fn forget_engine(&self, name: &str) {
-        if let Err(error) = files::remove(&self.engines().join(format!("{name}.json"))) {
-            tracing::warn!(engine = name, %error, "cannot remove the engine's record");
-        }
-    }
-
-    /// The records that are there. One that cannot be read is told and left alone.
-    pub(crate) fn engine_records(&self) -> Vec<EngineRecord> {
-        let Ok(entries) = fs::read_dir(self.engines()) else { return Vec::new() };
-        let mut records = Vec::new();
-        for path in entries.flatten().map(|entry| entry.path()) {
-            if path.extension().is_none_or(|extension| extension != "json") {
-                continue;
-            }
-            match files::read_private(&path).map_err(|error| error.to_string()).and_then(|content| {
-                serde_json::from_slice::<EngineRecord>(&content).map_err(|error| error.to_string())
-            }) {
-                Ok(record) => records.push(record),
-                Err(error) => {
-                    tracing::warn!(path = %path.display(), error, "an engine's record cannot be read")
-                }
-            }
-        }
-        records
-    }
 }
 
 /// The reserves, and why they could not be used if so: that keeps no agent from its start.
@@ -435,25 +383,5 @@ mod tests {
         fs::write(folder.path().join(IDENTITY), b"{").unwrap();
         fs::set_permissions(folder.path().join(IDENTITY), fs::Permissions::from_mode(0o600)).unwrap();
         assert!(state.identity().unwrap_err().to_string().contains("identity.json"));
-    }
-
-    #[test]
-    fn engine_records_come_back() {
-        let folder = tempfile::tempdir().unwrap();
-        let state = State::open(folder.path()).unwrap();
-        let record = EngineRecord {
-            name: "chat".into(),
-            pid: ProcessId(7),
-            start_time: StartTime(9),
-            boot_id: "b".into(),
-            port: 1,
-            nonce: "n".into(),
-            program: "/bin/true".into(),
-        };
-        state.set_engine(&record).unwrap();
-        fs::write(state.engines().join("broken.json"), b"{").unwrap();
-        assert_eq!(state.engine_records(), [record]);
-        state.forget_engine("chat");
-        assert!(state.engine_records().is_empty());
     }
 }

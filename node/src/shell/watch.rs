@@ -308,7 +308,7 @@ mod tests {
         let config = Config::parse(text, std::path::Path::new("/etc/umbel/node.toml")).unwrap();
         let state = Arc::new(State::open(&dir.path().join("state")).unwrap());
         let holders = Arc::new(Holders::new(false));
-        let engines = Engines::start(&config, &state, &holders);
+        let engines = Engines::start(&config, &state, &holders, &[], Default::default());
         let gpus = Gpus::start(Accelerator::Cpu, None);
         let found = (Instant::now(), Sweep::default());
         let watch = Watch { ask: breaks, ..Watch::new(&config, engines, state, gpus, holders, found) };

@@ -52,7 +52,8 @@ impl std::fmt::Display for State {
 }
 
 /// How an engine's process came to its end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum Exit {
     /// It exited by itself with this code.
     Code(i32),
@@ -60,6 +61,8 @@ pub(crate) enum Exit {
     Signal(i32),
     /// Its parent could not learn how.
     Unknown,
+    /// Its holder was ended by somebody, and the engine was ended after it: nobody read its output any more.
+    Unheld,
 }
 
 impl std::fmt::Display for Exit {
@@ -73,6 +76,9 @@ impl std::fmt::Display for Exit {
             }
             Self::Signal(signal) => write!(f, "was ended by signal {signal}"),
             Self::Unknown => f.write_str("exited"),
+            Self::Unheld => f.write_str(
+                "lost its holder, which somebody ended; it was ended too, since nobody read its output any more",
+            ),
         }
     }
 }

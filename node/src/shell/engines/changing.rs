@@ -284,6 +284,7 @@ impl Engines {
     }
 
     fn spawn(&self, config: EngineConfig) -> Arc<Engine> {
+        let inherited = self.host.inherit(&config);
         let (commands, asked) = mpsc::channel(COMMANDS);
         let view = View {
             state: State::Validating,
@@ -308,8 +309,8 @@ impl Engines {
             ended: Notify::new(),
             commands,
         });
-        let driven =
-            driver::drive(Arc::clone(&engine), Arc::clone(&self.host), asked, Arc::clone(&self.changed));
+        let (host, changed) = (Arc::clone(&self.host), Arc::clone(&self.changed));
+        let driven = driver::drive(Arc::clone(&engine), host, asked, changed, inherited);
         let (own, ended) = (self.own.clone(), Arc::clone(&engine));
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         // Those that have ended need no place.

@@ -1,31 +1,34 @@
 //! Carries out what one engine's supervisor decides, and tells it what came of it.
 //!
-//! Owns the engine's process, probes and record; leaves every decision to `core/supervisor`. Invariant: the record
-//! stands on the disk before the process exists, and goes only when nothing of it is left.
+//! Owns the engine's run, probes and record; leaves every decision to `core/supervisor`, and the process to its `holder`.
+//! Invariant: the record stands on the disk before the process exists, and goes only when nothing of it is left.
 
-use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, net::Ipv4Addr, sync::Arc, time::Duration};
 
-use rustix::process::Signal;
 use tokio::{
     sync::{mpsc, watch},
     task::spawn_blocking,
-    time::{Instant, MissedTickBehavior, interval, sleep_until, timeout},
+    time::{Instant, sleep, sleep_until},
 };
 use umbel_contracts::deployment::EngineKind;
 use umbel_wire::{clock::Wall, contained, secret};
 
-use super::{Command, Engine, Host, HttpRoute, Route, View};
+use super::{
+    Command, Engine, Host, HttpRoute, Route, View,
+    leftovers::{self, Inherited, Left},
+};
 use crate::{
     config::{EngineConfig, EngineSource},
     core::{
-        process_tree::{Family, Leader, ProcessFacts, ProcessId, StartTime},
+        process_tree::{Born, Family, Leader, StartTime},
         supervisor::{Exit, Input, Output, State, Supervisor, Traits},
     },
     engines::{adapter, cli::Cli, ready, sim::Sim},
     shell::{
         engine_http::{Place, Pool},
-        process::{self, Launch, Process},
-        state::EngineRecord,
+        holder::{self, Held, Instruction, Lost},
+        process::{self, Launch},
+        state::{EngineEnd, EngineRecord},
     },
 };
 
@@ -33,21 +36,23 @@ use crate::{
 const RESULTS: usize = 4;
 /// Processes of one run that are remembered.
 const SEEN: usize = 1024;
-/// After the last process of an engine is gone its output is there at once, unless a stranger holds the pipe.
-const OUTPUT_WAIT: Duration = Duration::from_secs(1);
+/// A holder ends what it is told to kill within milliseconds. After so many demands it is asked whether it lives.
+const KILLS: u32 = 10;
 
 /// One start of an engine's process.
 struct Run {
-    process: Process,
-    nonce: String,
+    held: Held,
+    record: EngineRecord,
     /// Not here while a look at `/proc` is under way.
     family: Option<Family>,
     /// All that were ever seen to belong to it.
     seen: BTreeMap<i32, StartTime>,
     exit: Option<Exit>,
     gone: watch::Sender<bool>,
-    /// Its end was asked for: it is looked for until nothing is left.
-    ending: bool,
+    /// Its holder is lost: it is found and ended by its nonce.
+    lost: bool,
+    /// Demands to kill it so far.
+    kills: u32,
 }
 
 struct Driver {
@@ -64,16 +69,22 @@ struct Driver {
     results: mpsc::Sender<(u64, Input)>,
 }
 
-/// Runs one engine until it was asked to stop and nothing of it is left.
+/// Runs one engine until it was asked to stop and nothing of it is left. `inherited`: what an earlier agent left of it,
+/// and what it was started as.
 pub(super) async fn drive(
     engine: Arc<Engine>,
     host: Arc<Host>,
     mut commands: mpsc::Receiver<Command>,
     changed: Arc<watch::Sender<u64>>,
+    inherited: Option<(Inherited, EngineConfig)>,
 ) {
     let traits = traits(&engine.config());
     let (results, mut inputs) = mpsc::channel(RESULTS);
-    let (supervisor, outputs) = Supervisor::new(traits);
+    let now = std::time::Instant::now();
+    let (supervisor, outputs) = match inherited {
+        Some(_) => Supervisor::adopting(now, traits),
+        None => Supervisor::new(traits),
+    };
     let mut driver = Driver {
         engine,
         host,
@@ -85,9 +96,11 @@ pub(super) async fn drive(
         start: 0,
         results,
     };
+    let outputs = match inherited {
+        Some((inherited, started)) => driver.go_on(now, inherited, started, outputs).await,
+        None => outputs,
+    };
     driver.carry_out(outputs).await;
-    let mut looks = interval(process::LOOK);
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while !driver.supervisor.is_over() {
         let deadline = driver.supervisor.next_deadline().map(Instant::from_std);
         let draining = driver.supervisor.state() == State::Draining;
@@ -96,20 +109,23 @@ pub(super) async fn drive(
                 if start != driver.start {
                     continue;
                 }
-                input
+                match input {
+                    Input::Gone { tail } => driver.over(tail).await,
+                    input => input,
+                }
             }
             Some(command) = commands.recv() => match command {
                 Command::Stop { drain, grace } => Input::Stop { drain, grace },
                 Command::Changed => driver.reconfigure(),
             },
-            exit = exited(driver.run.as_ref()) => driver.note_exit(exit),
-            // Not a sleep made anew each time: other inputs, however many, shall not put the look off.
-            _ = looks.tick(), if driver.run.as_ref().is_some_and(|run| run.ending) => {
-                match driver.look_for_the_end().await {
-                    Some(input) => input,
-                    None => continue,
-                }
-            }
+            exit = exited(driver.run.as_ref()) => match exit {
+                Ok(exit) => driver.note_exit(exit),
+                Err(Lost) => driver.lose(),
+            },
+            gone = gone(driver.run.as_ref()) => match gone {
+                Ok(tail) => driver.over(tail).await,
+                Err(Lost) => driver.lose(),
+            },
             () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => Input::Tick,
             () = driver.engine.idle(), if draining => Input::Drained,
         };
@@ -148,9 +164,18 @@ fn direct(config: &EngineConfig) -> Option<Route> {
     }
 }
 
-async fn exited(run: Option<&Run>) -> Exit {
+/// The end of the engine's own process.
+async fn exited(run: Option<&Run>) -> Result<Exit, Lost> {
     match run {
-        Some(run) if run.exit.is_none() => run.process.exited().await,
+        Some(run) if run.exit.is_none() => run.held.exited().await,
+        _ => std::future::pending().await,
+    }
+}
+
+/// The end of everything of it, as its holder sees it.
+async fn gone(run: Option<&Run>) -> Result<String, Lost> {
+    match run {
+        Some(run) if run.exit.is_some() && !run.lost => run.held.gone().await,
         _ => std::future::pending().await,
     }
 }
@@ -167,8 +192,8 @@ impl Driver {
                     Box::pin(self.carry_out(outputs)).await;
                 }
                 Output::Probe => self.probe().await,
-                Output::Terminate => self.signal(Signal::TERM).await,
-                Output::Kill => self.signal(Signal::KILL).await,
+                Output::Terminate => self.end(self.supervisor.grace()).await,
+                Output::Kill => self.end(Duration::ZERO).await,
                 Output::Report => self.report(),
             }
         }
@@ -229,6 +254,7 @@ impl Driver {
         let (host, ended) = (Arc::clone(&self.host), self.ended.clone());
         let broken = Input::Validated(Err("the check of its profile failed".into()));
         self.answer_later(broken, async move {
+            host.cleared().await;
             // A start into memory that is not free yet would fail, and count as a crash.
             if let Err(pid) = host.holders.released(&ended).await {
                 return Input::Validated(Err(format!(
@@ -246,30 +272,79 @@ impl Driver {
     async fn start_process(&mut self) -> Result<(), String> {
         self.start += 1;
         let (config, host) = (self.engine.config(), Arc::clone(&self.host));
-        let starting = Arc::clone(&config);
-        let started = spawn_blocking(move || start(&starting, &host)).await;
-        let (process, nonce, address, key) = started.unwrap_or_else(|_| Err("the start failed".into()))?;
+        let preparing = Arc::clone(&config);
+        let prepared = spawn_blocking(move || prepare(&preparing, &host)).await;
+        let instruction = prepared.unwrap_or_else(|_| Err("the start failed".into()))?;
+        let mut record = instruction.record.clone();
+        match holder::start(self.host.holder, instruction).await {
+            Ok(held) => {
+                (record.engine, record.holder) = (held.engine(), held.holder());
+                tracing::info!(engine = %self.engine.name, pid = record.engine.pid.0, "engine started");
+                self.run_is(held, record, config);
+                Ok(())
+            }
+            Err(why) => {
+                // A holder that was lost half way may have come as far as the engine.
+                if leftovers::end_unheld(&record, None).await {
+                    let host = Arc::clone(&self.host);
+                    let _ = spawn_blocking(move || host.state.forget_engine(&record)).await;
+                }
+                Err(why)
+            }
+        }
+    }
+
+    fn run_is(&mut self, held: Held, record: EngineRecord, started: Arc<EngineConfig>) {
         let (gone, is_gone) = watch::channel(false);
         self.route = Some(Arc::new(Route::Http(HttpRoute {
-            pool: Pool::new(Place::Local(address)),
+            pool: Pool::new(Place::Local((Ipv4Addr::LOCALHOST, record.port).into())),
             base: String::new(),
-            key: Some(key),
+            key: record.key.clone(),
             gone: Some(is_gone),
         })));
-        let family = Some(process.family());
-        tracing::info!(engine = %self.engine.name, pid = process.id().0, "engine started");
         let mut shared = self.engine.lock();
-        shared.started = Some(config);
+        shared.started = Some(started);
         shared.leader = Some(Leader {
             engine: self.engine.name.clone(),
-            id: process.id(),
-            start: process.start_time(),
-            nonce: nonce.clone(),
+            // Whatever the engine starts descends from its holder, also what has lost its parent.
+            id: held.holder().pid,
+            start: held.holder().start_time,
+            nonce: record.nonce.clone(),
         });
         drop(shared);
-        let seen = BTreeMap::from([(process.id().0, process.start_time())]);
-        self.run = Some(Run { process, nonce, family, seen, exit: None, gone, ending: false });
-        Ok(())
+        let family = Some(held.family());
+        let seen = BTreeMap::from([(record.engine.pid.0, record.engine.start_time)]);
+        self.run = Some(Run { held, record, family, seen, exit: None, gone, lost: false, kills: 0 });
+    }
+
+    /// Goes on with what an earlier agent left of this engine; what there is to do first.
+    async fn go_on(
+        &mut self,
+        now: std::time::Instant,
+        inherited: Inherited,
+        started: EngineConfig,
+        outputs: Vec<Output>,
+    ) -> Vec<Output> {
+        let Inherited { record, left } = inherited;
+        let end = match left {
+            Left::Held(held) => {
+                self.start += 1;
+                let (holder, engine) = (held.holder().pid.0, held.engine().pid.0);
+                tracing::info!(engine = %record.name, pid = engine, holder, "an engine that runs already is adopted");
+                self.run_is(held, record, Arc::new(started));
+                return outputs;
+            }
+            Left::Over(end) => end,
+            // It is not given to a driver.
+            Left::Unheld => EngineEnd { exit: Exit::Unheld, at_unix_ms: 0, tail: String::new() },
+        };
+        tracing::warn!(engine = %record.name, exit = %end.exit, "an engine ended while no agent was there");
+        self.ended = BTreeMap::from([(record.engine.pid.0, record.engine.start_time)]);
+        let host = Arc::clone(&self.host);
+        let _ = spawn_blocking(move || host.state.forget_engine(&record)).await;
+        // It counts as the crash that it is; there is nothing to end any more.
+        self.supervisor.handle(now, Input::Exited(end.exit));
+        self.supervisor.handle(now, Input::Gone { tail: end.tail })
     }
 
     async fn probe(&mut self) {
@@ -305,92 +380,111 @@ impl Driver {
         Input::Exited(exit)
     }
 
-    async fn signal(&mut self, signal: Signal) {
-        let members = self.members().await;
-        if let Some(run) = &mut self.run {
-            run.ending = true;
+    /// Asks the holder to end it: SIGTERM now, SIGKILL after the grace.
+    async fn end(&mut self, grace: Duration) {
+        self.members().await;
+        let Some(run) = &mut self.run else { return };
+        run.held.end(grace);
+        if grace.is_zero() {
+            run.kills += 1;
         }
-        // The look above and the signals take no longer than a few milliseconds.
-        process::signal(&members, signal);
+        if run.kills.is_multiple_of(KILLS) && run.kills > 0 && !run.lost && !run.held.answers().await {
+            tracing::error!(engine = %run.record.name, "the engine's holder does not answer: it is ended");
+            run.held.end_holder();
+        }
     }
 
-    /// The living processes of the engine.
-    async fn members(&mut self) -> Vec<ProcessFacts> {
-        let Some(run) = &mut self.run else { return Vec::new() };
-        let Some(mut family) = run.family.take() else { return Vec::new() };
-        let nonce = run.nonce.clone();
+    /// The holder is lost: without it the engine's output is not read, so the engine does not live on.
+    fn lose(&mut self) -> Input {
+        let Some(run) = &mut self.run else { return Input::Exited(Exit::Unheld) };
+        run.lost = true;
+        tracing::error!(engine = %run.record.name, "the engine's holder was lost: what is left of it is ended");
+        let (record, exit) = (run.record.clone(), run.exit.unwrap_or(Exit::Unheld));
+        // Whatever happens to that task, nothing is started before it is certain that nothing is left.
+        let (start, results) = (self.start, self.results.clone());
+        tokio::spawn(async move {
+            while contained(leftovers::end_unheld(&record, None)).await != Ok(true) {
+                sleep(process::LOOK).await;
+            }
+            // Nobody listens once the engine is over.
+            let _ = results.send((start, Input::Gone { tail: String::new() })).await;
+        });
+        self.note_exit(exit)
+    }
+
+    /// The living processes of the engine: what has left its group while it lives is still known when it is looked whose
+    /// memory a GPU holds.
+    async fn members(&mut self) {
+        let Some(run) = &mut self.run else { return };
+        let Some(mut family) = run.family.take() else { return };
+        let nonce = run.record.nonce.clone();
         let (family, members) = spawn_blocking(move || {
             let members = process::members(&mut family, &nonce, false);
             (family, members)
         })
         .await
-        .unwrap_or_else(|_| (Family::new(run.process.id(), run.process.start_time(), true), Vec::new()));
+        .unwrap_or_else(|_| (run.held.family(), Vec::new()));
         run.family = Some(family);
         run.seen.extend(members.iter().take(SEEN).map(|facts| (facts.id.0, facts.start)));
         while run.seen.len() > SEEN {
             run.seen.pop_first();
         }
-        members
     }
 
-    /// Whether nothing is left of a process that is being ended.
-    async fn look_for_the_end(&mut self) -> Option<Input> {
-        let left = !self.members().await.is_empty();
-        if left || self.run.as_ref().is_none_or(|run| run.exit.is_none()) {
-            return None;
-        }
-        let mut run = self.run.take()?;
+    /// Nothing is left of the run.
+    async fn over(&mut self, tail: String) -> Input {
+        let Some(run) = self.run.take() else { return Input::Gone { tail } };
         {
             let mut shared = self.engine.lock();
             (shared.leader, shared.started) = (None, None);
         }
-        self.ended = std::mem::take(&mut run.seen);
-        if let Some(all_read) = run.process.all_read.take() {
-            // After that time whoever holds the pipe is no part of the engine.
-            let _ = timeout(OUTPUT_WAIT, all_read).await;
-        }
-        let (host, name) = (Arc::clone(&self.host), self.engine.name.clone());
+        self.ended = run.seen;
+        run.held.release().await;
+        let (host, record) = (Arc::clone(&self.host), run.record);
         // The disk's word is not waited for longer than it takes.
-        let _ = spawn_blocking(move || host.state.forget_engine(&name)).await;
-        Some(Input::Gone { tail: run.process.output.report() })
+        let _ = spawn_blocking(move || host.state.forget_engine(&record)).await;
+        Input::Gone { tail }
     }
 }
 
-/// Writes the intent, starts the process, writes its identity. Blocks.
-fn start(config: &EngineConfig, host: &Host) -> Result<(Process, String, SocketAddr, String), String> {
+/// Writes the intent; what its holder has to do. Blocks.
+fn prepare(config: &EngineConfig, host: &Host) -> Result<Instruction, String> {
     let address = adapter::address(config).map_err(|error| format!("no free port: {error}"))?;
     let (nonce, key) = (random_hex(), random_hex());
-    let command = adapter::prepare(config, &host.facts(), address, &key, &host.state.engines())?;
-    let mut record = EngineRecord {
+    let folder = host.state.engines();
+    let command = adapter::prepare(config, &host.facts(), address, &key, &folder)?;
+    let name = |path: &std::path::Path| Some(path.file_name()?.to_str()?.to_owned());
+    let files = command.files.iter().filter_map(|(path, _)| name(path)).collect();
+    let launch = Launch {
+        program: command.program.clone().into(),
+        arguments: command.arguments,
+        environment: command.environment,
+        folder: folder.clone().into(),
+        log: folder.join(format!("{}.log", config.name)).into(),
+        nonce: nonce.clone(),
+    };
+    let record = EngineRecord {
         name: config.name.clone(),
-        pid: ProcessId(0),
-        start_time: StartTime(0),
+        engine: Born::NOBODY,
         boot_id: process::boot_id(),
         port: address.port(),
-        nonce: nonce.clone(),
-        program: command.program.clone(),
+        nonce,
+        program: command.program,
+        holder: Born::NOBODY,
+        key: Some(key),
+        profile_digest: config.digest(),
+        started: serde_json::to_value(config).unwrap_or_default(),
+        files,
+        end: None,
     };
-    let unwritable = |error| format!("its record cannot be written to the state directory: {error}");
-    host.state.set_engine(&record).map_err(unwritable)?;
+    host.state
+        .set_engine(&record)
+        .map_err(|error| format!("its record cannot be written to the state directory: {error}"))?;
     for (path, content) in &command.files {
         umbel_wire::files::write_private(path, content)
             .map_err(|error| format!("its key cannot be written: {error}"))?;
     }
-    let launch = Launch {
-        program: command.program,
-        arguments: command.arguments,
-        environment: command.environment,
-        folder: host.state.engines(),
-        log: host.state.engines().join(format!("{}.log", record.name)),
-        nonce: nonce.clone(),
-    };
-    let process = Process::start(&launch).map_err(|error| format!("cannot be started: {error}"))?;
-    (record.pid, record.start_time) = (process.id(), process.start_time());
-    if let Err(error) = host.state.set_engine(&record) {
-        // Its nonce is on the disk, so it would be found; but the pid is what people look for.
-        tracing::warn!(engine = %record.name, %error, "the engine's record could not be completed");
-    }
-    Ok((process, nonce, address, key))
+    Ok(Instruction { record, folder, launch })
 }
 
 fn random_hex() -> String {

@@ -1,41 +1,108 @@
-//! Engines that an agent before this one left behind: it was killed, or the power of deciding was taken from it.
+//! Engines that an agent before this one left running: it was stopped, replaced or killed.
 //!
-//! Owns finding and ending them by their records; leaves the records' files to `shell/state`.
-//! Invariant: a process is ended only if boot, process id and start time are those of the record, or if it carries
-//! the record's nonce.
+//! Owns finding them by their records and ending those that nobody wants; leaves the records' files to `shell/state`, and
+//! what becomes of a wanted one to its `driver`. Invariants: a process is ended only if boot, process id and start time
+//! are those of the record, or if it carries the record's nonce; until the unwanted ones are gone nothing new is started.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
 
 use rustix::process::Signal;
-use tokio::{task::spawn_blocking, time::Instant};
+use tokio::{
+    task::{JoinSet, spawn_blocking},
+    time::Instant,
+};
 
+use super::{Engines, Host};
 use crate::{
-    core::process_tree::{Family, ProcessFacts, ProcessId, StartTime},
+    config::EngineConfig,
+    core::supervisor,
     shell::{
+        holder::{self, Held},
         process,
-        state::{EngineRecord, State},
+        state::{EngineEnd, EngineRecord, State},
     },
 };
 
-/// A leftover has no running requests: a short grace.
+/// Without a holder nobody takes its output any more, and it has no running requests: a short grace.
 const GRACE: Duration = Duration::from_secs(3);
 /// After this the agent goes on; what cannot be killed by then hangs in the kernel.
 const LIMIT: Duration = Duration::from_secs(15);
 
-/// Ends every engine that the records name, and forgets them. Returns when nothing of them is left.
-pub(crate) async fn end_leftovers(state: &Arc<State>) {
+/// What is left of one engine.
+#[derive(Debug)]
+pub(crate) enum Left {
+    /// It runs, and its holder answers for it.
+    Held(Held),
+    /// It ended while no agent was there.
+    Over(EngineEnd),
+    /// Nobody answers for it: whatever is found of it is ended. Adopted without a holder it would stop at its next line
+    /// of output, which nobody reads, and take its exit status and its orphans with it.
+    Unheld,
+}
+
+/// An engine of an earlier agent.
+#[derive(Debug)]
+pub(crate) struct Inherited {
+    pub(crate) record: EngineRecord,
+    pub(crate) left: Left,
+}
+
+/// All of them, by the engine's name.
+pub(crate) type Inheritance = BTreeMap<String, Inherited>;
+
+/// Finds what the records name. Those of another start of the kernel are forgotten: nothing of them can be left.
+pub(crate) async fn find(state: &Arc<State>) -> Inheritance {
     let boot = process::boot_id();
+    let folder = state.engines();
+    let mut asked = JoinSet::new();
     for record in state.engine_records() {
-        if record.boot_id == boot {
-            end(&record).await;
+        if record.boot_id != boot {
+            state.forget_engine(&record);
+            continue;
         }
-        state.forget_engine(&record.name);
+        let folder = folder.clone();
+        asked.spawn(async move {
+            let left = match holder::attach(&record, &folder).await {
+                Ok(held) => Left::Held(held),
+                Err(holder::Lost) => record.end.clone().map_or(Left::Unheld, Left::Over),
+            };
+            Inherited { record, left }
+        });
+    }
+    let found = asked.join_all().await;
+    found.into_iter().map(|inherited| (inherited.record.name.clone(), inherited)).collect()
+}
+
+/// Ends one of them and forgets it. Its record stays where something of it cannot be ended.
+pub(crate) async fn end(state: &Arc<State>, inherited: Inherited) {
+    let Inherited { record, left } = inherited;
+    let is_gone = match left {
+        Left::Over(_) => true,
+        Left::Held(held) => {
+            tracing::info!(engine = %record.name, "an engine that runs is wanted no more: it is ended");
+            held.end(supervisor::GRACE);
+            let waited = tokio::time::timeout(supervisor::GRACE + LIMIT, held.gone()).await;
+            let is_gone = matches!(waited, Ok(Ok(_)));
+            held.release().await;
+            is_gone || end_unheld(&record, Some(LIMIT)).await
+        }
+        Left::Unheld => end_unheld(&record, Some(LIMIT)).await,
+    };
+    if is_gone {
+        let state = Arc::clone(state);
+        // The disk's word is not waited for longer than it takes.
+        let _ = spawn_blocking(move || state.forget_engine(&record)).await;
     }
 }
 
-async fn end(record: &EngineRecord) {
+/// Ends whatever is found of a run for which no holder answers, a hanging one included; whether nothing is left.
+pub(super) async fn end_unheld(record: &EngineRecord, limit: Option<Duration>) -> bool {
     let started = Instant::now();
-    let mut family = family(record);
+    let mut family = record.family();
     let mut told = false;
     loop {
         let nonce = record.nonce.clone();
@@ -43,17 +110,17 @@ async fn end(record: &EngineRecord) {
             let members = process::members(&mut family, &nonce, true);
             (family, members)
         });
-        let Ok((next, members)) = looked.await else { return };
+        let Ok((next, members)) = looked.await else { return false };
         family = next;
         if members.is_empty() {
-            return;
+            return true;
         }
         if !std::mem::replace(&mut told, true) {
-            tracing::warn!(engine = %record.name, processes = members.len(), "an engine was left running: it is ended");
+            tracing::warn!(engine = %record.name, processes = members.len(), "an engine has no holder: it is ended");
             process::signal(&members, Signal::TERM);
-        } else if started.elapsed() >= LIMIT {
-            tracing::error!(engine = %record.name, ?members, "processes of a left engine cannot be ended");
-            return;
+        } else if limit.is_some_and(|limit| started.elapsed() >= limit) {
+            tracing::error!(engine = %record.name, ?members, "processes of an engine cannot be ended");
+            return false;
         } else if started.elapsed() >= GRACE {
             process::signal(&members, Signal::KILL);
         }
@@ -61,11 +128,48 @@ async fn end(record: &EngineRecord) {
     }
 }
 
-/// The record's processes: by the leader if that is still the same, else by the nonce alone.
-fn family(record: &EngineRecord) -> Family {
-    let same = |facts: &ProcessFacts| facts.start == record.start_time && record.pid.0 > 0;
-    match process::facts(record.pid).filter(same) {
-        Some(leader) => Family::new(leader.id, leader.start, leader.group == leader.id),
-        None => Family::new(ProcessId(-1), StartTime(0), false),
+/// What an inherited engine was started as, if this agent can go on with it as that.
+fn started_as(record: &EngineRecord, wanted: &EngineConfig) -> Option<EngineConfig> {
+    let kept = serde_json::from_value::<EngineConfig>(record.started.clone()).ok();
+    let is_as_wanted = record.profile_digest == wanted.digest();
+    // What another version wrote may not be read any more; what is wanted says the same then, or it is another engine.
+    let started = kept.or_else(|| is_as_wanted.then(|| wanted.clone()))?;
+    (started.source.kind() == wanted.source.kind()).then_some(started)
+}
+
+impl Host {
+    /// What an earlier agent left of this engine, if its driver can go on with it, and what it was started as.
+    pub(super) fn inherit(&self, wanted: &EngineConfig) -> Option<(Inherited, EngineConfig)> {
+        let mut inheritance = self.inheritance.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = inheritance.get(&wanted.name)?;
+        if matches!(found.left, Left::Unheld) {
+            return None;
+        }
+        let started = started_as(&found.record, wanted)?;
+        Some((inheritance.remove(&wanted.name)?, started))
+    }
+
+    /// Waits until what earlier agents left and nobody wants is gone: it may hold a port, or a GPU's memory.
+    pub(super) async fn cleared(&self) {
+        // The sender lives as long as this.
+        let _ = self.cleared.subscribe().wait_for(|cleared| *cleared).await;
+    }
+}
+
+impl Engines {
+    /// Ends what earlier agents left and what no engine went on with. Called once everything that is wanted was applied:
+    /// until then nothing is started.
+    pub(crate) fn end_unwanted(&self) {
+        let host = Arc::clone(&self.host);
+        let left = std::mem::take(&mut *host.inheritance.lock().unwrap_or_else(PoisonError::into_inner));
+        tokio::spawn(async move {
+            let mut ending = JoinSet::new();
+            for inherited in left.into_values() {
+                let state = Arc::clone(&host.state);
+                ending.spawn(async move { end(&state, inherited).await });
+            }
+            while ending.join_next().await.is_some() {}
+            host.cleared.send_replace(true);
+        });
     }
 }

@@ -15,8 +15,8 @@ async fn a_process_that_cannot_be_watched_ends_and_is_reaped() {
         program: "/bin/sh".into(),
         arguments: ["-c", "sleep 1000 & sleep 1000"].map(OsString::from).to_vec(),
         environment: Vec::new(),
-        folder: folder.path().to_owned(),
-        log: folder.path().join("engine.log"),
+        folder: folder.path().into(),
+        log: folder.path().join("engine.log").into(),
         nonce: "0123".into(),
     };
     let mut born = None;

@@ -65,7 +65,7 @@ fn relay(folder: &Path) -> Arc<Relay> {
     );
     let config = Config::parse(&text, &folder.join("node.toml")).unwrap();
     let state = Arc::new(state::State::open(folder).unwrap());
-    let engines = Engines::start(&config, &state, &Arc::new(Holders::new(false)));
+    let engines = Engines::start(&config, &state, &Arc::new(Holders::new(false)), &[], Default::default());
     let identity = Identity {
         format: FORMAT,
         node_id: uuid::Uuid::new_v4(),

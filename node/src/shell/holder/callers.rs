@@ -1,0 +1,197 @@
+//! A holder's side of talking with agents: several may come, one after the other.
+//!
+//! Owns the socket and its lines; leaves what is done about an order to the parent. Invariant: a caller that says nothing,
+//! or nothing but nonsense, costs a place and no more.
+
+use std::{
+    io,
+    os::fd::AsRawFd,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use serde::{Serialize, de::DeserializeOwned};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{UnixListener, UnixStream},
+    sync::{mpsc, watch},
+    task::JoinSet,
+    time::timeout,
+};
+
+use super::socket_name;
+use crate::{
+    core::holding::{Ask, LINE_MAX, LINES_MAX, Standing, Told},
+    shell::output::Output,
+};
+
+/// One agent, the one before it that is ending, and somebody who looks.
+const CALLERS: usize = 8;
+/// Orders that are not carried out yet.
+const ORDERS: usize = 8;
+/// A caller that does not take an answer is let go.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What an agent wants done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Order {
+    /// End the engine; SIGKILL after this.
+    End(Duration),
+    /// Its end was heard.
+    Release,
+}
+
+/// A path to `name` in `folder` that fits into a socket's address, however long the folder's own is. The folder stays
+/// open as long as it is used.
+pub(super) fn short_path(folder: &Path, name: &str) -> io::Result<(std::fs::File, PathBuf)> {
+    let opened = std::fs::File::open(folder)?;
+    let path = PathBuf::from(format!("/proc/self/fd/{}/{name}", opened.as_raw_fd()));
+    Ok((opened, path))
+}
+
+/// Listens for the agents of this engine, and nobody else's user.
+pub(super) fn listen(folder: &Path, engine: &str) -> io::Result<UnixListener> {
+    let (_opened, path) = short_path(folder, &socket_name(engine))?;
+    match std::fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    // The folder is 0700: nobody else comes between.
+    let listener = UnixListener::bind(&path)?;
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+/// A connection on which each line is one JSON object.
+#[derive(Debug)]
+pub(super) struct Line {
+    stream: UnixStream,
+    buffer: Vec<u8>,
+}
+
+impl Line {
+    pub(super) fn new(stream: UnixStream) -> Self {
+        Self { stream, buffer: Vec::new() }
+    }
+
+    /// The next object; nothing at the end. Waiting may be given up and begun again.
+    ///
+    /// # Errors
+    /// Of the connection, or `InvalidData` where the line is no such object or longer than [`LINE_MAX`].
+    pub(super) async fn read<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
+        loop {
+            if let Some(at) = self.buffer.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.buffer.drain(..=at).collect();
+                if self.buffer.is_empty() {
+                    // An instruction is long, and nothing else is.
+                    self.buffer = Vec::new();
+                }
+                // Without the text of the error: it may quote what is secret.
+                return serde_json::from_slice(&line)
+                    .map(Some)
+                    .map_err(|_| io::Error::from(io::ErrorKind::InvalidData));
+            }
+            if self.buffer.len() > LINE_MAX {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+            if self.stream.read_buf(&mut self.buffer).await? == 0 {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// # Errors
+    /// Of the connection, or because the other side does not take it.
+    pub(super) async fn write<T: Serialize>(&mut self, word: &T) -> io::Result<()> {
+        let mut line = serde_json::to_vec(word).map_err(io::Error::other)?;
+        line.push(b'\n');
+        timeout(PATIENCE, self.stream.write_all(&line)).await.map_err(|_| io::ErrorKind::TimedOut)?
+    }
+}
+
+/// The agents that are connected.
+pub(super) struct Callers {
+    listener: UnixListener,
+    told: watch::Receiver<Standing>,
+    output: Output,
+    orders: mpsc::Sender<Order>,
+    running: JoinSet<()>,
+}
+
+impl Callers {
+    pub(super) fn new(
+        listener: UnixListener,
+        told: watch::Receiver<Standing>,
+        output: Output,
+    ) -> (Self, mpsc::Receiver<Order>) {
+        let (orders, taken) = mpsc::channel(ORDERS);
+        (Self { listener, told, output, orders, running: JoinSet::new() }, taken)
+    }
+
+    /// Waits for the next agent. Waiting may be given up and begun again.
+    pub(super) async fn accept(&mut self) {
+        while self.running.len() >= CALLERS {
+            self.running.join_next().await;
+        }
+        match self.listener.accept().await {
+            Ok((stream, _)) => self.take(Line::new(stream)),
+            // Without descriptors nobody can come for a while.
+            Err(_) => tokio::time::sleep(Duration::from_millis(200)).await,
+        }
+    }
+
+    /// Talks with this one.
+    pub(super) fn take(&mut self, line: Line) {
+        while self.running.try_join_next().is_some() {}
+        let (told, output, orders) = (self.told.clone(), self.output.clone(), self.orders.clone());
+        self.running.spawn(async move {
+            // Who breaks off comes anew.
+            let _ = talk(line, told, output, orders).await;
+        });
+    }
+
+    /// Nobody is connected.
+    pub(super) fn are_gone(&mut self) -> bool {
+        while self.running.try_join_next().is_some() {}
+        self.running.is_empty()
+    }
+}
+
+async fn talk(
+    mut line: Line,
+    mut told: watch::Receiver<Standing>,
+    output: Output,
+    orders: mpsc::Sender<Order>,
+) -> io::Result<()> {
+    told.mark_changed();
+    loop {
+        tokio::select! {
+            changed = told.changed() => {
+                if changed.is_err() {
+                    return Ok(());
+                }
+                let standing = told.borrow_and_update().clone();
+                line.write(&Told::Standing(standing)).await?;
+            }
+            asked = line.read::<Ask>() => {
+                let order = match asked? {
+                    None => return Ok(()),
+                    Some(Ask::Standing) => {
+                        told.mark_changed();
+                        continue;
+                    }
+                    Some(Ask::Output { after, lines }) => {
+                        let (lines, next) = output.since(after, lines.min(LINES_MAX));
+                        line.write(&Told::Output { lines, next }).await?;
+                        continue;
+                    }
+                    Some(Ask::End { grace_ms }) => Order::End(Duration::from_millis(grace_ms)),
+                    Some(Ask::Release) => Order::Release,
+                };
+                // Nobody takes it once the holder goes.
+                let _ = orders.send(order).await;
+            }
+        }
+    }
+}
