@@ -16,7 +16,7 @@ use tokio::{net::TcpListener, sync::oneshot};
 use tokio_util::sync::CancellationToken;
 use umbel_contracts::{
     NODE_PROTOCOL, bounds, event, method,
-    proto::node::{
+    proto::node::{EngineAction, EngineControl, EngineControlAck, EngineOutput, EngineOutputRequest, 
         DeclaredEngine, EngineState, EngineStatus, Header, InferenceEnd, InferenceHead, InferenceOpen,
         InferenceOutcome, NodeDeclared, NodeEngines, NodeEnrollRequest, NodeEnrollResponse, NodeHeartbeat,
         NodeHeartbeatAck, NodeHelloRequest, NodeHelloResponse, NodeInventory, NodeLeases, NodeLeasesAck,
@@ -58,6 +58,8 @@ pub(crate) struct Heard {
     pub(crate) settings: NodeSettingsState,
     /// Every state that an engine was reported in, with its restarts.
     pub(crate) states: Vec<(String, EngineState, u32)>,
+    /// Every cause that was told of one.
+    pub(crate) causes: Vec<String>,
 }
 
 struct Inner {
@@ -202,6 +204,22 @@ impl Edge {
         let connection = self.connection().await;
         let answer = connection.request(method::NODE_SETTINGS, message, crate::LIMIT).await?;
         Ok(bounds::decode::<NodeSettingsResult>(&answer).unwrap().state.unwrap())
+    }
+
+    /// Lines of an engine's output, as an edge asks for them.
+    pub(crate) async fn output(&self, engine: &str, lines: u32, cursor: &str) -> EngineOutput {
+        let message = EngineOutputRequest { engine: engine.into(), lines, cursor: cursor.into() };
+        let connection = self.connection().await;
+        let answer = connection.request(method::NODE_ENGINE_OUTPUT, message.encode_to_vec(), crate::LIMIT).await;
+        bounds::decode(&answer.unwrap()).unwrap()
+    }
+
+    /// Stops an engine or starts it anew, as an edge asks for it.
+    pub(crate) async fn control(&self, engine: &str, action: EngineAction) -> EngineControlAck {
+        let message = EngineControl { engine: engine.into(), action: action.into(), deadline_ms: 1000 };
+        let connection = self.connection().await;
+        let answer = connection.request(method::NODE_ENGINE_CONTROL, message.encode_to_vec(), crate::LIMIT).await;
+        bounds::decode(&answer.unwrap()).unwrap()
     }
 
     /// Sends settings and does not wait for the answer.
@@ -456,6 +474,9 @@ impl Heard {
     fn note(&mut self, engines: Vec<EngineStatus>) {
         for status in &engines {
             let state = (status.name.clone(), status.state(), status.restarts);
+            if self.causes.last() != Some(&status.cause) {
+                self.causes.push(status.cause.clone());
+            }
             if self.states.iter().rfind(|(name, ..)| *name == status.name) != Some(&state) {
                 self.states.push(state);
             }

@@ -220,10 +220,10 @@ fn engine_process() {
     let listener = std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
     if mode == "short" {
         // Ready for a moment, then gone without a word.
-        answer(&listener, 2);
+        answer(&listener, 2, &mode);
         std::process::exit(0);
     }
-    answer(&listener, usize::MAX);
+    answer(&listener, usize::MAX, &mode);
 }
 
 fn flood() {
@@ -254,8 +254,9 @@ fn children() {
     stray.status().unwrap();
 }
 
-/// Answers so many requests of any kind; a completion with one event and then silence.
-fn answer(listener: &std::net::TcpListener, count: usize) {
+/// Answers so many requests of any kind; a completion with one event and then silence, `sick` ones with an error and `mute`
+/// ones never.
+fn answer(listener: &std::net::TcpListener, count: usize, mode: &str) {
     use std::io::Read;
     let open = Mutex::new(Vec::new());
     for stream in listener.incoming().take(count) {
@@ -266,6 +267,10 @@ fn answer(listener: &std::net::TcpListener, count: usize) {
         if request.starts_with("GET ") {
             let body = r#"{"data":[{"id":"m"}]}"#;
             let _ = write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+        } else if mode == "sick" {
+            let _ = write!(stream, "HTTP/1.1 500 Internal Server Error\r\nContent-Length: 2\r\n\r\n{{}}");
+        } else if mode == "mute" {
+            open.lock().unwrap().push(stream);
         } else {
             let key = request.to_lowercase().contains("authorization: bearer ");
             let event = format!("data: {{\"key\":{key}}}\n\n");

@@ -1,7 +1,7 @@
 //! Engines that the agent starts itself: each in a holder, and on without its agent.
 
 use rustix::process::Signal;
-use umbel_contracts::proto::node::{EngineState, InferenceOutcome as Outcome};
+use umbel_contracts::proto::node::{EngineAction, EngineState, InferenceOutcome as Outcome};
 use umbel_wire::Code;
 
 use crate::{
@@ -22,11 +22,16 @@ struct Bench {
 impl Bench {
     /// A node with a program that behaves like this, and the built-in engine beside it.
     async fn start(mode: &str) -> Self {
+        Self::with(mode, "").await
+    }
+
+    /// The same with further lines of the engine's table.
+    async fn with(mode: &str, more: &str) -> Self {
         let edge = Edge::start().await;
         let folder = Folder::new("");
         let text = std::fs::read_to_string(folder.path("node.toml")).unwrap();
         let lines = program(folder.path("").as_path(), mode);
-        std::fs::write(folder.path("node.toml"), format!("{text}{lines}{SIM}")).unwrap();
+        std::fs::write(folder.path("node.toml"), format!("{text}{lines}{more}{SIM}")).unwrap();
         folder.enroll(edge.token()).await.unwrap();
         let agent = folder.start();
         edge.connection().await;
@@ -61,6 +66,14 @@ impl Bench {
         self.agent = self.folder.start();
         until("the next hello", async || self.edge.heard(|heard| (heard.hellos.len() > hellos).then_some(())))
             .await;
+    }
+
+    /// Waits until a cause of the engine was told that says this.
+    async fn told(&self, what: &str) {
+        until(what, async || {
+            self.edge.heard(|heard| heard.causes.iter().any(|cause| cause.contains(what)).then_some(()))
+        })
+        .await;
     }
 
     async fn serves(&self) {
@@ -205,8 +218,7 @@ async fn a_lost_holder_is_told_and_replaced() {
     assert_eq!(marked(&first), [0; 0]);
     let report = bench.edge.engine("own", EngineState::Ready).await;
     assert_eq!(report.restarts, 1);
-    let told = |heard: &crate::edge::Heard| heard.engines.iter().any(|status| status.cause.contains("lost its holder"));
-    assert!(bench.edge.heard(|heard| told(heard)));
+    bench.told("lost its holder").await;
     bench.serves().await;
 }
 
@@ -382,6 +394,72 @@ async fn row_92_no_zombies_pile_up() {
     until("no zombie", async || (zombies(agent) == 0).then_some(())).await;
     let (_, _, end) = bench.edge.open(Ask::new("sim", r#"{"messages":[]}"#)).await.whole().await;
     assert_eq!(end.outcome, Outcome::Complete);
+}
+
+/// Row 90: its health route is fine and each request fails: after some in a row, and one of the agent's own, it is started
+/// anew, and told why.
+#[tokio::test]
+async fn row_90_an_engine_that_fails_each_request_is_started_anew() {
+    let bench = Bench::start("sick").await;
+    bench.edge.engine("own", EngineState::Ready).await;
+    let first = bench.nonce();
+    for _ in 0..5 {
+        let (head, _, end) = bench.edge.open(Ask::new("own", "{}")).await.whole().await;
+        assert_eq!((head.status, end.outcome), (500, Outcome::Complete));
+    }
+    until("another engine", async || (bench.record()?["nonce"] != first.as_str()).then_some(())).await;
+    bench.told("failed 5 requests in a row").await;
+}
+
+/// Row 90: its health route is fine, and nothing comes to requests that wait: it is started anew, and they are told.
+#[tokio::test]
+async fn row_90_an_engine_that_stalls_is_started_anew() {
+    let bench = Bench::with("mute", "stall_timeout = \"1s\"\n").await;
+    bench.edge.engine("own", EngineState::Ready).await;
+    let stream = bench.edge.open(Ask::new("own", "{}")).await;
+    let (_, end) = stream.rest().await;
+    assert_eq!(end.outcome, Outcome::EngineGone);
+    bench.told("stalled: ").await;
+    bench.edge.engine("own", EngineState::Ready).await;
+}
+
+/// Output is followed from where a reader stood, from one run into the next.
+#[tokio::test]
+async fn output_is_followed_over_runs() {
+    let bench = Bench::start("traceback").await;
+    let told = until("the last line", async || {
+        let told = bench.edge.output("own", 3, "").await;
+        told.lines.last().is_some_and(|line| line.contains("no such model")).then_some(told)
+    })
+    .await;
+    assert!(told.lines.len() <= 3 && told.lines[0].contains("line 198"), "{:?}", told.lines);
+    let next = until("the next run's lines", async || {
+        let next = bench.edge.output("own", 3, &told.cursor).await;
+        (!next.lines.is_empty()).then_some(next)
+    })
+    .await;
+    assert!(!next.lines[0].contains("line 199"), "another run begins with its first line: {:?}", next.lines);
+    assert!(next.cursor != told.cursor);
+}
+
+/// An operator stops an engine and starts it anew; neither counts as a crash.
+#[tokio::test]
+async fn an_operator_stops_and_restarts_an_engine() {
+    let bench = Bench::start("plain").await;
+    bench.edge.engine("own", EngineState::Ready).await;
+    let first = bench.nonce();
+    assert!(bench.edge.control("own", EngineAction::Restart).await.accepted);
+    until("another engine", async || (bench.record()?["nonce"] != first.as_str()).then_some(())).await;
+    assert_eq!(bench.edge.engine("own", EngineState::Ready).await.restarts, 0);
+    let second = bench.nonce();
+    assert!(bench.edge.control("own", EngineAction::Stop).await.accepted);
+    let stopped = bench.edge.engine("own", EngineState::Stopped).await;
+    assert_eq!(stopped.cause, "stopped by an operator");
+    assert!(marked(&second).is_empty() && bench.record().is_none());
+    assert!(bench.edge.control("own", EngineAction::Restart).await.accepted);
+    bench.edge.engine("own", EngineState::Ready).await;
+    let refused = bench.edge.control("nobody", EngineAction::Stop).await;
+    assert!(!refused.accepted && !refused.message.is_empty());
 }
 
 /// A profile that cannot work is told in milliseconds and never started.

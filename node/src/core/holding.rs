@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::core::{process_tree::Born, supervisor::Exit};
+use crate::core::{process_tree::Born, supervisor::Exit, tail::Followed};
 
 /// Between two rounds of SIGKILL: a process may have been born between the look and the kill.
 const KILL_AGAIN: Duration = Duration::from_millis(500);
@@ -35,8 +35,9 @@ pub(crate) enum Ask {
     },
     /// Finished lines of output.
     Output {
-        /// The number of the first one.
-        after: u64,
+        /// The number of the first one; the last ones if there is none.
+        #[serde(default)]
+        after: Option<u64>,
         /// At most so many.
         lines: usize,
     },
@@ -50,13 +51,8 @@ pub(crate) enum Ask {
 pub(crate) enum Told {
     /// How the engine stands.
     Standing(Standing),
-    /// Lines, oldest first, without addresses, and the number of the next one.
-    Output {
-        /// The lines.
-        lines: Vec<String>,
-        /// The number of the line after them.
-        next: u64,
-    },
+    /// Lines, without addresses.
+    Output(Followed),
     /// There is no engine, and why.
     Refused {
         /// One sentence.

@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+mod asked;
 #[cfg(test)]
 mod tests;
 mod words;
@@ -59,6 +60,17 @@ pub(crate) struct Supervisor {
     restarts: u32,
     ready_since: Option<Instant>,
     stop: Option<Stop>,
+    /// What an operator wants of it once nothing is left of the process.
+    then: Option<Then>,
+    /// Stopped by an operator: it is not over.
+    parked: bool,
+}
+
+/// What comes after an end that an operator asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Then {
+    Again,
+    Park,
 }
 
 /// An asked-for end.
@@ -85,6 +97,8 @@ impl Supervisor {
             restarts: 0,
             ready_since: None,
             stop: None,
+            then: None,
+            parked: false,
         };
         (supervisor, vec![Output::Validate, Output::Report])
     }
@@ -129,7 +143,7 @@ impl Supervisor {
 
     /// Nothing will happen any more.
     pub(crate) fn is_over(&self) -> bool {
-        self.state == State::Stopped
+        self.state == State::Stopped && !self.parked
     }
 
     /// Takes one input; what to do about it. Inputs that do not fit the state are late and change nothing.
@@ -155,7 +169,7 @@ impl Supervisor {
             // A stop came while it was being started: the process is ended like any other.
             (Input::Started(Ok(())), State::Stopping) => self.terminate(now, &mut out),
             (Input::Started(Err(cause)), State::Starting) => self.crashed(now, &cause, &mut out),
-            (Input::Started(Err(_)), State::Stopping) => self.stopped(&mut out),
+            (Input::Started(Err(_)), State::Stopping) => self.ended(&mut out),
             (Input::Probed(result), State::Loading | State::Ready | State::Failed) if self.probing => {
                 self.probing = false;
                 self.probed(now, result, &mut out);
@@ -170,11 +184,19 @@ impl Supervisor {
             }
             (Input::Gone { tail }, State::Stopping) => {
                 self.tail = tail;
-                self.stopped(&mut out);
+                self.ended(&mut out);
             }
+            (Input::Unhealthy(cause), State::Ready) if self.traits.supervised => {
+                self.enter(State::Restarting, cause, &mut out);
+                self.terminate(now, &mut out);
+            }
+            (Input::Restart { drain }, _) if self.stop.is_none() => {
+                self.control(now, Then::Again, drain, &mut out);
+            }
+            (Input::Park { drain }, _) if self.stop.is_none() => self.control(now, Then::Park, drain, &mut out),
             (Input::Stop { drain, grace }, _) => self.asked_to_stop(now, drain, grace, &mut out),
             (Input::Changed(traits), _) => self.changed(now, traits, &mut out),
-            (Input::Drained, State::Draining) => self.end(now, "asked to stop", &mut out),
+            (Input::Drained, State::Draining) => self.end(now, &self.why_ended(), &mut out),
             (Input::Tick, _) if self.deadline.is_some_and(|at| at <= now) => self.tick(now, &mut out),
             _ => {}
         }
@@ -314,54 +336,6 @@ impl Supervisor {
         self.restarts = self.restarts.saturating_add(1);
         self.enter(State::Starting, format!("{cause}; started again in {} s", wait.as_secs()), out);
         self.deadline = Some(now + wait);
-    }
-
-    fn asked_to_stop(&mut self, now: Instant, drain: Duration, grace: Duration, out: &mut Vec<Output>) {
-        self.stop = Some(Stop { grace });
-        match self.state {
-            State::Ready if !drain.is_zero() => {
-                self.enter(State::Draining, "asked to stop".into(), out);
-                self.deadline = Some(now + drain);
-            }
-            State::Draining if !drain.is_zero() => {}
-            State::Loading | State::Ready | State::Draining => self.end(now, "asked to stop", out),
-            // The process is being made right now: `Started` decides.
-            State::Starting if self.deadline.is_none() => {
-                self.enter(State::Stopping, "asked to stop".into(), out);
-            }
-            // Already on its way; a second asking may shorten the grace.
-            State::Restarting | State::Stopping => {
-                if self.state == State::Restarting {
-                    self.enter(State::Stopping, "asked to stop".into(), out);
-                }
-                let until = now + grace;
-                if self.deadline.is_none_or(|at| at > until) {
-                    self.deadline = Some(until);
-                }
-            }
-            State::Validating | State::Starting | State::Failed => self.stopped(out),
-            State::Stopped => {}
-        }
-    }
-
-    /// Ends what runs.
-    fn end(&mut self, now: Instant, cause: &str, out: &mut Vec<Output>) {
-        if self.traits.supervised {
-            self.enter(State::Stopping, cause.to_owned(), out);
-            self.terminate(now, out);
-        } else {
-            self.stopped(out);
-        }
-    }
-
-    fn terminate(&mut self, now: Instant, out: &mut Vec<Output>) {
-        self.deadline = Some(now + self.grace());
-        out.push(Output::Terminate);
-    }
-
-    fn stopped(&mut self, out: &mut Vec<Output>) {
-        self.enter(State::Stopped, "asked to stop".into(), out);
-        self.deadline = None;
     }
 
     fn tick(&mut self, now: Instant, out: &mut Vec<Output>) {

@@ -14,6 +14,18 @@ pub(crate) const LINE: usize = 1024;
 /// Bytes of the tail that leave the host.
 pub(crate) const REPORTED: usize = 4 * 1024;
 
+/// Finished lines, for whoever follows the output.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct Followed {
+    /// Oldest first.
+    pub(crate) lines: Vec<String>,
+    /// The number of the line after them.
+    pub(crate) next: u64,
+    /// Lines before them were asked for and are no longer kept.
+    #[serde(default)]
+    pub(crate) gap: bool,
+}
+
 /// The tail of one process's output.
 #[derive(Debug, Default)]
 pub(crate) struct Tail {
@@ -105,16 +117,17 @@ impl Tail {
         self.lines.iter().cloned().chain(open)
     }
 
-    /// At most `most` of the finished lines from number `after` on, without addresses, and the number of the line after
-    /// them. A number that is not reached yet belongs to another run: then it begins with the oldest line.
-    pub(crate) fn since(&self, after: u64, most: usize) -> (Vec<String>, u64) {
+    /// At most `most` of the finished lines, without addresses: from number `after` on, or the last ones. A number that is
+    /// not reached yet belongs to another run: then it is the last ones.
+    pub(crate) fn since(&self, after: Option<u64>, most: usize) -> Followed {
         let first = self.closed - self.lines.len() as u64;
-        let from = if after > self.closed { first } else { after.max(first) };
+        let after = after.filter(|after| *after <= self.closed);
+        let from = after.unwrap_or_else(|| self.closed.saturating_sub(most as u64)).max(first);
         let skipped = usize::try_from(from - first).unwrap_or(usize::MAX);
         let lines: Vec<String> =
             self.lines.iter().skip(skipped).take(most).map(|line| without_addresses(line)).collect();
         let next = from + lines.len() as u64;
-        (lines, next)
+        Followed { lines, next, gap: after.is_some_and(|after| after < first) }
     }
 
     /// Nobody writes any more: what stands there is the last line.
@@ -230,17 +243,22 @@ mod tests {
     #[test]
     fn is_followed_by_number() {
         let mut tail = tail(&[b"a\nb at 127.0.0.1:80\nc"]);
-        assert_eq!(tail.since(0, 9), (vec!["a".into(), "b at [address]".into()], 2));
-        assert_eq!(tail.since(0, 1), (vec!["a".into()], 1));
-        assert_eq!(tail.since(2, 9), (vec![], 2));
+        let since = |tail: &Tail, after: u64, most| {
+            let told = tail.since(Some(after), most);
+            (told.lines.join(" "), told.next, told.gap)
+        };
+        assert_eq!(since(&tail, 0, 9), ("a b at [address]".into(), 2, false));
+        assert_eq!(since(&tail, 0, 1), ("a".into(), 1, false));
+        assert_eq!(since(&tail, 2, 9), (String::new(), 2, false));
         tail.end();
         tail.end();
-        assert_eq!(tail.since(2, 9), (vec!["c".into()], 3));
+        assert_eq!(since(&tail, 2, 9), ("c".into(), 3, false));
+        assert_eq!(tail.since(None, 2).lines, ["b at [address]", "c"], "the last ones");
         for number in 0..1000 {
             tail.write(format!("{number}\n").as_bytes());
         }
-        assert_eq!(tail.since(3, 1), (vec!["800".into()], 804));
-        assert_eq!(tail.since(5000, 1), (vec!["800".into()], 804), "another run's number");
+        assert_eq!(since(&tail, 3, 1), ("800".into(), 804, true));
+        assert_eq!(since(&tail, 5000, 1), ("999".into(), 1003, false), "another run's number");
     }
 
     #[test]

@@ -9,6 +9,8 @@ use crate::shell::engine_http::{Pool, ask};
 
 /// One question of a probe.
 const LIMIT: Duration = Duration::from_secs(5);
+/// One token, behind whatever else is asked for.
+const TRY_LIMIT: Duration = Duration::from_secs(60);
 /// A list of models: large gateways have hundreds.
 const LIST_MAX: usize = 1024 * 1024;
 
@@ -79,6 +81,25 @@ pub(crate) async fn lists(pool: &Pool, base: &str, model: &str, key: Option<&str
         "it does not list the model '{model}'; it has: {}",
         names.join(", ").chars().take(200).collect::<String>()
     ))
+}
+
+/// Asks for one token, as a caller would. Any answer that is not the engine's own failure will do: not every engine
+/// completes text.
+///
+/// # Errors
+/// What came instead: one sentence.
+pub(crate) async fn try_one(pool: &Pool, base: &str, model: &str, key: Option<&str>) -> Result<(), String> {
+    let body = serde_json::json!({ "model": model, "prompt": "1", "max_tokens": 1 }).to_string();
+    let authorization = key.map(|key| format!("Authorization: Bearer {key}\r\n")).unwrap_or_default();
+    let request = format!(
+        "POST {base}/v1/completions HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n{authorization}Connection: close\r\n\r\n{body}",
+        pool.place(),
+        body.len()
+    );
+    match ask(pool, request.as_bytes(), TRY_LIMIT, LIST_MAX).await? {
+        (500 | 502 | 504..=599, _) => Err("a request of the agent's own failed as well".into()),
+        _ => Ok(()),
+    }
 }
 
 async fn get(pool: &Pool, path: &str, key: Option<&str>) -> Result<(u16, Vec<u8>), String> {

@@ -16,21 +16,24 @@ use tokio::{
     sync::{Notify, mpsc, watch},
     task::JoinSet,
 };
-use umbel_contracts::proto::node::{DeclaredEngine, EngineState, EngineStatus};
+use umbel_contracts::proto::node::{DeclaredEngine, EngineAction, EngineState, EngineStatus};
 use umbel_wire::clock::Wall;
 
 use crate::{
     config::{Config, EngineConfig},
     core::{process_tree::Leader, supervisor::State},
     engines::{adapter::HostFacts, cli::Cli, sim::Sim},
-    shell::{engine_http::Pool, gpu::Holders, state},
+    shell::{engine_http::Pool, gpu::Holders, holder::Held, state},
 };
 
 mod changing;
 mod driver;
 mod leftovers;
+mod output;
+mod traffic;
 
 pub(crate) use changing::{Declaration, Standing};
+pub(crate) use traffic::{Traffic, Verdict};
 
 #[cfg(test)]
 pub(crate) use leftovers::Left;
@@ -60,6 +63,8 @@ pub(crate) struct HttpRoute {
     pub(crate) key: Option<String>,
     /// Becomes true when the process has ended; nothing for one that is not ours.
     pub(crate) gone: Option<watch::Receiver<bool>>,
+    /// What its streams see.
+    pub(crate) traffic: Arc<Traffic>,
 }
 
 /// What is told of an engine.
@@ -84,6 +89,10 @@ struct Shared {
     way: Option<Arc<Route>>,
     /// Its process, from the start until nothing of it is left.
     leader: Option<Leader>,
+    /// The run's nonce, and who holds it.
+    run: Option<(String, Arc<Held>)>,
+    /// The last lines of the run before.
+    last: output::Last,
 }
 
 /// What an engine's driver is asked.
@@ -93,6 +102,10 @@ enum Command {
     Stop { drain: Duration, grace: Duration },
     /// What it shall be has changed.
     Changed,
+    /// To start it anew; running requests get `drain`.
+    Restart { drain: Duration },
+    /// To stop it until it is restarted.
+    Park { drain: Duration },
 }
 
 /// One engine of the node.
@@ -226,6 +239,19 @@ impl Engine {
             restarts: view.restarts,
             ..EngineStatus::default()
         }
+    }
+
+    /// Does what an operator wants: stops it, or starts it anew. Running requests get `drain`.
+    ///
+    /// # Errors
+    /// Why not: one sentence.
+    pub(crate) fn control(&self, action: EngineAction, drain: Duration) -> Result<(), &'static str> {
+        let command = match action {
+            EngineAction::Restart => Command::Restart { drain },
+            EngineAction::Stop => Command::Park { drain },
+            EngineAction::Unspecified => return Err("this node does not know what is to be done"),
+        };
+        self.commands.try_send(command).map_err(|_| "it has not begun with what it was told before; ask again")
     }
 
     /// What it is, as the boundary has it.

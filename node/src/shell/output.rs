@@ -15,7 +15,7 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use crate::core::tail::Tail;
+use crate::core::tail::{Followed, Tail};
 
 /// The log file is rotated at this size; one older file is kept.
 const LOG_MAX: u64 = 8 * 1024 * 1024;
@@ -67,8 +67,8 @@ impl Output {
         self.lock().report()
     }
 
-    /// At most `most` finished lines from number `after` on, and the number of the next.
-    pub(crate) fn since(&self, after: u64, most: usize) -> (Vec<String>, u64) {
+    /// At most `most` finished lines from number `after` on, or the last ones.
+    pub(crate) fn since(&self, after: Option<u64>, most: usize) -> Followed {
         self.lock().since(after, most)
     }
 

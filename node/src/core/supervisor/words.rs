@@ -106,6 +106,20 @@ pub(crate) enum Input {
         /// Time from SIGTERM to SIGKILL.
         grace: Duration,
     },
+    /// It says that it is well, and is not: its requests show it.
+    Unhealthy(String),
+    /// A request of the agent's own was well: there was no more to it than requests that fail.
+    Healthy,
+    /// An operator wants it anew: running requests get `drain` first. One that failed gets a new chance.
+    Restart {
+        /// Time for running requests.
+        drain: Duration,
+    },
+    /// An operator wants it stopped until somebody restarts it.
+    Park {
+        /// Time for running requests.
+        drain: Duration,
+    },
     /// No request runs any more; only said while draining.
     Drained,
     /// What it shall be has changed. A process that runs keeps running as it was started; one that failed, or waits for

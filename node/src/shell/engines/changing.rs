@@ -302,6 +302,8 @@ impl Engines {
                 route: None,
                 way: None,
                 leader: None,
+                run: None,
+                last: super::output::Last::default(),
             }),
             in_flight: AtomicU32::new(0),
             closed: AtomicBool::new(false),

@@ -182,8 +182,7 @@ async fn talk(
                         continue;
                     }
                     Some(Ask::Output { after, lines }) => {
-                        let (lines, next) = output.since(after, lines.min(LINES_MAX));
-                        line.write(&Told::Output { lines, next }).await?;
+                        line.write(&Told::Output(output.since(after, lines.min(LINES_MAX)))).await?;
                         continue;
                     }
                     Some(Ask::End { grace_ms }) => Order::End(Duration::from_millis(grace_ms)),

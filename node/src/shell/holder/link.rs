@@ -25,6 +25,7 @@ use crate::{
         holding::{Ask, Standing, Told},
         process_tree::{Born, Family, ProcessFacts},
         supervisor::Exit,
+        tail::Followed,
     },
     shell::{process, state::EngineRecord},
 };
@@ -44,7 +45,7 @@ pub(crate) struct Lost;
 #[derive(Debug)]
 enum Order {
     Ask(Ask),
-    Output { after: u64, lines: usize, answer: oneshot::Sender<(Vec<String>, u64)> },
+    Output { after: Option<u64>, lines: usize, answer: oneshot::Sender<Followed> },
 }
 
 /// What is known of a held engine now.
@@ -118,7 +119,7 @@ pub(crate) async fn attach(record: &EngineRecord, folder: &Path) -> Result<Held,
         let mut line = Line::new(UnixStream::connect(&path).await.ok()?);
         match line.read::<Told>().await.ok()?? {
             Told::Standing(standing) => Some((line, standing)),
-            Told::Output { .. } | Told::Refused { .. } => None,
+            Told::Output(_) | Told::Refused { .. } => None,
         }
     };
     let Ok(Some((line, standing))) = timeout(ANSWER, asked).await else { return Err(Lost) };
@@ -138,7 +139,7 @@ fn follow(line: Line, standing: Standing) -> Held {
 
 /// Ends with the connection, or when nobody holds the engine here any more.
 async fn talk(mut line: Line, told: watch::Sender<Known>, mut orders: mpsc::Receiver<Order>) {
-    let mut waiting: VecDeque<oneshot::Sender<(Vec<String>, u64)>> = VecDeque::new();
+    let mut waiting: VecDeque<oneshot::Sender<Followed>> = VecDeque::new();
     loop {
         tokio::select! {
             order = orders.recv() => {
@@ -156,10 +157,10 @@ async fn talk(mut line: Line, told: watch::Sender<Known>, mut orders: mpsc::Rece
             }
             heard = line.read::<Told>() => match heard {
                 Ok(Some(Told::Standing(standing))) => told.send_modify(|known| known.standing = standing),
-                Ok(Some(Told::Output { lines, next })) => {
+                Ok(Some(Told::Output(followed))) => {
                     if let Some(answer) = waiting.pop_front() {
                         // Who asked may have left.
-                        let _ = answer.send((lines, next));
+                        let _ = answer.send(followed);
                     }
                 }
                 Ok(Some(Told::Refused { .. })) => {}
@@ -229,8 +230,8 @@ impl Held {
         let _ = self.orders.send(Order::Ask(Ask::Release)).await;
     }
 
-    /// Finished lines of output from number `after` on, and the number of the next; nothing if the holder does not answer.
-    pub(crate) async fn output(&self, after: u64, lines: usize) -> Option<(Vec<String>, u64)> {
+    /// Finished lines of output from number `after` on, or the last ones; nothing if the holder does not answer.
+    pub(crate) async fn output(&self, after: Option<u64>, lines: usize) -> Option<Followed> {
         let (answer, answered) = oneshot::channel();
         self.orders.send(Order::Output { after, lines, answer }).await.ok()?;
         timeout(ANSWER, answered).await.ok()?.ok()
@@ -238,7 +239,7 @@ impl Held {
 
     /// Whether the holder answers at all.
     pub(crate) async fn answers(&self) -> bool {
-        self.output(u64::MAX, 0).await.is_some()
+        self.output(None, 0).await.is_some()
     }
 
     /// Ends a holder that does not answer; its engine is then found by its nonce.

@@ -135,8 +135,8 @@ async fn an_engine_is_held() {
         assert!(!String::from_utf8_lossy(&text).contains("secret-key"), "{file} of the holder");
     }
     until("its output", || bench.said("chat.r1.log").contains("at 127")).await;
-    let (lines, next) = soon("its output", bench.held.output(0, 9)).await.unwrap();
-    assert_eq!((lines, next), (vec!["hello".to_owned(), "at [address]".into()], 2));
+    let told = soon("its output", bench.held.output(Some(0), 9)).await.unwrap();
+    assert_eq!((told.lines, told.next), (vec!["hello".to_owned(), "at [address]".into()], 2));
     // A signal of a terminal, and the end of a session, are nothing to it.
     for signal in [Signal::HUP, Signal::INT, Signal::QUIT] {
         process::signal(&[of_holder], signal);

@@ -12,7 +12,7 @@ use umbel_wire::{Code, IncomingStream};
 use super::{Ended, Progress, body_part, open, pass_on, send_head};
 use crate::shell::{
     engine_http::{self, Answer, Bad, Link, Part, Patience, Written, says},
-    engines::HttpRoute,
+    engines::{HttpRoute, Verdict},
 };
 
 /// Where no time to the first byte was said: a long prompt on a busy engine.
@@ -29,23 +29,42 @@ pub(super) async fn answer(
     http: &HttpRoute,
     progress: &mut Progress,
 ) -> Result<(), Ended> {
+    let answered = carry(stream, open, http, progress).await;
+    http.traffic.ended(match &answered {
+        Ok(status) => Verdict::of_status(*status),
+        Err(ended) => match ended.outcome {
+            InferenceOutcome::EngineBroke | InferenceOutcome::BadAnswer | InferenceOutcome::TimedOut => Verdict::Failed,
+            _ => Verdict::Open,
+        },
+    });
+    answered.map(drop)
+}
+
+/// The same; the status of the complete answer.
+async fn carry(
+    stream: &IncomingStream,
+    open: &InferenceOpen,
+    http: &HttpRoute,
+    progress: &mut Progress,
+) -> Result<u16, Ended> {
     let first_byte = open::limit(open.first_byte_timeout_ms, FIRST_BYTE);
     // An engine that does not take the request is as silent as one that does not answer it.
     let sending = tokio::time::timeout(first_byte, send_request(stream, open, http));
     let mut sent = sending.await.map_err(|_| timed_out())??;
     let mut patience = Patience::new(first_byte, open::limit(open.idle_timeout_ms, BETWEEN));
-    let mut first = Some(first_part(&mut sent, open, http, &mut patience).await?);
+    let mut first = Some(waited(http, first_part(&mut sent, open, http, &mut patience)).await?);
     let (mut link, mut answer) = (sent.link, Answer::new());
     let (head, rest) = loop {
         let read = match first.take() {
             Some(first) => first,
-            None => link.read(&mut patience).await,
+            None => waited(http, link.read(&mut patience)).await,
         };
         let mut part = judged(read, &mut answer, http).await?;
         if let Some(found) = answer.head(part.bytes()).map_err(bad)? {
             break found;
         }
     };
+    http.traffic.brought();
     patience.later();
     let mut rest = rest;
     let count = answer.body(&mut rest);
@@ -54,7 +73,11 @@ pub(super) async fn answer(
     while !answer.is_complete() {
         // What came before it was broken has gone out.
         answer.check().map_err(bad)?;
-        let mut part = judged(link.read(&mut patience).await, &mut answer, http).await?;
+        let read = waited(http, link.read(&mut patience)).await;
+        if read.is_ok() {
+            http.traffic.brought();
+        }
+        let mut part = judged(read, &mut answer, http).await?;
         if part.is_empty() {
             // An answer without a length ended with its connection.
             break;
@@ -66,7 +89,13 @@ pub(super) async fn answer(
     if answer.is_reusable() {
         http.pool.keep(link);
     }
-    Ok(())
+    Ok(head.status)
+}
+
+/// Work of the engine that a stream waits for.
+async fn waited<T>(http: &HttpRoute, work: impl Future<Output = T>) -> T {
+    let _waiting = http.traffic.wait();
+    work.await
 }
 
 /// What a read means for the answer; an empty part only if the engine may end it so.
