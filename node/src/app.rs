@@ -139,6 +139,21 @@ async fn agent(config: Config, holder: &'static [&'static str]) -> Result<(), St
 
     signals.next().await;
     edge.drain();
+    drain(&relay, &settings, &engines, &mut signals).await;
+    end.cancel();
+    tokio::select! {
+        _ = tokio::time::timeout(FAREWELL, dialing) => {}
+        _ = signals.next() => {}
+    }
+    // The socket's file goes with the task that listens on it.
+    answering.abort();
+    let _ = answering.await;
+    tracing::info!("node agent ended");
+    Ok(())
+}
+
+/// Lets running streams finish, and ends the engines where the file says so.
+async fn drain(relay: &Relay, settings: &Settings, engines: &Engines, signals: &mut Signals) {
     let hurried = tokio::select! {
         () = relay.idle() => false,
         () = tokio::time::sleep(settings.in_force().drain) => false,
@@ -150,18 +165,8 @@ async fn agent(config: Config, holder: &'static [&'static str]) -> Result<(), St
         _ = signals.next() => {}
     }
     if settings.in_force().stop_engines {
-        stop_engines(&engines, &mut signals, hurried).await;
+        stop_engines(engines, signals, hurried).await;
     }
-    end.cancel();
-    tokio::select! {
-        _ = tokio::time::timeout(FAREWELL, dialing) => {}
-        _ = signals.next() => {}
-    }
-    // The socket's file goes with the task that listens on it.
-    answering.abort();
-    let _ = answering.await;
-    tracing::info!("node agent ended");
-    Ok(())
 }
 
 async fn stop_engines(engines: &Engines, signals: &mut Signals, hurried: bool) {

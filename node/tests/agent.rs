@@ -126,7 +126,7 @@ impl Folder {
             .stderr(log)
             .spawn()
             .unwrap();
-        Agent { child, is_first, config: self.path("node.toml") }
+        Agent { child, is_first }
     }
 
     pub(crate) fn log(&self) -> String {
@@ -134,12 +134,22 @@ impl Folder {
     }
 }
 
-/// A running agent. When dropped it is asked to end, and then killed; what runs on of its engines is ended, so that
-/// nothing outlives the test. It is dropped before its folder.
+impl Drop for Folder {
+    /// What runs on of its engines is ended, so that nothing outlives the test.
+    fn drop(&mut self) {
+        let Ok(config) = Config::load(&self.path("node.toml")) else { return };
+        // Within the test's own runtime no other may be.
+        let ended = std::thread::spawn(move || umbel_node::stop_engines(&config)).join();
+        if let Ok(Err(error)) = ended {
+            eprintln!("engines of a test run on: {error}");
+        }
+    }
+}
+
+/// A running agent. When dropped it is asked to end, and then killed. It is dropped before its folder.
 pub(crate) struct Agent {
     child: Child,
     is_first: bool,
-    config: PathBuf,
 }
 
 impl Agent {
@@ -168,11 +178,5 @@ impl Drop for Agent {
         }
         let _ = self.child.kill();
         let _ = self.child.wait();
-        if let Ok(config) = Config::load(&self.config) {
-            // Within the test's own runtime no other may be.
-            let ended = std::thread::spawn(move || umbel_node::stop_engines(&config)).join();
-            // Another agent of the same folder ends them.
-            let _ = ended.unwrap();
-        }
     }
 }

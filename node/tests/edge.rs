@@ -16,11 +16,12 @@ use tokio::{net::TcpListener, sync::oneshot};
 use tokio_util::sync::CancellationToken;
 use umbel_contracts::{
     NODE_PROTOCOL, bounds, event, method,
-    proto::node::{EngineAction, EngineControl, EngineControlAck, EngineOutput, EngineOutputRequest, 
-        DeclaredEngine, EngineState, EngineStatus, Header, InferenceEnd, InferenceHead, InferenceOpen,
-        InferenceOutcome, NodeDeclared, NodeEngines, NodeEnrollRequest, NodeEnrollResponse, NodeHeartbeat,
-        NodeHeartbeatAck, NodeHelloRequest, NodeHelloResponse, NodeInventory, NodeLeases, NodeLeasesAck,
-        NodeSettings, NodeSettingsResult, NodeSettingsState, NodeTelemetry,
+    proto::node::{
+        DeclaredEngine, EngineAction, EngineControl, EngineControlAck, EngineOutput, EngineOutputRequest,
+        EngineState, EngineStatus, Header, InferenceEnd, InferenceHead, InferenceOpen, InferenceOutcome,
+        NodeDeclared, NodeEngines, NodeEnrollRequest, NodeEnrollResponse, NodeHeartbeat, NodeHeartbeatAck,
+        NodeHelloRequest, NodeHelloResponse, NodeInventory, NodeLeases, NodeLeasesAck, NodeSettings,
+        NodeSettingsResult, NodeSettingsState, NodeTelemetry,
     },
 };
 use umbel_wire::{
@@ -210,7 +211,8 @@ impl Edge {
     pub(crate) async fn output(&self, engine: &str, lines: u32, cursor: &str) -> EngineOutput {
         let message = EngineOutputRequest { engine: engine.into(), lines, cursor: cursor.into() };
         let connection = self.connection().await;
-        let answer = connection.request(method::NODE_ENGINE_OUTPUT, message.encode_to_vec(), crate::LIMIT).await;
+        let answer =
+            connection.request(method::NODE_ENGINE_OUTPUT, message.encode_to_vec(), crate::LIMIT).await;
         bounds::decode(&answer.unwrap()).unwrap()
     }
 
@@ -218,7 +220,8 @@ impl Edge {
     pub(crate) async fn control(&self, engine: &str, action: EngineAction) -> EngineControlAck {
         let message = EngineControl { engine: engine.into(), action: action.into(), deadline_ms: 1000 };
         let connection = self.connection().await;
-        let answer = connection.request(method::NODE_ENGINE_CONTROL, message.encode_to_vec(), crate::LIMIT).await;
+        let answer =
+            connection.request(method::NODE_ENGINE_CONTROL, message.encode_to_vec(), crate::LIMIT).await;
         bounds::decode(&answer.unwrap()).unwrap()
     }
 

@@ -11,11 +11,12 @@ use crate::{
 };
 
 /// A node with one engine that the test plays.
+/// Fields end in this order.
 pub(crate) struct Bench {
+    pub(crate) agent: Agent,
     pub(crate) edge: Edge,
     pub(crate) engine: Engine,
     pub(crate) folder: Folder,
-    pub(crate) agent: Agent,
 }
 
 impl Bench {

@@ -15,10 +15,11 @@ use crate::{
 };
 
 /// A node whose file has a root for models, a program that behaves like `mode`, and the built-in engine.
+/// Fields end in this order.
 struct Node {
+    agent: Agent,
     edge: Edge,
     folder: Folder,
-    agent: Agent,
 }
 
 impl Node {

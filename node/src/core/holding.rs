@@ -195,14 +195,21 @@ mod tests {
     #[test]
     fn words_of_other_versions_are_read() {
         let born = Born { pid: ProcessId(7), start_time: StartTime(9) };
-        let standing = Standing { nonce: "n".into(), holder: born, engine: born, exit: Some(Exit::Code(3)), gone: None };
+        let standing =
+            Standing { nonce: "n".into(), holder: born, engine: born, exit: Some(Exit::Code(3)), gone: None };
         let line = serde_json::to_string(&Told::Standing(standing.clone())).unwrap();
         assert_eq!(
             line,
             r#"{"told":"standing","nonce":"n","holder":{"pid":7,"start_time":9},"engine":{"pid":7,"start_time":9},"exit":{"code":3},"gone":null}"#
         );
         let more = line.replace("\"exit\":{\"code\":3},\"gone\":null", "\"new\":[1]");
-        assert_eq!(serde_json::from_str::<Told>(&more).unwrap(), Told::Standing(Standing { exit: None, ..standing }));
-        assert_eq!(serde_json::from_str::<Ask>(r#"{"ask":"end","grace_ms":5}"#).unwrap(), Ask::End { grace_ms: 5 });
+        assert_eq!(
+            serde_json::from_str::<Told>(&more).unwrap(),
+            Told::Standing(Standing { exit: None, ..standing })
+        );
+        assert_eq!(
+            serde_json::from_str::<Ask>(r#"{"ask":"end","grace_ms":5}"#).unwrap(),
+            Ask::End { grace_ms: 5 }
+        );
     }
 }

@@ -193,7 +193,9 @@ impl Supervisor {
             (Input::Restart { drain }, _) if self.stop.is_none() => {
                 self.control(now, Then::Again, drain, &mut out);
             }
-            (Input::Park { drain }, _) if self.stop.is_none() => self.control(now, Then::Park, drain, &mut out),
+            (Input::Park { drain }, _) if self.stop.is_none() => {
+                self.control(now, Then::Park, drain, &mut out)
+            }
             (Input::Stop { drain, grace }, _) => self.asked_to_stop(now, drain, grace, &mut out),
             (Input::Changed(traits), _) => self.changed(now, traits, &mut out),
             (Input::Drained, State::Draining) => self.end(now, &self.why_ended(), &mut out),

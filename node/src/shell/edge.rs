@@ -36,6 +36,7 @@ use crate::{
     },
 };
 
+mod engines;
 mod session;
 pub(crate) mod standing;
 
@@ -369,6 +370,8 @@ impl Handler for Taker {
                 let lease = bounds::decode::<JobLease>(&request.payload);
                 request.respond(lease.map(|lease| self.edge.jobs.take(lease).encode_to_vec()));
             }
+            method::NODE_ENGINE_OUTPUT => engines::output(&self.edge, request),
+            method::NODE_ENGINE_CONTROL => engines::control(&self.edge, request),
             method::NODE_SETTINGS => {
                 let settings = Arc::clone(self.edge.reports.settings());
                 tokio::spawn(async move {

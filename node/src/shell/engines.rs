@@ -251,7 +251,9 @@ impl Engine {
             EngineAction::Stop => Command::Park { drain },
             EngineAction::Unspecified => return Err("this node does not know what is to be done"),
         };
-        self.commands.try_send(command).map_err(|_| "it has not begun with what it was told before; ask again")
+        self.commands
+            .try_send(command)
+            .map_err(|_| "it has not begun with what it was told before; ask again")
     }
 
     /// What it is, as the boundary has it.
@@ -326,8 +328,8 @@ impl Engines {
             state: Arc::clone(state),
             holders: Arc::clone(holders),
             holder,
+            cleared: watch::Sender::new(inheritance.is_empty()),
             inheritance: Mutex::new(inheritance),
-            cleared: watch::Sender::new(false),
             facts: Mutex::new(HostFacts {
                 programs: config.programs.clone(),
                 accelerator: config.accelerator,
@@ -418,7 +420,8 @@ mod tests {
             [[engine]]\nname = \"b\"\nkind = \"sim\"\nmodel = \"m\"\n";
         let config = Config::parse(text, std::path::Path::new("/etc/umbel/node.toml")).unwrap();
         let state = Arc::new(state::State::open(&dir.path().join("state")).unwrap());
-        let engines = Engines::start(&config, &state, &Arc::new(Holders::new(false)), &[], Inheritance::new());
+        let engines =
+            Engines::start(&config, &state, &Arc::new(Holders::new(false)), &[], Inheritance::new());
         let mut changes = engines.changes();
         let becomes = async |changes: &mut watch::Receiver<u64>, name: &str, state: State| {
             let is = || engines.by_name(name).is_some_and(|engine| engine.view().state == state);

@@ -168,8 +168,17 @@ impl Holder {
         let (standing, told) = watch::channel(standing);
         let (callers, orders) = callers::Callers::new(listener, told, process.output.clone());
         let family = Some(Family::new(&[record.engine]));
-        let mut holder =
-            Self { record, folder, process, family, holding: Holding::default(), cgroup, standing, callers, orders };
+        let mut holder = Self {
+            record,
+            folder,
+            process,
+            family,
+            holding: Holding::default(),
+            cgroup,
+            standing,
+            callers,
+            orders,
+        };
         if let Err(error) = write(&holder.record, &holder.folder).await {
             holder.end_now().await;
             forget(&holder.record, &holder.folder, holder.cgroup.take());

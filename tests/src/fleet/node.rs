@@ -3,8 +3,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use rustix::process::{Pid, Signal, kill_process};
-
 use super::asking::{words, write};
 use super::{Daemon, Edge, Fleet, Ran, run};
 
@@ -105,19 +103,16 @@ impl Node {
 }
 
 impl Drop for Node {
-    /// An engine outlives an agent that is killed, and here every agent is in the end: its engines go with it.
+    /// An engine outlives its agent, and here every agent is killed in the end: its engines are stopped after it.
     fn drop(&mut self) {
         self.daemon.kill();
-        for entry in fs::read_dir(self.state.join("engines")).into_iter().flatten().flatten() {
-            let Ok(text) = fs::read(entry.path()) else { continue };
-            let Ok(record) = serde_json::from_slice::<serde_json::Value>(&text) else { continue };
-            let number = |name: &str| record.get(name).and_then(serde_json::Value::as_i64);
-            let (Some(pid), Some(port)) = (number("pid"), number("port")) else { continue };
-            // The pid may be another process's by now: its command line must name the recorded port.
-            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            let is_it = line.split(|b| *b == 0).any(|word| word == port.to_string().as_bytes());
-            if let (true, Some(pid)) = (is_it, i32::try_from(pid).ok().and_then(Pid::from_raw)) {
-                let _ = kill_process(pid, Signal::KILL);
+        let has_records = fs::read_dir(self.state.join("engines")).is_ok_and(|all| {
+            all.flatten().any(|entry| entry.path().extension().is_some_and(|extension| extension == "json"))
+        });
+        if has_records {
+            let ran = run(&["node", "stop-engines", "--config", &self.config.to_string_lossy()]);
+            if ran.code != 0 {
+                eprintln!("--- engines of {} were not stopped: {}", self.name, ran.err);
             }
         }
     }

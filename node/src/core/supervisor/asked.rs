@@ -8,7 +8,13 @@ use std::time::{Duration, Instant};
 use super::{Output, State, Stop, Supervisor, Then};
 
 impl Supervisor {
-    pub(super) fn asked_to_stop(&mut self, now: Instant, drain: Duration, grace: Duration, out: &mut Vec<Output>) {
+    pub(super) fn asked_to_stop(
+        &mut self,
+        now: Instant,
+        drain: Duration,
+        grace: Duration,
+        out: &mut Vec<Output>,
+    ) {
         self.stop = Some(Stop { grace });
         match self.state {
             State::Ready if !drain.is_zero() => {

@@ -274,3 +274,73 @@ fn row_81_a_change_is_a_new_chance() {
     assert_eq!(bench.give(Input::Changed(traits)), []);
     assert_eq!(bench.supervisor.state(), State::Stopped);
 }
+
+/// Row 90: a health route that says well is not the last word.
+#[test]
+fn row_90_what_is_unhealthy_is_started_anew() {
+    let mut bench = Bench::new(true);
+    bench.until_ready();
+    assert!(bench.give(Input::Unhealthy("stalled".into())).contains(&Output::Terminate));
+    assert_eq!(bench.supervisor.state(), State::Restarting);
+    bench.give(Input::Exited(Exit::Signal(15)));
+    bench.give(Input::Gone { tail: String::new() });
+    assert!(
+        bench.supervisor.cause().starts_with("stalled; started again in"),
+        "{}",
+        bench.supervisor.cause()
+    );
+    assert_eq!(bench.supervisor.restarts(), 1);
+}
+
+/// An operator's wish: running requests end first, a restart is no crash, and what was stopped stays so, and can be wanted
+/// again or be wanted no more.
+#[test]
+fn an_operator_restarts_and_stops() {
+    let drain = Duration::from_secs(30);
+    let mut bench = Bench::new(true);
+    bench.until_ready();
+    bench.give(Input::Restart { drain });
+    assert_eq!(
+        (bench.supervisor.state(), bench.supervisor.cause()),
+        (State::Draining, "restarted by an operator")
+    );
+    assert!(bench.give(Input::Drained).contains(&Output::Terminate));
+    bench.give(Input::Exited(Exit::Code(0)));
+    assert!(bench.give(Input::Gone { tail: String::new() }).contains(&Output::Validate));
+    assert_eq!(bench.supervisor.restarts(), 0);
+    bench.until_ready();
+    bench.give(Input::Park { drain: Duration::ZERO });
+    bench.give(Input::Gone { tail: String::new() });
+    assert_eq!(
+        (bench.supervisor.state(), bench.supervisor.cause()),
+        (State::Stopped, "stopped by an operator")
+    );
+    assert!(!bench.supervisor.is_over() && bench.supervisor.next_deadline().is_none());
+    assert!(bench.give(Input::Restart { drain }).contains(&Output::Validate));
+    bench.until_ready();
+    bench.give(Input::Park { drain });
+    // Whoever wants it gone for good overrules.
+    bench.give(Input::Stop { drain: Duration::ZERO, grace: Duration::from_secs(1) });
+    bench.give(Input::Gone { tail: String::new() });
+    assert!(bench.supervisor.is_over());
+    // One that was stopped can go, too.
+    let mut bench = Bench::new(false);
+    bench.give(Input::Park { drain });
+    assert!(!bench.supervisor.is_over());
+    bench.give(Input::Stop { drain, grace: drain });
+    assert!(bench.supervisor.is_over());
+}
+
+/// One that an earlier agent started is asked at once whether it is ready, and then watched as any other.
+#[test]
+fn an_adopted_one_is_not_started() {
+    let traits = Traits { supervised: true, start_timeout: Duration::from_secs(60) };
+    let now = Instant::now();
+    let (supervisor, out) = Supervisor::adopting(now, traits);
+    assert_eq!(out, [Output::Report, Output::Probe]);
+    let mut bench = Bench { now, supervisor, out };
+    bench.give(Input::Probed(Ok(())));
+    assert_eq!(bench.supervisor.state(), State::Ready);
+    bench.die(Exit::Code(1));
+    assert_eq!(bench.again(), BACKOFF_FIRST);
+}

@@ -29,7 +29,7 @@ fn node(folder: &Path, more: &str) -> Node {
     let config = Config::parse(&text, Path::new("/etc/umbel/node.toml")).unwrap();
     let state = Arc::new(State::open(folder).unwrap());
     let holders = Arc::new(Holders::new(false));
-    let engines = Engines::start(&config, &state, &holders);
+    let engines = Engines::start(&config, &state, &holders, &[], Default::default());
     let gpus = Gpus::start(Accelerator::Cpu, None);
     let found = (Instant::now(), Sweep::default());
     let watch = Arc::new(Watch::new(&config, Arc::clone(&engines), Arc::clone(&state), gpus, holders, found));

@@ -255,7 +255,8 @@ impl Driver {
         if let Some(run) = self.run.as_mut().filter(|_| was_ready && !limit.is_zero()) {
             let stalled = run.stall.look(std::time::Instant::now(), &run.traffic);
             if stalled >= limit {
-                let cause = format!("stalled: requests wait, and it has sent nothing for {} s", stalled.as_secs());
+                let cause =
+                    format!("stalled: requests wait, and it has sent nothing for {} s", stalled.as_secs());
                 let input = Input::Unhealthy(cause);
                 return self.answer_later(input.clone(), async { input });
             }

@@ -65,7 +65,8 @@ impl Engine {
             (shared.run.clone(), shared.last.clone())
         };
         let stands = Cursor::parse(cursor);
-        let is_at = |nonce: &str| stands.filter(|stands| stands.run == run_of(nonce)).map(|stands| stands.line);
+        let is_at =
+            |nonce: &str| stands.filter(|stands| stands.run == run_of(nonce)).map(|stands| stands.line);
         let rest = is_at(&last.nonce).map(|line| last.since(Some(line), lines));
         match (run, rest) {
             // First what it has not seen of the run before.
@@ -94,7 +95,9 @@ async fn of_held(nonce: &str, held: &Arc<Held>, after: Option<u64>, lines: usize
             EngineOutput { lines: told.lines, cursor: Cursor::text(nonce, told.next), gap: told.gap }
         }
         // It ends just now: the reader stays where it was.
-        None => EngineOutput { lines: Vec::new(), cursor: Cursor::text(nonce, after.unwrap_or(0)), gap: false },
+        None => {
+            EngineOutput { lines: Vec::new(), cursor: Cursor::text(nonce, after.unwrap_or(0)), gap: false }
+        }
     }
 }
 
@@ -104,9 +107,13 @@ mod tests {
 
     #[test]
     fn the_run_before_is_read_to_its_end() {
-        let last = Last { nonce: "0123456789abcdef0123".into(), lines: vec!["b".into(), "c".into()], next: 3 };
+        let last =
+            Last { nonce: "0123456789abcdef0123".into(), lines: vec!["b".into(), "c".into()], next: 3 };
         let told = last.since(Some(2), 9);
-        assert_eq!((told.lines, told.cursor.as_str(), told.gap), (vec!["c".to_owned()], "0123456789abcdef:3", false));
+        assert_eq!(
+            (told.lines, told.cursor.as_str(), told.gap),
+            (vec!["c".to_owned()], "0123456789abcdef:3", false)
+        );
         assert!(last.since(Some(3), 9).lines.is_empty() && last.since(Some(0), 9).gap);
         assert_eq!(last.since(None, 1).lines, ["c"]);
         assert_eq!(Cursor::parse("ab:7"), Some(Cursor { run: "ab", line: 7 }));

@@ -32,7 +32,9 @@ impl Cgroup {
         let folder = before.join(format!("umbel-engine-{nonce}"));
         fs::create_dir(&folder).ok()?;
         let group = Self { folder, before };
-        if group.folder.join("cgroup.kill").exists() && fs::write(group.folder.join("cgroup.procs"), "0").is_ok() {
+        if group.folder.join("cgroup.kill").exists()
+            && fs::write(group.folder.join("cgroup.procs"), "0").is_ok()
+        {
             return Some(group);
         }
         group.remove();

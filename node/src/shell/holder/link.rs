@@ -175,8 +175,13 @@ impl Held {
     /// Nobody is held by it.
     #[cfg(test)]
     pub(crate) fn nobody() -> Self {
-        let standing =
-            Standing { nonce: String::new(), holder: Born::NOBODY, engine: Born::NOBODY, exit: None, gone: None };
+        let standing = Standing {
+            nonce: String::new(),
+            holder: Born::NOBODY,
+            engine: Born::NOBODY,
+            exit: None,
+            gone: None,
+        };
         let (_, known) = watch::channel(Known { standing, lost: true });
         Self { known, orders: mpsc::channel(1).0 }
     }
@@ -244,7 +249,9 @@ impl Held {
 
     /// Ends a holder that does not answer; its engine is then found by its nonce.
     pub(crate) fn end_holder(&self) {
-        if let Some(facts) = process::facts(self.holder().pid).filter(|facts: &ProcessFacts| self.holder().is(facts)) {
+        if let Some(facts) =
+            process::facts(self.holder().pid).filter(|facts: &ProcessFacts| self.holder().is(facts))
+        {
             process::signal(&[facts], rustix::process::Signal::KILL);
         }
     }

@@ -200,7 +200,9 @@ async fn row_82_all_that_descends_ends() {
         let mut found = vec![bench.record.holder.pid];
         let mut at = 0;
         while let Some(parent) = found.get(at).copied() {
-            found.extend(all.iter().filter(|facts| facts.parent == parent && !facts.zombie).map(|facts| facts.id));
+            found.extend(
+                all.iter().filter(|facts| facts.parent == parent && !facts.zombie).map(|facts| facts.id),
+            );
             at += 1;
         }
         found.remove(0);
@@ -211,7 +213,8 @@ async fn row_82_all_that_descends_ends() {
     process::signal(&[facts(bench.held.engine())], Signal::KILL);
     assert_eq!(soon("its exit", bench.held.exited()).await, Ok(Exit::Signal(9)));
     soon("its end", bench.held.gone()).await.unwrap();
-    let left: Vec<_> = mine.iter().filter_map(|id| process::facts(*id)).filter(|facts| !facts.zombie).collect();
+    let left: Vec<_> =
+        mine.iter().filter_map(|id| process::facts(*id)).filter(|facts| !facts.zombie).collect();
     assert!(left.is_empty(), "{left:?}");
 }
 

@@ -33,7 +33,9 @@ pub(super) async fn answer(
     http.traffic.ended(match &answered {
         Ok(status) => Verdict::of_status(*status),
         Err(ended) => match ended.outcome {
-            InferenceOutcome::EngineBroke | InferenceOutcome::BadAnswer | InferenceOutcome::TimedOut => Verdict::Failed,
+            InferenceOutcome::EngineBroke | InferenceOutcome::BadAnswer | InferenceOutcome::TimedOut => {
+                Verdict::Failed
+            }
             _ => Verdict::Open,
         },
     });

@@ -27,7 +27,13 @@ fn opening() -> InferenceOpen {
 
 fn head(open: &InferenceOpen) -> String {
     let pool = Pool::new(Place::Named("engine:1".into()));
-    let http = HttpRoute { pool, base: String::new(), key: Some("own".into()), gone: None, traffic: Arc::default() };
+    let http = HttpRoute {
+        pool,
+        base: String::new(),
+        key: Some("own".into()),
+        gone: None,
+        traffic: Default::default(),
+    };
     String::from_utf8(open::request_head(open, &http)).unwrap()
 }
 

@@ -157,7 +157,8 @@ mod tests {
         let mut record: EngineRecord = serde_json::from_str(old).unwrap();
         let born = |pid, start| Born { pid: ProcessId(pid), start_time: StartTime(start) };
         assert_eq!((record.engine, record.holder), (born(7, 9), Born::NOBODY));
-        (record.holder, record.key, record.files) = (born(6, 8), Some("k".into()), vec!["chat.key".into(), "../x".into()]);
+        (record.holder, record.key, record.files) =
+            (born(6, 8), Some("k".into()), vec!["chat.key".into(), "../x".into()]);
         record.end = Some(EngineEnd { exit: Exit::Signal(9), at_unix_ms: 5, tail: "last".into() });
         assert!(!format!("{record:?}").contains("\"k\""), "{record:?}");
         fs::write(state.engines().join("chat.key"), b"k").unwrap();
