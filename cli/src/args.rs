@@ -5,6 +5,7 @@
 
 mod artifact;
 mod ctl;
+mod engine;
 mod keys;
 mod model;
 mod node;
@@ -19,8 +20,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use artifact::{ArtifactResolve, ArtifactVerb};
 pub(crate) use ctl::{CtlArgs, Global, Noun};
+pub(crate) use engine::EngineVerb;
 pub(crate) use keys::{By, KeyCreate, KeyUpdate, KeyUsage, KeyVerb};
-pub(crate) use model::ModelVerb;
+pub(crate) use model::{ModelVerb, ReplicaChoice};
 pub(crate) use node::NodeVerb;
 pub(crate) use records::{AuditFilter, AuditVerb, CaVerb, SettingsVerb, Step};
 pub(crate) use requests::{RequestFilter, RequestVerb};

@@ -8,6 +8,7 @@ mod audit;
 mod ca;
 mod command;
 mod edge;
+mod engine;
 mod events;
 mod gather;
 mod key;
@@ -88,7 +89,8 @@ fn has_names(noun: &Noun) -> bool {
         Noun::Key { verb: Some(KeyVerb::Usage(_)), .. }
             | Noun::Artifact { .. }
             | Noun::Node { verb: Some(NodeVerb::Why { .. }), .. }
-            | Noun::Model { verb: ModelVerb::Why { .. } | ModelVerb::Plan { .. } }
+            | Noun::Model { verb: Some(ModelVerb::Why { .. } | ModelVerb::Plan { .. }), .. }
+            | Noun::Engine { verb: Some(crate::args::EngineVerb::Logs { .. }), .. }
             | Noun::Audit { verb: Some(AuditVerb::Verify { .. }), .. }
             | Noun::Settings { verb: Some(SettingsVerb::Status { .. } | SettingsVerb::Diff { .. }) }
     )
@@ -97,13 +99,18 @@ fn has_names(noun: &Noun) -> bool {
 /// Whether the command only reads and ends by itself.
 fn is_list(noun: &Noun) -> bool {
     use crate::args::{
-        CaVerb, CommandVerb, EdgeTokenVerb, EdgeVerb, KeyVerb, NodeVerb, OperatorVerb, SettingsVerb,
-        TokenVerb,
+        CaVerb, CommandVerb, EdgeTokenVerb, EdgeVerb, EngineVerb, KeyVerb, ModelVerb, NodeVerb, OperatorVerb,
+        SettingsVerb, TokenVerb,
     };
     match noun {
-        Noun::Status { .. } | Noun::Queue { .. } | Noun::Model { .. } | Noun::Audit { verb: None, .. } => {
-            true
-        }
+        Noun::Status { .. } | Noun::Queue { .. } | Noun::Audit { verb: None, .. } => true,
+        Noun::Model { verb, .. } => matches!(
+            verb,
+            None | Some(
+                ModelVerb::List | ModelVerb::Show { .. } | ModelVerb::Why { .. } | ModelVerb::Plan { .. }
+            )
+        ),
+        Noun::Engine { verb, .. } => matches!(verb, None | Some(EngineVerb::List | EngineVerb::Show { .. })),
         Noun::Audit { .. } => false,
         Noun::Ca { verb } => matches!(verb, None | Some(CaVerb::Show)),
         Noun::Settings { verb } => matches!(
@@ -145,7 +152,8 @@ impl Ctl {
             Noun::Token { id, verb } => token::run(self, id.as_deref(), verb.as_ref()).await,
             Noun::Key { id, verb } => key::run(self, id.as_deref(), verb.as_ref()).await,
             Noun::Operator { id, verb } => operator::run(self, id.as_deref(), verb.as_ref()).await,
-            Noun::Model { verb } => model::run(self, verb).await,
+            Noun::Model { name, verb } => model::run(self, name.as_deref(), verb.as_ref()).await,
+            Noun::Engine { name, verb } => engine::run(self, name.as_deref(), verb.as_ref()).await,
             Noun::Queue { model } => queue::run(self, model.as_deref()).await,
             Noun::Request { id, filter, verb } => {
                 request::run(self, id.as_deref(), filter, verb.as_ref()).await

@@ -4,6 +4,7 @@
 //! Invariant: snake_case, times in RFC 3339 UTC, bytes as integers; fields and words are only ever added, and a reader
 //! takes words and fields it does not know.
 
+mod deployment;
 mod fleet;
 mod job;
 mod node;
@@ -13,6 +14,7 @@ mod request;
 mod site;
 mod words;
 
+pub use deployment::*;
 pub use fleet::*;
 pub use job::*;
 pub use node::*;

@@ -12,12 +12,13 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::objects::JobObject;
+use crate::objects::{DeploymentObject, EngineObject, JobObject};
 use crate::proto::control::OperationClass;
 
 mod args;
 mod audit;
 mod authority;
+mod deployments;
 mod jobs;
 mod keys;
 mod nodes;
@@ -29,6 +30,7 @@ mod settings;
 pub use args::*;
 pub use audit::*;
 pub use authority::*;
+pub use deployments::*;
 pub use jobs::*;
 pub use keys::*;
 pub use nodes::*;
@@ -243,8 +245,36 @@ operations! {
     CommandCancel = "command.cancel", Operate, Nothing, CommandArgs => CommandStateResult;
     /// Says where a command stands.
     CommandShow = "command.show", Read, Nothing, CommandArgs => CommandStateResult;
+    /// Has the site serve what a document says, or as it says from now on.
+    DeploymentApply = "deployment.apply", Operate, Nothing, DeploymentApplyArgs => DeploymentObject;
+    /// Takes a deployment away for good, its replicas first.
+    DeploymentDelete = "deployment.delete", Operate, Nothing, DeploymentArgs => DeploymentObject;
+    /// Takes replicas away once their running requests have ended.
+    DeploymentDrain = "deployment.drain", Operate, Nothing, DeploymentDrainArgs => DeploymentObject;
+    /// Lists deployments with their replicas.
+    DeploymentList = "deployment.list", Read, Nothing, ListArgs => DeploymentListResult;
+    /// Has a deployment's replicas come up again, those too that were given up.
+    DeploymentLoad = "deployment.load", Operate, Nothing, DeploymentArgs => DeploymentObject;
+    /// Has nothing begun for a deployment and nothing taken away, until that is taken back.
+    DeploymentPause = "deployment.pause", Operate, Nothing, DeploymentPauseArgs => DeploymentObject;
+    /// Replaces replicas one after the other.
+    DeploymentRestart = "deployment.restart", Operate, Nothing, DeploymentReplicaArgs => DeploymentObject;
+    /// Shows one deployment whole.
+    DeploymentShow = "deployment.show", Read, Nothing, DeploymentArgs => DeploymentObject;
+    /// Takes replicas away at once; their running requests are broken off.
+    DeploymentUnload = "deployment.unload", Operate, Nothing, DeploymentReplicaArgs => DeploymentObject;
     /// Makes a consistent copy of the edge's store while it runs.
     EdgeBackup = "edge.backup", Admin, Nothing, EdgeBackupArgs => EdgeBackupResult;
+    /// Lists engines.
+    EngineList = "engine.list", Read, AnyNodes, ListArgs => EngineListResult;
+    /// Gives the last lines of an engine's output, or what came since.
+    EngineLogs = "engine.logs", Read, Nothing, EngineLogsArgs => EngineLogsResult;
+    /// Has an engine's process start anew; a failed one is tried again.
+    EngineRestart = "engine.restart", Operate, Nothing, EngineControlArgs => EngineObject;
+    /// Shows one engine.
+    EngineShow = "engine.show", Read, Nothing, EngineArgs => EngineObject;
+    /// Ends an engine's process; it stays so until it is restarted.
+    EngineStop = "engine.stop", Operate, Nothing, EngineControlArgs => EngineObject;
     /// Makes an enrollment token known by its hash.
     EnrollmentCreate = "enrollment.create", Admin, Nothing, EnrollmentCreateArgs => EnrollmentCreateResult;
     /// Lists enrollment tokens, without anything secret.

@@ -34,7 +34,9 @@ macro_rules! codecs {
 fn codecs() -> BTreeMap<&'static str, (Again, Again)> {
     let all = codecs! {
         AuditExport AuditQuery AuditTail AuditVerify ApiKeyCreate ApiKeyList ApiKeyRevoke ApiKeyUpdate ApiKeyUsage
-        CaRotate CaShow CommandCancel CommandShow EdgeBackup EnrollmentCreate EnrollmentList EnrollmentRevoke JobCancel JobList JobShow CredentialApprove CredentialRevoke
+        CaRotate CaShow CommandCancel CommandShow
+        DeploymentApply DeploymentDelete DeploymentDrain DeploymentList DeploymentLoad DeploymentPause DeploymentRestart DeploymentShow DeploymentUnload
+        EdgeBackup EngineList EngineLogs EngineRestart EngineShow EngineStop EnrollmentCreate EnrollmentList EnrollmentRevoke JobCancel JobList JobShow CredentialApprove CredentialRevoke
         CredentialRotate NodeDecommission NodeDisable NodeDrain NodeEligible NodeEnable NodeLabel NodeList
         NodeReadinessCheck NodeRename NodeShow NodeUndrain PlacementExplain QueueShow RequestList RequestRelease RequestShow RuntimeHealth SettingsDiff SettingsGet SettingsHistory
         SettingsRollback SettingsSet
@@ -301,6 +303,9 @@ fn holds(keyword: &str, rule: &Value, value: &Value) -> bool {
         "const" => rule == value,
         "minLength" => length().is_none_or(|length| length >= rule.as_u64().unwrap()),
         "maxLength" => length().is_none_or(|length| length <= rule.as_u64().unwrap()),
+        // Told to people, and no rule.
+        "examples" => true,
+        "minItems" => value.as_array().is_none_or(|items| items.len() as u64 >= rule.as_u64().unwrap()),
         "maxItems" => value.as_array().is_none_or(|items| items.len() as u64 <= rule.as_u64().unwrap()),
         "minimum" => value.as_f64().is_none_or(|number| number >= rule.as_f64().unwrap()),
         "maximum" => value.as_f64().is_none_or(|number| number <= rule.as_f64().unwrap()),

@@ -28,6 +28,7 @@ use crate::shell::authority::{Certificates, ca_dir};
 use crate::shell::backups;
 use crate::shell::commands::Commands;
 use crate::shell::control;
+use crate::shell::deployments;
 use crate::shell::dispatch::{Dispatch, Limits};
 use crate::shell::events::Happened;
 use crate::shell::gauges::Gauges;
@@ -159,6 +160,8 @@ impl Running {
         keeping.spawn(parts.clone().kept("settings", move || settings::keep(Arc::clone(&kept))));
         let kept = Arc::clone(&site);
         keeping.spawn(parts.clone().kept("jobs", move || jobs::keep(Arc::clone(&kept))));
+        let kept = Arc::clone(&site);
+        keeping.spawn(parts.clone().kept("deployments", move || deployments::keep(Arc::clone(&kept))));
         let kept = Arc::clone(&commands.keys);
         keeping.spawn(parts.clone().kept("keys", move || Arc::clone(&kept).keep()));
         if let Some(listener) = api {

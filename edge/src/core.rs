@@ -5,6 +5,7 @@ pub(crate) mod approval;
 pub(crate) mod authority;
 pub(crate) mod commands;
 pub(crate) mod credentials;
+pub(crate) mod deployments;
 pub(crate) mod door;
 pub(crate) mod enrollment;
 pub(crate) mod jobs;

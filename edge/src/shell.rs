@@ -5,6 +5,7 @@ pub(crate) mod authority;
 pub(crate) mod backups;
 pub(crate) mod commands;
 pub(crate) mod control;
+pub(crate) mod deployments;
 pub(crate) mod dispatch;
 pub(crate) mod events;
 pub(crate) mod gather;

@@ -14,6 +14,7 @@ mod behaviours;
 mod cancel;
 mod clients;
 mod crowds;
+mod deployments;
 mod disk;
 mod engines;
 mod faults;

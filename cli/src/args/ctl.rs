@@ -9,6 +9,7 @@ use clap::{Args, Subcommand};
 
 use super::{
     artifact::ArtifactVerb,
+    engine::EngineVerb,
     keys::KeyVerb,
     model::ModelVerb,
     node::NodeVerb,
@@ -151,7 +152,16 @@ const OPERATOR_EXAMPLES: &str = "Examples:
   umbel ctl operator create ada --role admin --out ada.token
   umbel ctl operator revoke ada -m 'left the team'";
 
+const ENGINE_EXAMPLES: &str = "Examples:
+  umbel ctl engine                                every engine, with its node and state
+  umbel ctl engine logs qwen3.r1 -f               what it writes
+  umbel ctl engine restart gpu-3/chat --deadline 1m
+  umbel ctl engine stop qwen3.r1 -m 'bad GPU'";
 const MODEL_EXAMPLES: &str = "Examples:
+  umbel ctl model apply qwen3.toml                have it served, and follow until it is
+  umbel ctl model                                 what the site should serve, and how far it is
+  umbel ctl model drain qwen3 -m 'new hardware'   until umbel ctl model load qwen3
+  umbel ctl model restart qwen3 --replica 2
   umbel ctl model plan qwen3.toml                 where it would run, without applying it
   umbel ctl model why qwen3                       why a replica has no place, and what would help";
 const QUEUE_EXAMPLES: &str = "Examples:
@@ -245,10 +255,20 @@ pub(crate) enum Noun {
         verb: Option<OperatorVerb>,
     },
     /// Deployments: what a site should serve
-    #[command(visible_alias = "deployment", after_help = MODEL_EXAMPLES)]
+    #[command(visible_alias = "deployment", args_conflicts_with_subcommands = true, after_help = MODEL_EXAMPLES)]
     Model {
+        /// Show this deployment: a name or the start of one
+        name: Option<String>,
         #[command(subcommand)]
-        verb: ModelVerb,
+        verb: Option<ModelVerb>,
+    },
+    /// Engines: the processes that compute, their output, ending and starting one
+    #[command(visible_alias = "provider", args_conflicts_with_subcommands = true, after_help = ENGINE_EXAMPLES)]
+    Engine {
+        /// Show this engine: its name, NODE/NAME, or the start of one
+        name: Option<String>,
+        #[command(subcommand)]
+        verb: Option<EngineVerb>,
     },
     /// Requests that wait and run, a model each, with the next step
     #[command(after_help = QUEUE_EXAMPLES)]

@@ -5,7 +5,8 @@
 
 use std::time::Instant;
 
-use umbel_wire::NodeId;
+use umbel_contracts::deployment::DeploymentSpec;
+use umbel_wire::{Generation, NodeId};
 
 use super::admission::{self, Admission, Category, NotTaken, ProviderIndex, ProviderSpec};
 use super::registry::Call;
@@ -45,15 +46,19 @@ pub(crate) fn spec(node: NodeId, engine: &Declared) -> ProviderSpec {
         node_id: node,
         model: engine.model.clone(),
         aliases: engine.aliases.clone(),
-        category: match engine.category.as_str() {
-            "api" => Category::Api,
-            "cli" => Category::Cli,
-            _ => Category::LocalInference,
-        },
+        category: category(&engine.category),
         capacity: engine.capacity,
         max_context_tokens: engine.max_context_tokens,
         long_context_threshold_tokens: engine.long_context_threshold_tokens,
         long_context_capacity: engine.long_context_capacity,
+    }
+}
+
+fn category(word: &str) -> Category {
+    match word {
+        "api" => Category::Api,
+        "cli" => Category::Cli,
+        _ => Category::LocalInference,
     }
 }
 
@@ -71,4 +76,48 @@ fn state(state: ProviderState) -> admission::ProviderState {
         ProviderState::Unavailable => admission::ProviderState::Unavailable,
         ProviderState::Failed => admission::ProviderState::Failed,
     }
+}
+
+/// The node of providers that no node has yet.
+const NOWHERE: NodeId = NodeId(uuid::Uuid::nil());
+
+/// Whether a provider is only expected: it is in no list of those that there are.
+pub(crate) fn is_expected(node: NodeId) -> bool {
+    node == NOWHERE
+}
+
+/// A provider that a deployment wants and that is not there yet: requests for its model wait for it.
+pub(crate) fn expected(spec: &DeploymentSpec) -> ProviderSpec {
+    ProviderSpec {
+        provider_id: format!("deployment/{}", spec.name).into(),
+        node_id: NOWHERE,
+        model: spec.model().to_owned(),
+        aliases: spec.aliases.clone(),
+        category: category(spec.category()),
+        capacity: spec.capacity(),
+        max_context_tokens: spec.max_context_tokens.unwrap_or_default(),
+        long_context_threshold_tokens: spec.long_context_threshold_tokens.unwrap_or_default(),
+        long_context_capacity: spec.long_context_capacity.unwrap_or_default(),
+    }
+}
+
+/// Admission waits with requests for what is expected; what no longer is goes. `known` is what it was told before.
+pub(crate) fn expect(
+    admission: &mut Admission,
+    now: Instant,
+    known: &mut Vec<ProviderSpec>,
+    expected: Vec<ProviderSpec>,
+) {
+    if *known == expected {
+        return;
+    }
+    for old in known.iter().filter(|old| !expected.iter().any(|new| new.provider_id == old.provider_id)) {
+        admission.undeclare(now, &old.provider_id);
+    }
+    admission.node_eligible(now, NOWHERE, true);
+    for new in expected.iter().filter(|new| !known.contains(new)) {
+        // One that does not fit any more is not waited for: its replicas will not be served either.
+        let _ = admission.provider_up(now, new.clone(), Generation(1), admission::ProviderState::Loading);
+    }
+    *known = expected;
 }

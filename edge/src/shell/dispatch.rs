@@ -21,7 +21,7 @@ use umbel_wire::{Connection, Generation, NodeId};
 use gauges::Gauges;
 pub(crate) use slot::{Slot, Waiting};
 
-use crate::core::admission::{Admission, Decision, Grant, Output, ProviderIndex, RetryBudget};
+use crate::core::admission::{Admission, Decision, Grant, Output, ProviderIndex, ProviderSpec, RetryBudget};
 pub(crate) use crate::core::admission::{
     Ask, Avoid, ChoiceFigures, Class, Figures, KeyNumber, LeaseCounts, LeaseId, LeaseReading, Limits,
     ModelIndex, NotTaken, Outcome, Prefix, ProviderState, QueueReading, Reading, Refusal, RefusalReason,
@@ -63,6 +63,8 @@ struct State {
     models: HashMap<ModelIndex, Known>,
     /// Models that admission forgot and whose metrics are still there.
     forgotten: Vec<Known>,
+    /// Providers that are wanted and not there yet.
+    expected: Vec<ProviderSpec>,
     /// When the clock task wakes next.
     armed: Option<Instant>,
 }
@@ -110,6 +112,7 @@ impl Dispatch {
                 links: HashMap::new(),
                 models: HashMap::new(),
                 forgotten: Vec::new(),
+                expected: Vec::new(),
                 armed: None,
             }),
             metrics: Arc::clone(&metrics),

@@ -10,7 +10,9 @@ mod backup;
 mod ca;
 mod credential;
 mod decommission;
+mod deployments;
 mod drain;
+mod engines;
 mod jobs;
 mod keys;
 mod lifecycle;
@@ -43,13 +45,17 @@ use lifecycle::Simple;
 pub(crate) use ca::catch_up;
 
 /// Operations that take something away from somebody: whoever asks has to say why.
-const REASONED: [&str; 6] = [
+const REASONED: [&str; 10] = [
     NodeDrain::NAME,
     NodeDisable::NAME,
     CredentialRevoke::NAME,
     NodeDecommission::NAME,
     operations::SettingsRollback::NAME,
     operations::RequestRelease::NAME,
+    operations::DeploymentUnload::NAME,
+    operations::DeploymentDrain::NAME,
+    operations::DeploymentDelete::NAME,
+    operations::EngineStop::NAME,
 ];
 
 fn invalid(reason: &'static str, message: impl Into<String>) -> Error {
@@ -223,6 +229,8 @@ pub(crate) async fn read(commands: &Arc<Commands>, request: &Request) -> Result<
             "apikey" => keys::read(commands, request).await,
             "audit" => audit::read(commands, request).await,
             "ca" => ca::read(commands, request).await,
+            "deployment" => deployments::read(commands, request),
+            "engine" => engines::read(commands, request).await,
             "job" => jobs::read(commands, request).await,
             "placement" => placement::read(commands, request).await,
             "queue" | "request" => requests::read(commands, request),
@@ -286,6 +294,8 @@ pub(crate) async fn dry_run(commands: &Arc<Commands>, request: &Request) -> Resu
         other => match family(other) {
             "apikey" => keys::dry_run(commands, request),
             "ca" => ca::dry_run(commands, request).await,
+            "deployment" => deployments::dry_run(commands, request),
+            "engine" => engines::dry_run(commands, request),
             "edge" => backup::dry_run(commands, request).await,
             "node.credential" => credential::dry_run(commands, request).await,
             "job" | "runtime" => jobs::dry_run(commands, request).await,
@@ -337,6 +347,8 @@ pub(crate) async fn start(context: &Context<'_>) -> Result<(), Error> {
         other => match family(other) {
             "apikey" => keys::start(context).await,
             "ca" => ca::start(context).await,
+            "deployment" => deployments::start(context).await,
+            "engine" => engines::start(context).await,
             "edge" => backup::start(context).await,
             "node.credential" => credential::start(context).await,
             "job" | "runtime" => jobs::start(context).await,

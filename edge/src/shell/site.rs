@@ -26,6 +26,7 @@ use crate::core::registry::node::{Node, NodeRow, ReportRow};
 use crate::core::registry::{Call, Notice, Registry};
 use crate::core::tombstones::{TOMBSTONES, Tombstone};
 use crate::shell::authority::{Authorities, Expiries};
+use crate::shell::deployments::Deployments;
 use crate::shell::dispatch::Dispatch;
 use crate::shell::events::{Events, Happened};
 use crate::shell::gather::Gather;
@@ -66,6 +67,8 @@ pub(crate) struct Site {
     pub(crate) settings: Settings,
     /// Work that nodes do for this edge.
     pub(crate) jobs: Jobs,
+    /// What the site wants served.
+    pub(crate) deployments: Deployments,
     pub(crate) started: Instant,
     /// What of this process broke off.
     pub(crate) parts: Parts,
@@ -157,6 +160,7 @@ impl Site {
             tokens.apply(row, stored.position);
         }
         let jobs = Jobs::load(&store).await.map_err(unreadable)?;
+        let deployments = Deployments::load(&store).await.map_err(unreadable)?;
         let floor = store.get(SELF, WALL).await.map_err(unreadable)?;
         let floor = floor.and_then(|row| row.json::<i64>().ok()).unwrap_or(0);
         tokens.forget_answers(Wall::now().max(Wall(floor)));
@@ -179,6 +183,7 @@ impl Site {
             expiries: Expiries::default(),
             settings,
             jobs,
+            deployments,
             started: now,
             parts: Parts::default(),
             registry: Mutex::new(registry),
@@ -220,6 +225,7 @@ impl Site {
             if registry.take_changed() {
                 let revision = self.revisions.take();
                 registry.set_revision(revision);
+                self.deployments.registry_changed();
             }
             (result, registry.take_notices(), registry.take_evicted())
         };

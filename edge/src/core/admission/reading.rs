@@ -14,6 +14,7 @@ use super::model::QueueFigures;
 use super::provider::Figures;
 use super::waiting::Waiter;
 use super::{Admission, Class, KeyNumber, LeaseCounts, ModelIndex};
+use crate::core::providers::is_expected;
 
 /// Everything at one moment.
 #[derive(Clone, Debug, Default)]
@@ -99,6 +100,9 @@ impl Admission {
             let model = self.models.get(figures.index.0 as usize)?;
             let providers = model.providers.iter().filter_map(|provider| {
                 let provider = self.providers.get(provider.0 as usize)?;
+                if is_expected(provider.spec.node_id) {
+                    return None;
+                }
                 let figures = self.figures_of(provider)?;
                 Some((Arc::clone(&provider.spec.provider_id), provider.spec.node_id, figures))
             });

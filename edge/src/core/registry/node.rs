@@ -43,6 +43,9 @@ pub(crate) struct Declared {
     /// UUIDs of the GPUs that it was given.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) gpus: Vec<String>,
+    /// The deployment that it is of; empty: the node's own file declares it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) deployment: String,
 }
 
 impl Declared {
@@ -60,6 +63,7 @@ impl Declared {
             long_context_capacity: engine.long_context_capacity,
             since_unix_ms,
             gpus: engine.gpu_uuids.clone(),
+            deployment: engine.deployment.clone(),
         }
     }
 }

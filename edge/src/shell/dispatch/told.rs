@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use umbel_wire::{Connection, Generation, NodeId};
 
 use super::{Dispatch, LeaseId, Link, NotTaken};
-use crate::core::admission::Admission;
+use crate::core::admission::{Admission, ProviderSpec};
 use crate::core::providers;
 use crate::core::registry::Call;
 
@@ -48,6 +48,13 @@ impl Dispatch {
             }
             Ok(())
         })
+    }
+
+    /// Providers that are wanted and not there yet: requests for their models wait.
+    pub(crate) fn expect(&self, expected: Vec<ProviderSpec>) {
+        self.change(|state, now| {
+            providers::expect(&mut state.admission, now, &mut state.expected, expected);
+        });
     }
 
     /// The leases that a returning node says it still carries, before it is ready. Returns those that it must

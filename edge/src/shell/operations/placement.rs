@@ -66,7 +66,7 @@ impl Asked {
         };
         let (spec, known) = match (asked.deployment, asked.document) {
             (Some(name), None) => {
-                let known = known(&commands.site, &name).ok_or_else(|| {
+                let known = commands.site.deployments.known(&name).ok_or_else(|| {
                     let message = format!("the site has no deployment `{name}`");
                     Error::new(Code::NotFound, "DEPLOYMENT_UNKNOWN", message)
                 })?;
@@ -88,9 +88,9 @@ impl Asked {
             waiting_since_unix_ms = known.waiting_since_unix_ms;
         } else {
             // As if it took the place of what has its name.
-            wish.displaces = engines_of(&commands.site, &spec.name);
+            wish.displaces = commands.site.deployments.engines_of(&spec.name);
         }
-        let given = given(&commands.site);
+        let given = commands.site.deployments.given();
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         Ok(Self { spec, request: wish, given, placed, waiting_since_unix_ms, limit, only })
     }
@@ -144,25 +144,4 @@ fn bounded(mut object: PlacementObject) -> PlacementObject {
         object.nodes_left_off = object.nodes_left_off.saturating_add(u32::try_from(off).unwrap_or(u32::MAX));
     }
     object
-}
-
-/// A deployment of the site, as far as placement is concerned.
-struct Known {
-    spec: DeploymentSpec,
-    placed: std::collections::BTreeMap<NodeId, u32>,
-    avoid: std::collections::BTreeMap<NodeId, String>,
-    waiting_since_unix_ms: Option<i64>,
-}
-
-fn known(_: &Site, _: &str) -> Option<Known> {
-    None
-}
-
-fn engines_of(_: &Site, _: &str) -> std::collections::BTreeSet<String> {
-    std::collections::BTreeSet::new()
-}
-
-/// What the site has given away.
-fn given(_: &Site) -> Given {
-    Given::default()
 }

@@ -1,0 +1,202 @@
+//! `ctl engine`: the processes that compute, of deployments and of nodes' own files.
+//!
+//! Owns listing, showing, following their output, and ending or starting one. Leaves which should be there to `ctl model`.
+//! Invariant: an engine is named by what `ctl engine` prints; where several nodes have one of a name, by NODE/NAME.
+
+use std::time::Duration;
+
+use serde_json::json;
+use umbel_contracts::objects::EngineObject;
+use umbel_contracts::operations::{EngineControlArgs, EngineLogsArgs, EngineLogsResult};
+
+use super::{Ctl, command, gather::gather, pick, with_site};
+use crate::{
+    args::EngineVerb,
+    calls::Call,
+    client::parse,
+    exit::{Exit, Failure, Outcome},
+    output::{Column, Format, Table, ago, details, put, say, state_tone, utc},
+};
+
+const LIST: &str = "umbel ctl engine";
+/// How often new lines are asked for while output is followed.
+const EVERY: Duration = Duration::from_secs(1);
+/// Lines of one question while following.
+const LINES: u32 = 1_000;
+
+pub(crate) async fn run(ctl: &Ctl, name: Option<&str>, verb: Option<&EngineVerb>) -> Outcome {
+    match (verb, name) {
+        (None | Some(EngineVerb::List), None) => list(ctl).await,
+        (None | Some(EngineVerb::List), Some(name)) => show(ctl, name).await,
+        (Some(EngineVerb::Show { name }), _) => show(ctl, name).await,
+        (Some(EngineVerb::Logs { name, lines, follow }), _) => logs(ctl, name, *lines, *follow).await,
+        (Some(EngineVerb::Restart { name, deadline }), _) => {
+            control(ctl, name, "engine.restart", *deadline, "starts anew").await
+        }
+        (Some(EngineVerb::Stop { name, deadline }), _) => {
+            ctl.reason_for("stopping an engine")?;
+            control(ctl, name, "engine.stop", *deadline, "is stopped until it is restarted").await
+        }
+    }
+}
+
+async fn list(ctl: &Ctl) -> Outcome {
+    let gathered = gather(ctl, "engine.list", "engines").await?;
+    if ctl.put_list(&gathered.raws()?) {
+        return gathered.complete("engines");
+    }
+    let mut table = Table::new(vec![
+        Column::left("ENGINE"),
+        Column::left("SITE"),
+        Column::left("NODE"),
+        Column::left("KIND"),
+        Column::left("MODEL"),
+        Column::state("STATE"),
+        Column::number("SINCE"),
+        Column::number("RUNNING"),
+        Column::number("RESTARTS"),
+        Column::number("GPUS").wide(),
+        Column::left("PROVIDER").wide(),
+        Column::text("CAUSE"),
+    ]);
+    let mut names = Vec::new();
+    for (site, raw) in &gathered.items {
+        let one: EngineObject = parse(raw.get())?;
+        names.push(one.provider_id.clone());
+        table.row(vec![
+            one.engine.clone(),
+            site.clone(),
+            one.node.clone(),
+            one.kind.clone(),
+            one.model.clone(),
+            one.state.clone(),
+            ago(one.since),
+            one.in_flight.to_string(),
+            one.restarts.to_string(),
+            one.gpus.len().to_string(),
+            one.provider_id.clone(),
+            one.cause.clone(),
+        ]);
+    }
+    if ctl.global.output == Format::Name {
+        ctl.put_names(names.iter().map(String::as_str));
+    } else {
+        ctl.put_table(&table, "No engine. Apply a deployment: umbel ctl model apply FILE");
+    }
+    gathered.complete("engines")
+}
+
+/// The one engine of a name, NODE/NAME, a provider's id, or the start of one.
+async fn find(ctl: &Ctl, name: &str) -> Outcome<(String, EngineObject)> {
+    let gathered = gather(ctl, "engine.list", "engines").await?;
+    let mut all: Vec<(String, EngineObject, String)> = Vec::new();
+    for (site, raw) in &gathered.items {
+        all.push((site.clone(), parse(raw.get())?, with_site(site, raw)?.get().to_owned()));
+    }
+    let names = |(site, one, _): &(String, EngineObject, String)| {
+        vec![
+            one.engine.clone(),
+            format!("{}/{}", one.node, one.engine),
+            one.provider_id.clone(),
+            site.clone(),
+        ]
+    };
+    let picked = pick::one(all, name, "engine", names, LIST)?;
+    let (site, one, _) = picked.item;
+    if !picked.exact {
+        say(&format!("{} on {}", one.engine, one.node));
+    }
+    Ok((site, one))
+}
+
+async fn show(ctl: &Ctl, name: &str) -> Outcome {
+    let (site, found) = find(ctl, name).await?;
+    let call = Call::new("engine.show").args(&json!({ "engine": found.provider_id }))?;
+    let raw = ctl.client.ask(&site, &call).await?.result_raw()?;
+    if ctl.put_object(&raw) {
+        return Ok(());
+    }
+    let one: EngineObject = parse(&raw)?;
+    if ctl.global.output == Format::Name {
+        put(&one.provider_id);
+        return Ok(());
+    }
+    let of = one.deployment.clone().unwrap_or_else(|| "its node's own file".to_owned());
+    let mut lines = vec![
+        ("Engine", one.engine.clone()),
+        ("Node", format!("{} at {site}", one.node)),
+        ("Of", of),
+        ("Kind", one.kind.clone()),
+        ("Model", one.model.clone()),
+        ("State", ctl.style.paint(state_tone(&one.state), &one.state)),
+        ("Since", utc(one.since)),
+        ("Running", one.in_flight.to_string()),
+        ("Restarts", one.restarts.to_string()),
+    ];
+    if !one.cause.is_empty() {
+        lines.push(("Cause", one.cause.clone()));
+    }
+    if !one.gpus.is_empty() {
+        lines.push(("GPUs", one.gpus.join(", ")));
+    }
+    put(&details(&lines));
+    if !one.output_tail.is_empty() {
+        put(&format!("\n{}", crate::output::printable_lines(one.output_tail.trim_end())));
+    }
+    Ok(())
+}
+
+async fn logs(ctl: &Ctl, name: &str, lines: u32, follow: bool) -> Outcome {
+    let (site, found) = find(ctl, name).await?;
+    let mut cursor = None;
+    let mut lines = lines;
+    loop {
+        let args = EngineLogsArgs { engine: found.provider_id.clone(), lines: Some(lines), cursor };
+        let told = ctl.client.ask(&site, &Call::new("engine.logs").args(&args)?).await;
+        let result: EngineLogsResult = match told {
+            Ok(told) if !follow && ctl.put_object(&told.result_raw()?) => return Ok(()),
+            Ok(told) => told.result()?,
+            // A node or an edge that restarts is part of what one follows.
+            Err(failure) if follow && matches!(failure.exit(), Exit::Unreachable | Exit::TimedOut) => {
+                cursor = args.cursor;
+                tokio::time::sleep(EVERY).await;
+                continue;
+            }
+            Err(failure) => return Err(failure),
+        };
+        if result.gap {
+            say("note: lines in between are no longer kept");
+        }
+        for line in &result.lines {
+            put(&crate::output::printable(line));
+        }
+        if !follow {
+            return Ok(());
+        }
+        let full = result.lines.len() >= usize::try_from(lines).unwrap_or(usize::MAX);
+        (cursor, lines) = (Some(result.cursor), LINES);
+        if !full {
+            tokio::select! {
+                () = tokio::time::sleep(EVERY) => {}
+                _ = tokio::signal::ctrl_c() => return Err(Failure::new(Exit::Interrupted, "stopped following")),
+            }
+        }
+    }
+}
+
+async fn control(
+    ctl: &Ctl,
+    name: &str,
+    operation: &'static str,
+    deadline: Option<Duration>,
+    done: &str,
+) -> Outcome {
+    let (site, found) = find(ctl, name).await?;
+    let args = EngineControlArgs {
+        engine: found.provider_id.clone(),
+        deadline_seconds: deadline.map(|deadline| deadline.as_secs()),
+    };
+    let call =
+        Call::new(operation).args(&args)?.reason(ctl.global.reason.as_deref()).dry_run(ctl.global.dry_run);
+    command::send(ctl, &site, &call, &format!("{} on {} {done}.", found.engine, found.node)).await
+}

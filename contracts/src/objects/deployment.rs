@@ -1,0 +1,218 @@
+//! What the operator API says of deployments, their replicas, and engines.
+//!
+//! Invariant: a deployment's state follows from its replicas and from what is wanted; where it is not `ready` its sentence
+//! says why, and what to do where people have to.
+
+use jiff::Timestamp;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// How a deployment stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DeploymentState {
+    /// All wanted replicas are ready, as the document says.
+    Ready,
+    /// Replicas come up.
+    Loading,
+    /// Replicas are replaced by those of a newer document or of a restart.
+    Changing,
+    /// Fewer replicas are ready than wanted, and nothing more can be done now.
+    Degraded,
+    /// Every replica has failed and was given up.
+    Failed,
+    /// None fits anywhere.
+    Unplaced,
+    /// Replicas go.
+    Unloading,
+    /// None is wanted.
+    Unloaded,
+    /// It goes.
+    Deleting,
+    /// A word of a newer edge.
+    #[serde(other)]
+    Other,
+}
+
+impl DeploymentState {
+    /// Its spelling.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::Loading => "loading",
+            Self::Changing => "changing",
+            Self::Degraded => "degraded",
+            Self::Failed => "failed",
+            Self::Unplaced => "unplaced",
+            Self::Unloading => "unloading",
+            Self::Unloaded => "unloaded",
+            Self::Deleting => "deleting",
+            Self::Other => "other",
+        }
+    }
+
+    /// Whether it stays so unless something happens.
+    #[must_use]
+    pub const fn is_at_rest(self) -> bool {
+        matches!(self, Self::Ready | Self::Degraded | Self::Failed | Self::Unplaced | Self::Unloaded)
+    }
+}
+
+/// A deployment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct DeploymentObject {
+    /// Its name.
+    pub name: String,
+    /// The model's name for applications.
+    pub model: String,
+    /// Other names of the model.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub aliases: Vec<String>,
+    /// The engine's kind.
+    pub engine_kind: String,
+    /// How it stands.
+    pub state: DeploymentState,
+    /// Why, in one sentence; empty if it is ready.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
+    /// Replicas that are wanted now.
+    pub wanted: u32,
+    /// Replicas that take requests.
+    pub ready: u32,
+    /// Grows with each document that says something else.
+    pub version: u64,
+    /// SHA-256 of the document in its canonical form.
+    pub digest: String,
+    /// Nothing is begun for it and nothing taken away.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub paused: bool,
+    /// No replica is wanted until it is loaded.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unloaded: bool,
+    /// When it was first applied.
+    #[schemars(with = "String")]
+    pub created_at: Timestamp,
+    /// When its document was applied.
+    #[schemars(with = "String")]
+    pub applied_at: Timestamp,
+    /// By whom.
+    pub applied_by: String,
+    /// Since when it has fewer replicas than it wants and cannot place more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub unplaced_since: Option<Timestamp>,
+    /// Its replicas, by number.
+    pub replicas: Vec<ReplicaObject>,
+    /// The document; only in `deployment.show` and where it was applied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub document: Option<Map<String, Value>>,
+}
+
+/// A replica of a deployment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ReplicaObject {
+    /// Its engine's name: `qwen3.r1`.
+    pub engine: String,
+    /// From 1.
+    pub number: u32,
+    /// Where it is.
+    pub node_id: String,
+    /// The node's name.
+    pub node: String,
+    /// GPUs that it has, by UUID.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<String>,
+    /// `acquiring`, `loading`, `ready`, `stopped`, `draining`, `unloading`, `failed` or `lost`.
+    pub state: String,
+    /// When the state began.
+    #[schemars(with = "String")]
+    pub since: Timestamp,
+    /// Why it is so.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub cause: String,
+    /// The document's version that it was last loaded with.
+    pub version: u64,
+    /// It runs something else than the document says, and will be replaced.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub outdated: bool,
+    /// Failures one after another.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub failures: u32,
+    /// When a failed one is tried again; absent if it is given up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub retry_at: Option<Timestamp>,
+    /// What is done for it now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job: Option<ReplicaJobObject>,
+}
+
+/// What is done for a replica now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ReplicaJobObject {
+    /// `job.show` tells more.
+    pub job_id: String,
+    /// `acquire`, `load`, `drain` or `unload`.
+    pub kind: String,
+    /// One word; empty before its node has begun.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub phase: String,
+    /// One sentence.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
+    /// So much of `total`.
+    #[serde(default)]
+    pub done: u64,
+    /// 0: not known.
+    #[serde(default)]
+    pub total: u64,
+    /// Of `done` and `total`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub unit: String,
+}
+
+/// An engine on a node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct EngineObject {
+    /// Its name on its node.
+    pub engine: String,
+    /// NODE_ID/ENGINE.
+    pub provider_id: String,
+    /// Where it is.
+    pub node_id: String,
+    /// The node's name.
+    pub node: String,
+    /// Its kind.
+    pub kind: String,
+    /// The model that it serves.
+    pub model: String,
+    /// The deployment that it is of; absent if the node's own file declares it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deployment: Option<String>,
+    /// `ready`, `loading`, `failed`, ...; `unknown` while its node is away.
+    pub state: String,
+    /// Why.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub cause: String,
+    /// Since when, by the node's clock.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub since: Option<Timestamp>,
+    /// Requests that it works on, as its node counts.
+    pub in_flight: u32,
+    /// How often its process was started anew.
+    pub restarts: u32,
+    /// GPUs that it was given, by UUID.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<String>,
+    /// The last lines of its output when it failed; only in `engine.show`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub output_tail: String,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants it so")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
+}

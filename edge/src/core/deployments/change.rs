@@ -1,0 +1,281 @@
+//! What operators change of deployments: checked against the others, and as rows to commit.
+//!
+//! Leaves storing and telling to the shell. Invariants: a name of a model means one model over all deployments; what says
+//! nothing new changes nothing; whatever is asked, a replica that was given up is tried again when its deployment changes.
+
+use std::collections::BTreeMap;
+
+use umbel_contracts::deployment::DeploymentSpec;
+use umbel_wire::{Code, Error};
+
+use super::rows::{DeploymentRow, ReplicaRow, ReplicaState};
+use super::{Deployments, MAX_DEPLOYMENTS};
+
+/// A change to commit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Change {
+    pub(crate) row: DeploymentRow,
+    /// The row it is made from; `None` for a new deployment.
+    pub(crate) before: Option<DeploymentRow>,
+    /// Replicas that change with it.
+    pub(crate) replicas: Vec<ReplicaRow>,
+    /// For the audit.
+    pub(crate) sentence: String,
+}
+
+impl Change {
+    /// Whether anything is different after it.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.before.as_ref() == Some(&self.row) && self.replicas.is_empty()
+    }
+}
+
+/// What an operator asks of a deployment that exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ask {
+    /// Its replicas are wanted again, and what was given up is tried again.
+    Load,
+    /// Its replicas go; their requests may take so long (the document's deadline unless said).
+    Unload { leave_ms: Option<u64> },
+    /// Nothing is begun and nothing taken away until it is taken back.
+    Pause(bool),
+    /// Its replicas are replaced one after the other.
+    Restart,
+    /// It goes for good.
+    Delete,
+}
+
+/// What an operator asks of one replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AskReplica {
+    /// It goes; another one comes if it is wanted.
+    Leave { leave_ms: Option<u64> },
+    /// It is replaced, or tried again if it was given up.
+    Restart,
+}
+
+impl Deployments {
+    /// A document that is checked already, as a change.
+    ///
+    /// # Errors
+    /// CONFLICT: with another deployment's names, with one that is going, with another version than the one named.
+    pub(crate) fn propose(
+        &self,
+        spec: DeploymentSpec,
+        if_version: Option<u64>,
+        author: &str,
+        wall: i64,
+    ) -> Result<Change, Error> {
+        let before = self.rows.get(&spec.name).cloned();
+        let version = before.as_ref().map_or(0, |row| row.version);
+        if if_version.is_some_and(|wanted| wanted != version) {
+            let message = format!("deployment {} is at version {version} now; look again", spec.name);
+            return Err(Error::new(Code::Conflict, "CHANGED_MEANWHILE", message));
+        }
+        if before.as_ref().is_some_and(|row| row.deleting) {
+            let message =
+                format!("deployment {} is being deleted; apply it again when it is gone", spec.name);
+            return Err(Error::new(Code::Conflict, "DEPLOYMENT_DELETING", message));
+        }
+        if before.is_none() && self.rows.len() >= MAX_DEPLOYMENTS {
+            let message =
+                format!("a site has at most {MAX_DEPLOYMENTS} deployments; delete those that are over");
+            return Err(Error::new(Code::ResourceExhausted, "TOO_MANY_DEPLOYMENTS", message));
+        }
+        self.check_names(&spec)?;
+        let changed = before.as_ref().is_none_or(|row| row.spec != spec);
+        let sentence = match &before {
+            None => format!("new: {} replicas of {}", spec.replicas, spec.model()),
+            Some(row) if changed => differences(&row.spec, &spec),
+            Some(_) => "nothing is different".to_owned(),
+        };
+        let row = match &before {
+            Some(row) if !changed => row.clone(),
+            Some(row) => DeploymentRow {
+                engine_digest: spec.engine_digest(),
+                spec,
+                version: version + 1,
+                applied_at_unix_ms: wall,
+                applied_by: author.to_owned(),
+                ..row.clone()
+            },
+            None => DeploymentRow {
+                engine_digest: spec.engine_digest(),
+                spec,
+                version: 1,
+                created_at_unix_ms: wall,
+                applied_at_unix_ms: wall,
+                applied_by: author.to_owned(),
+                paused: false,
+                unloaded: false,
+                deleting: false,
+                restarts: 0,
+                leave_ms: None,
+            },
+        };
+        let replicas = if changed { self.tried_again(&row.spec.name, wall) } else { Vec::new() };
+        Ok(Change { row, before, replicas, sentence })
+    }
+
+    /// What is asked of a deployment, as a change.
+    ///
+    /// # Errors
+    /// NOT_FOUND; CONFLICT if it is going already.
+    pub(crate) fn ask(&self, name: &str, ask: Ask, wall: i64) -> Result<Change, Error> {
+        let before = self.existing(name)?.clone();
+        if before.deleting && ask != Ask::Delete {
+            let message = format!("deployment {name} is being deleted");
+            return Err(Error::new(Code::Conflict, "DEPLOYMENT_DELETING", message));
+        }
+        let mut row = before.clone();
+        let mut replicas = Vec::new();
+        let sentence = match ask {
+            Ask::Load => {
+                (row.unloaded, row.leave_ms) = (false, None);
+                replicas = self.tried_again(name, wall);
+                "its replicas are wanted"
+            }
+            Ask::Unload { leave_ms } => {
+                (row.unloaded, row.leave_ms) = (true, leave_ms);
+                "its replicas are not wanted until it is loaded"
+            }
+            Ask::Pause(paused) => {
+                row.paused = paused;
+                if paused { "nothing is begun or taken away for it" } else { "it goes on" }
+            }
+            Ask::Restart => {
+                row.restarts += 1;
+                "its replicas are replaced one after the other"
+            }
+            Ask::Delete => {
+                row.deleting = true;
+                "its replicas go, and then it goes"
+            }
+        };
+        Ok(Change { row, before: Some(before), replicas, sentence: sentence.to_owned() })
+    }
+
+    /// What is asked of one replica, as a change.
+    ///
+    /// # Errors
+    /// NOT_FOUND.
+    pub(crate) fn ask_replica(
+        &self,
+        name: &str,
+        number: u32,
+        ask: AskReplica,
+        wall: i64,
+    ) -> Result<Change, Error> {
+        let row = self.existing(name)?.clone();
+        let Some(replica) = self.replicas_of(name).find(|one| one.number == number) else {
+            let message =
+                format!("deployment {name} has no replica {number}; show it to see which there are");
+            return Err(Error::new(Code::NotFound, "REPLICA_UNKNOWN", message));
+        };
+        let mut replica = replica.clone();
+        let sentence = match ask {
+            AskReplica::Leave { leave_ms } => {
+                replica.leave_ms = Some(leave_ms.unwrap_or_else(|| {
+                    u64::try_from(row.spec.drain_deadline.0.as_millis()).unwrap_or(u64::MAX)
+                }));
+                format!("{} goes", replica.engine())
+            }
+            AskReplica::Restart if replica.state == ReplicaState::Failed => {
+                replica = again(&replica, wall);
+                format!("{} is tried again", replica.engine())
+            }
+            AskReplica::Restart => {
+                replica.condemned = true;
+                format!("{} is replaced", replica.engine())
+            }
+        };
+        Ok(Change { before: Some(row.clone()), row, replicas: vec![replica], sentence })
+    }
+
+    /// A deployment of this name.
+    ///
+    /// # Errors
+    /// NOT_FOUND.
+    pub(crate) fn existing(&self, name: &str) -> Result<&DeploymentRow, Error> {
+        self.rows.get(name).ok_or_else(|| {
+            let message = format!("this site has no deployment {name}; list them to see which there are");
+            Error::new(Code::NotFound, "DEPLOYMENT_UNKNOWN", message)
+        })
+    }
+
+    fn tried_again(&self, name: &str, wall: i64) -> Vec<ReplicaRow> {
+        let failed = self.replicas_of(name).filter(|row| row.state == ReplicaState::Failed);
+        failed.map(|row| again(row, wall)).filter(|new| self.replicas.get(&new.key()) != Some(new)).collect()
+    }
+
+    /// Each name of a model means one model, described the same way by all who serve it.
+    fn check_names(&self, spec: &DeploymentSpec) -> Result<(), Error> {
+        for other in self.rows.values().map(|row| &row.spec).filter(|other| other.name != spec.name) {
+            let conflict = |message: String| Err(Error::new(Code::Conflict, "MODEL_NAME_TAKEN", message));
+            if other.model() == spec.model() {
+                let described = |spec: &DeploymentSpec| {
+                    let mut aliases = spec.aliases.clone();
+                    aliases.sort();
+                    (aliases, spec.long_context_threshold_tokens)
+                };
+                if described(other) != described(spec) {
+                    return conflict(format!(
+                        "deployment {} serves {} too, and with other aliases or another long_context_threshold_tokens; they \
+                         have to be the same",
+                        other.name,
+                        spec.model()
+                    ));
+                }
+                continue;
+            }
+            let names = |spec: &DeploymentSpec| {
+                std::iter::once(spec.model().to_owned()).chain(spec.aliases.clone()).collect::<Vec<String>>()
+            };
+            let theirs = names(other);
+            if let Some(taken) = names(spec).into_iter().find(|name| theirs.contains(name)) {
+                return conflict(format!(
+                    "\"{taken}\" means {} already, which deployment {} serves",
+                    other.model(),
+                    other.name
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A failed replica that is tried again at once.
+fn again(row: &ReplicaRow, wall: i64) -> ReplicaRow {
+    ReplicaRow {
+        failures: 0,
+        retry_at_unix_ms: Some(wall),
+        elsewhere_only: false,
+        avoid: Vec::new(),
+        ..row.clone()
+    }
+}
+
+/// The fields that became another.
+fn differences(before: &DeploymentSpec, after: &DeploymentSpec) -> String {
+    let fields = |spec: &DeploymentSpec| -> BTreeMap<String, serde_json::Value> {
+        match serde_json::to_value(spec) {
+            Ok(serde_json::Value::Object(fields)) => fields.into_iter().collect(),
+            _ => BTreeMap::new(),
+        }
+    };
+    let (before, after) = (fields(before), fields(after));
+    let keys: std::collections::BTreeSet<&String> = before.keys().chain(after.keys()).collect();
+    let mut said = Vec::new();
+    for key in keys.into_iter().filter(|key| before.get(*key) != after.get(*key)) {
+        let scalar = |value: Option<&serde_json::Value>| match value {
+            None => Some("none".to_owned()),
+            Some(value) if value.is_object() || value.is_array() => None,
+            Some(value) => Some(value.to_string()),
+        };
+        said.push(match (scalar(before.get(key)), scalar(after.get(key))) {
+            (Some(before), Some(after)) => format!("{key} {before} -> {after}"),
+            _ => format!("{key} is another"),
+        });
+    }
+    said.join(", ")
+}

@@ -1,0 +1,143 @@
+//! What a round is told: nodes, engines, jobs, and where something would fit.
+//!
+//! Owns the reconciler's words for them, which are fewer than the registry's. Invariant: what is not known is said so, and
+//! nothing is concluded from it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+use umbel_contracts::deployment::DeploymentSpec;
+use umbel_wire::NodeId;
+
+/// Whether a node can be counted on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// Connected, complete, heard lately: what it reports is all there is.
+    Here,
+    /// Not now, or not judged yet: nothing follows from it.
+    Away,
+    /// Offline.
+    Lost,
+    /// People took it away: disabled, revoked.
+    Gone,
+}
+
+/// An engine as its node reports it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EngineWord {
+    /// On its way up, or up again after a crash.
+    Coming,
+    /// Takes requests.
+    Ready,
+    /// On its way down.
+    Ending,
+    /// Stands still by an operator's wish.
+    Stopped,
+    /// Its node does not try any more.
+    Failed,
+    /// Not said yet.
+    Unknown,
+}
+
+/// An engine of a deployment on a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct EngineFact {
+    pub(crate) state: EngineWord,
+    pub(crate) cause: String,
+}
+
+/// A node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NodeFact {
+    /// For people.
+    pub(crate) name: String,
+    pub(crate) standing: Standing,
+    pub(crate) draining: bool,
+    /// Its engines that are some deployment's, by name.
+    pub(crate) engines: BTreeMap<String, EngineFact>,
+    /// Digests of artifacts that are whole there.
+    pub(crate) artifacts: BTreeSet<String>,
+}
+
+/// A job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum JobFact {
+    /// There is none of this id: it was never stored.
+    Unknown,
+    /// Queued or running.
+    Open,
+    /// Done.
+    Done,
+    /// It failed, or was cancelled.
+    Failed {
+        /// For people, with the engine's reason.
+        message: String,
+        /// Whether trying it there again makes sense.
+        retryable: bool,
+    },
+}
+
+/// All that a round is told.
+#[derive(Debug)]
+pub(crate) struct Facts {
+    /// Every node of the site that is no tombstone.
+    pub(crate) nodes: BTreeMap<NodeId, NodeFact>,
+    /// Of every job that [`super::Deployments::jobs`] names.
+    pub(crate) jobs: BTreeMap<String, JobFact>,
+    pub(crate) now: Instant,
+    pub(crate) wall: i64,
+}
+
+impl Facts {
+    pub(super) fn job(&self, id: &str) -> &JobFact {
+        self.jobs.get(id).unwrap_or(&JobFact::Unknown)
+    }
+
+    pub(super) fn standing(&self, node: &NodeId) -> Standing {
+        self.nodes.get(node).map_or(Standing::Gone, |node| node.standing)
+    }
+
+    pub(super) fn draining(&self, node: &NodeId) -> bool {
+        self.nodes.get(node).is_some_and(|node| node.draining)
+    }
+
+    pub(super) fn engine(&self, node: &NodeId, engine: &str) -> Option<&EngineFact> {
+        self.nodes.get(node)?.engines.get(engine)
+    }
+
+    pub(super) fn name(&self, node: &NodeId) -> String {
+        self.nodes.get(node).map_or_else(|| node.to_string(), |fact| fact.name.clone())
+    }
+}
+
+/// A replica that looks for a place.
+#[derive(Debug)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) spec: &'a DeploymentSpec,
+    pub(crate) engine: String,
+    /// Its deployment's other replicas by node.
+    pub(crate) placed: BTreeMap<NodeId, u32>,
+    /// Nodes that are not to be used, and why.
+    pub(crate) avoid: BTreeMap<NodeId, String>,
+    /// Engines whose GPUs count as free.
+    pub(crate) displaces: BTreeSet<String>,
+}
+
+/// Where a replica fits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) node: NodeId,
+    pub(crate) gpus: Vec<String>,
+}
+
+/// Says where a replica fits.
+pub(crate) trait Places {
+    /// The best place, which stays free.
+    ///
+    /// # Errors
+    /// Why there is none, in one sentence for people.
+    fn place(&mut self, wanted: &Wanted<'_>) -> Result<Place, String>;
+
+    /// A place is used from now on by this engine.
+    fn take(&mut self, place: &Place, wanted: &Wanted<'_>);
+}

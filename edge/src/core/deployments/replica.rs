@@ -1,0 +1,453 @@
+//! One replica's steps: up, down, and what follows from what its node and its job say.
+//!
+//! Invariants: a replica has one job at a time, and a job that is unknown is ordered again under its own id; nothing is
+//! concluded of a node that is away; a failed replica is tried again later each time, elsewhere first, and given up in the
+//! end with the engine's own reason.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use umbel_wire::NodeId;
+
+use super::facts::{EngineWord, JobFact, Standing};
+use super::round::{Order, Round, Work};
+use super::rows::{DeploymentRow, JobKind, ReplicaRow, ReplicaState};
+
+/// A replica that failed so often in a row is given up.
+pub(super) const FAILURES_MAX: u32 = 5;
+/// The first retry comes after this, each further one after three times as long.
+const RETRY_FIRST_MS: i64 = 10_000;
+/// But at most after this.
+const RETRY_LAST_MS: i64 = 600_000;
+/// One that was ready for so long before it failed starts anew with its count.
+const STEADY_MS: i64 = 600_000;
+/// A node has so long to report what its job said it did.
+const REPORT_MS: i64 = 60_000;
+/// Without a place it is looked for one this often.
+const LOOK_MS: i64 = 60_000;
+/// Nodes that are remembered as failed.
+const AVOID_MAX: usize = 8;
+
+impl Round<'_> {
+    /// A replica a step on.
+    pub(super) fn step(&mut self, row: ReplicaRow) {
+        let Some(deployment) = self.state.rows.get(&row.deployment).cloned() else {
+            // Its deployment's row could not be read: nothing is concluded.
+            return;
+        };
+        match self.facts.standing(&row.node) {
+            Standing::Gone => {
+                let message = format!("{} is gone with its node, which was taken away", row.engine());
+                self.tell("replica_lost", row.engine(), Some(row.node), message, true);
+                self.cancel(&row);
+                self.forget(&row);
+            }
+            Standing::Lost if row.state.goes() => {
+                self.cancel(&row);
+                self.forget(&row);
+            }
+            // What ends its engine there is for whoever hears the node again.
+            Standing::Lost if row.state == ReplicaState::Failed => {
+                self.failed(&deployment, ReplicaRow { job: None, gpus: Vec::new(), ..row });
+            }
+            Standing::Lost => self.lost(row),
+            Standing::Away => {}
+            Standing::Here => self.step_here(&deployment, row),
+        }
+    }
+
+    fn lost(&mut self, mut row: ReplicaRow) {
+        if row.state == ReplicaState::Lost {
+            return;
+        }
+        let message = format!("{} is lost: {} is offline", row.engine(), self.facts.name(&row.node));
+        row.turn(ReplicaState::Lost, "its node is offline", self.facts.wall);
+        self.tell("replica_lost", row.engine(), Some(row.node), message, true);
+        self.put(row);
+    }
+
+    fn step_here(&mut self, deployment: &DeploymentRow, row: ReplicaRow) {
+        if self.ordered_again(deployment, &row) {
+            return;
+        }
+        match row.state {
+            ReplicaState::Acquiring => self.acquiring(deployment, row),
+            ReplicaState::Loading if row.job.is_some() => self.loading(deployment, row),
+            ReplicaState::Loading | ReplicaState::Ready | ReplicaState::Stopped => {
+                self.watch(deployment, row)
+            }
+            ReplicaState::Draining => self.draining(deployment, row),
+            ReplicaState::Unloading => self.unloading(row),
+            ReplicaState::Failed => self.failed(deployment, row),
+            ReplicaState::Lost => self.back(deployment, row),
+        }
+    }
+
+    /// A job that a row names and that was never stored: the edge ended in between.
+    fn ordered_again(&mut self, deployment: &DeploymentRow, row: &ReplicaRow) -> bool {
+        let Some(job) = row.job.as_ref().filter(|job| *self.facts.job(&job.id) == JobFact::Unknown) else {
+            return false;
+        };
+        let work = match job.kind {
+            JobKind::Acquire | JobKind::Load if deployment.outdates(row) || row.state.goes() => None,
+            JobKind::Acquire => deployment
+                .spec
+                .artifact
+                .clone()
+                .map(|artifact| Work::Acquire { artifact: Box::new(artifact) }),
+            JobKind::Load => Some(self.load_work(deployment, row)),
+            JobKind::Drain => Some(Work::Drain { engine: row.engine(), deadline: patience(deployment, row) }),
+            JobKind::Unload => Some(Work::Unload { engine: row.engine() }),
+        };
+        match work {
+            Some(work) => {
+                let (id, node, deployment) = (job.id.clone(), row.node, row.deployment.clone());
+                if !self.out.orders.iter().any(|order| order.id == id) {
+                    self.out.orders.push(Order { id, node, deployment, work });
+                }
+            }
+            // What it was about is no longer wanted.
+            None => self.put(ReplicaRow { job: None, ..row.clone() }),
+        }
+        true
+    }
+
+    fn load_work(&self, deployment: &DeploymentRow, row: &ReplicaRow) -> Work {
+        Work::Load { spec: Box::new(deployment.spec.clone()), number: row.number, gpus: row.gpus.clone() }
+    }
+
+    /// Up: files first where they are missing, then the engine.
+    pub(super) fn bring_up(&mut self, deployment: &DeploymentRow, mut row: ReplicaRow) {
+        row.version = deployment.version;
+        let here = self.facts.nodes.get(&row.node).is_some_and(|node| node.artifacts.contains(&row.artifact));
+        let missing = deployment.spec.artifact.as_ref().filter(|_| !here);
+        let Some(artifact) = missing else { return self.load(deployment, row) };
+        row.turn(ReplicaState::Acquiring, "its node fetches the files", self.facts.wall);
+        let shared = self.work.values().find_map(|other| {
+            let job = other.job.as_ref().filter(|job| job.kind == JobKind::Acquire)?;
+            let open = matches!(self.facts.job(&job.id), JobFact::Open | JobFact::Unknown);
+            (open && other.node == row.node && other.artifact == row.artifact && other.key() != row.key())
+                .then(|| job.clone())
+        });
+        match shared {
+            Some(job) => row.job = Some(job),
+            None => {
+                let work = Work::Acquire { artifact: Box::new(artifact.clone()) };
+                self.order(&mut row, JobKind::Acquire, work);
+            }
+        }
+        self.put(row);
+    }
+
+    fn load(&mut self, deployment: &DeploymentRow, mut row: ReplicaRow) {
+        row.version = deployment.version;
+        let work = self.load_work(deployment, &row);
+        self.order(&mut row, JobKind::Load, work);
+        row.turn(ReplicaState::Loading, "its engine starts", self.facts.wall);
+        let message = format!("{} is loading on {}", row.engine(), self.facts.name(&row.node));
+        self.tell("replica_loading", row.engine(), Some(row.node), message, false);
+        self.put(row);
+    }
+
+    fn acquiring(&mut self, deployment: &DeploymentRow, mut row: ReplicaRow) {
+        let held_back = deployment.paused || deployment.outdates(&row);
+        let job = row.job.as_ref().map(|job| self.facts.job(&job.id).clone());
+        match job {
+            Some(JobFact::Open | JobFact::Unknown) => {}
+            Some(JobFact::Failed { message, retryable }) => self.fail(row, &message, retryable),
+            Some(JobFact::Done) | None if held_back => {}
+            Some(JobFact::Done) => {
+                row.job = None;
+                self.load(deployment, row);
+            }
+            None => self.bring_up(deployment, row),
+        }
+    }
+
+    fn loading(&mut self, deployment: &DeploymentRow, mut row: ReplicaRow) {
+        let job = row.job.as_ref().map(|job| self.facts.job(&job.id).clone());
+        match job {
+            Some(JobFact::Done) => {
+                row.job = None;
+                row.turn(ReplicaState::Loading, "its engine has started", self.facts.wall);
+                self.watch(deployment, row);
+            }
+            Some(JobFact::Failed { message, retryable }) => self.fail(row, &message, retryable),
+            _ => {}
+        }
+    }
+
+    /// What the node says of an engine that is there, or should be.
+    fn watch(&mut self, deployment: &DeploymentRow, mut row: ReplicaRow) {
+        if let Some(job) = &row.job {
+            match self.facts.job(&job.id).clone() {
+                JobFact::Open | JobFact::Unknown => return,
+                JobFact::Done => row.job = None,
+                JobFact::Failed { message, .. } => {
+                    row.job = None;
+                    row.condemned = true;
+                    row.cause = format!("it did not take its new figures: {message}");
+                }
+            }
+        }
+        let engine = self.facts.engine(&row.node, &row.engine()).cloned();
+        let Some(engine) = engine else { return self.engine_is_missing(deployment, row) };
+        let now = self.facts.wall;
+        match engine.state {
+            EngineWord::Failed => return self.fail(row, &engine.cause, true),
+            EngineWord::Ready => {
+                if row.state != ReplicaState::Ready {
+                    let message = format!("{} is ready on {}", row.engine(), self.facts.name(&row.node));
+                    self.tell("replica_ready", row.engine(), Some(row.node), message, true);
+                    row.turn(ReplicaState::Ready, "", now);
+                }
+                let drifted = row.version != deployment.version && !deployment.outdates(&row);
+                if drifted && row.job.is_none() && !deployment.paused && deployment.wanted() > 0 {
+                    row.version = deployment.version;
+                    let work = self.load_work(deployment, &row);
+                    self.order(&mut row, JobKind::Load, work);
+                }
+            }
+            EngineWord::Coming => row.turn(ReplicaState::Loading, engine.cause, now),
+            EngineWord::Stopped if row.state != ReplicaState::Loading => {
+                row.turn(ReplicaState::Stopped, engine.cause, now);
+            }
+            EngineWord::Stopped | EngineWord::Ending | EngineWord::Unknown => {}
+        }
+        self.put(row);
+    }
+
+    fn engine_is_missing(&mut self, deployment: &DeploymentRow, row: ReplicaRow) {
+        let fresh = self.facts.wall.saturating_sub(row.since_unix_ms) < REPORT_MS;
+        if (row.state == ReplicaState::Loading && fresh) || deployment.paused {
+            return self.put(row);
+        }
+        if deployment.outdates(&row) {
+            let message = format!("{} is gone: its node does not have it any more", row.engine());
+            self.tell("replica_unloaded", row.engine(), Some(row.node), message, true);
+            return self.forget(&row);
+        }
+        self.bring_up(deployment, row);
+    }
+
+    /// Its node is heard again.
+    fn back(&mut self, deployment: &DeploymentRow, mut row: ReplicaRow) {
+        let now = self.facts.wall;
+        match row.job.as_ref().map(|job| job.kind) {
+            Some(JobKind::Acquire) => row.turn(ReplicaState::Acquiring, "its node is back", now),
+            Some(JobKind::Unload | JobKind::Drain) => row.turn(ReplicaState::Failed, "its node is back", now),
+            Some(JobKind::Load) => row.turn(ReplicaState::Loading, "its node is back", now),
+            None if self.facts.engine(&row.node, &row.engine()).is_none() => {
+                return if deployment.outdates(&row) || deployment.paused {
+                    self.forget(&row)
+                } else {
+                    self.bring_up(deployment, row)
+                };
+            }
+            None => row.turn(ReplicaState::Loading, "its node is back", now),
+        }
+        self.put(row);
+    }
+
+    /// It did not come up, or fell over.
+    fn fail(&mut self, mut row: ReplicaRow, why: &str, retryable: bool) {
+        let now = self.facts.wall;
+        let steady = row.state == ReplicaState::Ready && now.saturating_sub(row.since_unix_ms) >= STEADY_MS;
+        row.failures = if steady { 1 } else { row.failures.saturating_add(1) };
+        row.avoid.retain(|node| *node != row.node);
+        row.avoid.push(row.node);
+        if row.avoid.len() > AVOID_MAX {
+            row.avoid.remove(0);
+        }
+        row.elsewhere_only = !retryable;
+        row.retry_at_unix_ms =
+            (row.failures < FAILURES_MAX).then(|| now.saturating_add(pause_after(row.failures)));
+        let started = row.state != ReplicaState::Acquiring;
+        row.job = None;
+        row.turn(ReplicaState::Failed, why, now);
+        let what = if row.retry_at_unix_ms.is_none() { "has failed and is given up" } else { "has failed" };
+        let message = format!("{} on {} {what}: {why}", row.engine(), self.facts.name(&row.node));
+        self.tell("replica_failed", row.engine(), Some(row.node), message, true);
+        if started {
+            // Whatever is left of it there would be in the way.
+            self.order_unload(&mut row);
+        }
+        self.put(row);
+    }
+
+    fn failed(&mut self, deployment: &DeploymentRow, mut row: ReplicaRow) {
+        if let Some(job) = &row.job {
+            if *self.facts.job(&job.id) == JobFact::Open {
+                return;
+            }
+            row.job = None;
+        }
+        // Its place is free for others.
+        row.gpus.clear();
+        self.put(row.clone());
+        let due = row.retry_at_unix_ms.is_some_and(|at| at <= self.facts.wall);
+        if due && !deployment.paused && !deployment.outdates(&row) && deployment.wanted() > 0 {
+            self.retry(deployment, row);
+        }
+    }
+
+    /// Elsewhere if it fits there, else where it was.
+    fn retry(&mut self, deployment: &DeploymentRow, mut row: ReplicaRow) {
+        let avoid: BTreeMap<NodeId, String> =
+            row.avoid.iter().map(|node| (*node, format!("{} failed there", row.engine()))).collect();
+        let key = row.key();
+        let mut wanted = self.wanted(deployment, &key, BTreeSet::new(), avoid);
+        let mut found = self.places.place(&wanted);
+        if found.is_err() {
+            if row.elsewhere_only {
+                row.retry_at_unix_ms = None;
+                let message =
+                    format!("{} is given up: it would fail again, and fits nowhere else", row.engine());
+                self.tell("replica_failed", row.engine(), Some(row.node), message, true);
+                return self.put(row);
+            }
+            wanted.avoid.clear();
+            found = self.places.place(&wanted);
+        }
+        match found {
+            Ok(place) => {
+                self.places.take(&place, &wanted);
+                (row.node, row.gpus) = (place.node, place.gpus);
+                row.retry_at_unix_ms = None;
+                row.restarts = deployment.restarts;
+                self.bring_up(deployment, row);
+            }
+            Err(_) => {
+                row.retry_at_unix_ms = Some(self.facts.wall.saturating_add(LOOK_MS));
+                self.put(row);
+            }
+        }
+    }
+
+    /// Down, from wherever it is.
+    pub(super) fn end(&mut self, mut row: ReplicaRow, why: &str) {
+        let now = self.facts.wall;
+        let Some(deployment) = self.state.rows.get(&row.deployment).cloned() else { return };
+        let engine = self.facts.engine(&row.node, &row.engine()).is_some();
+        match row.state {
+            ReplicaState::Lost => {
+                self.cancel(&row);
+                self.forget(&row);
+            }
+            ReplicaState::Acquiring | ReplicaState::Failed if !engine => {
+                self.cancel(&row);
+                let message = format!("{} is given up: {why}", row.engine());
+                self.tell("replica_unloaded", row.engine(), Some(row.node), message, true);
+                self.forget(&row);
+            }
+            ReplicaState::Acquiring | ReplicaState::Failed | ReplicaState::Loading => {
+                row.retry_at_unix_ms = None;
+                if row.job.is_some() {
+                    self.cancel(&row);
+                } else {
+                    self.order_unload(&mut row);
+                }
+                row.turn(ReplicaState::Unloading, why, now);
+                self.put(row);
+            }
+            ReplicaState::Ready | ReplicaState::Stopped => {
+                let message = format!("{} takes no new request: {why}", row.engine());
+                self.tell("replica_draining", row.engine(), Some(row.node), message, true);
+                row.turn(ReplicaState::Draining, why, now);
+                if row.job.is_none() {
+                    self.drain(&deployment, &mut row);
+                }
+                self.put(row);
+            }
+            ReplicaState::Draining | ReplicaState::Unloading => {}
+        }
+    }
+
+    /// Waits for its requests, or ends it at once where nobody wants to wait.
+    fn drain(&mut self, deployment: &DeploymentRow, row: &mut ReplicaRow) {
+        let deadline = patience(deployment, row);
+        if deadline.is_zero() {
+            let why = row.cause.clone();
+            self.order_unload(row);
+            return row.turn(ReplicaState::Unloading, why, self.facts.wall);
+        }
+        let engine = row.engine();
+        self.order(row, JobKind::Drain, Work::Drain { engine, deadline });
+    }
+
+    fn draining(&mut self, deployment: &DeploymentRow, mut row: ReplicaRow) {
+        let job = row.job.as_ref().map(|job| (job.kind, self.facts.job(&job.id).clone()));
+        match job {
+            Some((_, JobFact::Open | JobFact::Unknown)) => {}
+            Some((JobKind::Drain, _)) => {
+                row.job = None;
+                self.order_unload(&mut row);
+                let why = row.cause.clone();
+                row.turn(ReplicaState::Unloading, why, self.facts.wall);
+                self.put(row);
+            }
+            Some(_) | None => {
+                self.drain(deployment, &mut row);
+                self.put(row);
+            }
+        }
+    }
+
+    fn unloading(&mut self, mut row: ReplicaRow) {
+        let now = self.facts.wall;
+        let engine = self.facts.engine(&row.node, &row.engine()).is_some();
+        let job = row.job.as_ref().map(|job| (job.kind, self.facts.job(&job.id).clone()));
+        match job {
+            Some((_, JobFact::Open | JobFact::Unknown)) => return,
+            Some((JobKind::Unload, _)) | None if !engine => {
+                let message = format!("{} has ended on {}", row.engine(), self.facts.name(&row.node));
+                self.tell("replica_unloaded", row.engine(), Some(row.node), message, true);
+                return self.forget(&row);
+            }
+            Some((JobKind::Unload, JobFact::Done)) if row.retry_at_unix_ms.is_none() => {
+                // The job says that it has ended; its node will.
+                row.retry_at_unix_ms = Some(now.saturating_add(REPORT_MS));
+            }
+            Some((JobKind::Unload, JobFact::Failed { message, .. })) if row.retry_at_unix_ms.is_none() => {
+                row.cause = format!("it did not end: {message}");
+                row.retry_at_unix_ms = Some(now.saturating_add(RETRY_FIRST_MS));
+            }
+            Some((JobKind::Unload, _)) if row.retry_at_unix_ms.is_some_and(|at| at > now) => return,
+            _ => {
+                row.retry_at_unix_ms = None;
+                self.order_unload(&mut row);
+            }
+        }
+        self.put(row);
+    }
+
+    fn order_unload(&mut self, row: &mut ReplicaRow) {
+        let engine = row.engine();
+        self.order(row, JobKind::Unload, Work::Unload { engine });
+    }
+
+    /// Its job is no longer wanted, unless others wait for it too.
+    fn cancel(&mut self, row: &ReplicaRow) {
+        // What ends an engine is always wanted.
+        let Some(job) = row.job.as_ref().filter(|job| job.kind != JobKind::Unload) else { return };
+        let shared = self
+            .work
+            .values()
+            .any(|other| other.key() != row.key() && other.job.as_ref().is_some_and(|one| one.id == job.id));
+        if !shared {
+            self.out.cancels.push(job.id.clone());
+        }
+    }
+}
+
+/// How long requests of a replica that goes may take.
+fn patience(deployment: &DeploymentRow, row: &ReplicaRow) -> Duration {
+    let of_deployment = deployment.leave_ms.filter(|_| deployment.wanted() == 0);
+    let asked = row.leave_ms.or(of_deployment).map(Duration::from_millis);
+    asked.unwrap_or(deployment.spec.drain_deadline.into())
+}
+
+fn pause_after(failures: u32) -> i64 {
+    let times = 3_i64.saturating_pow(failures.saturating_sub(1));
+    RETRY_FIRST_MS.saturating_mul(times).min(RETRY_LAST_MS)
+}

@@ -1,0 +1,64 @@
+//! What operators may ask.
+
+use serde_json::json;
+
+use super::world::{World, spec};
+use crate::core::deployments::change::{Ask, AskReplica};
+
+#[test]
+fn the_same_document_again_changes_nothing() {
+    let mut world = World::new(&[1]);
+    world.apply(spec("chat", json!({})));
+    let again = world.deployments.propose(spec("chat", json!({})), None, "bob", 9).unwrap();
+    assert!(again.is_empty());
+    let other = world.deployments.propose(spec("chat", json!({ "capacity": 9 })), Some(1), "bob", 9).unwrap();
+    assert_eq!((other.row.version, other.row.applied_by.as_str()), (2, "bob"));
+    assert_eq!(other.sentence, "capacity none -> 9");
+    let stale = world.deployments.propose(spec("chat", json!({ "capacity": 9 })), Some(7), "bob", 9);
+    assert_eq!(stale.unwrap_err().reason, "CHANGED_MEANWHILE");
+}
+
+#[test]
+fn a_name_means_one_model() {
+    let mut world = World::new(&[1]);
+    world.apply(spec("one", json!({ "model": "m", "aliases": ["small"] })));
+    for (more, taken) in [
+        (json!({ "model": "small" }), true),
+        (json!({ "model": "other", "aliases": ["m"] }), true),
+        (json!({ "model": "m" }), true),
+        (json!({ "model": "m", "aliases": ["small"] }), false),
+        (json!({ "model": "other" }), false),
+    ] {
+        let proposed = world.deployments.propose(spec("two", more.clone()), None, "ada", 0);
+        assert_eq!(proposed.is_err_and(|error| error.reason == "MODEL_NAME_TAKEN"), taken, "{more}");
+    }
+}
+
+#[test]
+fn what_is_not_there_is_not_found_and_what_goes_is_not_changed() {
+    let mut world = World::new(&[1]);
+    assert_eq!(world.deployments.ask("x", Ask::Load, 0).unwrap_err().reason, "DEPLOYMENT_UNKNOWN");
+    world.apply(spec("chat", json!({})));
+    let unknown = world.deployments.ask_replica("chat", 7, AskReplica::Restart, 0);
+    assert_eq!(unknown.unwrap_err().reason, "REPLICA_UNKNOWN");
+    let change = world.deployments.ask("chat", Ask::Delete, 0).unwrap();
+    world.take(change);
+    assert_eq!(world.deployments.ask("chat", Ask::Load, 0).unwrap_err().reason, "DEPLOYMENT_DELETING");
+    let again = world.deployments.propose(spec("chat", json!({})), None, "ada", 0);
+    assert_eq!(again.unwrap_err().reason, "DEPLOYMENT_DELETING");
+}
+
+#[test]
+fn one_replica_goes_and_another_comes() {
+    let mut world = World::new(&[1, 1]);
+    world.apply(spec("chat", json!({})));
+    world.run();
+    let change = world.deployments.ask_replica("chat", 1, AskReplica::Leave { leave_ms: None }, 0).unwrap();
+    world.take(change);
+    world.run();
+    assert_eq!(world.shown("chat").iter().map(|one| one.0).collect::<Vec<_>>(), [2]);
+    let change = world.deployments.ask_replica("chat", 2, AskReplica::Restart, 0).unwrap();
+    world.take(change);
+    world.run();
+    assert_eq!(world.shown("chat").iter().map(|one| one.0).collect::<Vec<_>>(), [1]);
+}

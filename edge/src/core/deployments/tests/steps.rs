@@ -1,0 +1,354 @@
+//! One thing at a time: placing, sharing files, failing, losing, changing.
+
+use serde_json::json;
+
+use super::world::{World, spec};
+use crate::core::deployments::change::Ask;
+use crate::core::deployments::{EngineWord, JobFact, ReplicaState, Standing, Work};
+
+use ReplicaState::{Draining, Failed, Loading, Lost, Ready, Unloading};
+
+#[test]
+fn a_deployment_is_placed_fetched_loaded_and_ready() {
+    let mut world = World::new(&[1, 1]);
+    world.apply(spec("chat", json!({ "replicas": 2 })));
+    world.run();
+    assert_eq!(world.shown("chat"), [(1, 1, Ready), (2, 2, Ready)]);
+    assert_eq!(world.deployments.unplaced("chat"), None);
+    for kind in ["replica_placed", "replica_loading", "replica_ready"] {
+        assert!(world.was_told(kind), "{kind}");
+    }
+}
+
+#[test]
+fn replicas_on_one_node_share_one_download() {
+    let mut world = World::new(&[3]);
+    world.apply(spec("chat", json!({ "replicas": 2 })));
+    world.apply(spec("other", json!({ "replicas": 1 })));
+    world.settle();
+    let acquires =
+        world.jobs.values().filter(|(order, _)| matches!(order.work, Work::Acquire { .. })).count();
+    assert_eq!(acquires, 1);
+    world.run();
+    assert_eq!(world.shown("chat"), [(1, 1, Ready), (2, 1, Ready)]);
+    assert_eq!(world.shown("other"), [(1, 1, Ready)]);
+}
+
+#[test]
+fn what_fits_nowhere_is_said_and_placed_when_there_is_room() {
+    let mut world = World::new(&[1]);
+    world.apply(spec("chat", json!({ "replicas": 2 })));
+    world.run();
+    assert_eq!(world.shown("chat"), [(1, 1, Ready)]);
+    assert_eq!(world.deployments.unplaced("chat").unwrap().reason, "no GPU is free");
+    assert_eq!(world.told.iter().filter(|(kind, _)| *kind == "deployment_unplaced").count(), 1);
+    world.host(1).gpus = 2;
+    world.run();
+    assert_eq!(world.shown("chat"), [(1, 1, Ready), (2, 1, Ready)]);
+    assert_eq!(world.deployments.unplaced("chat"), None);
+}
+
+#[test]
+fn a_lost_node_is_waited_for_and_then_replaced() {
+    let mut world = World::new(&[1, 1, 1]);
+    world.apply(spec("chat", json!({ "replicas": 1 })));
+    world.run();
+    world.host(1).standing = Standing::Lost;
+    world.run();
+    world.pass(299);
+    world.run();
+    assert_eq!(world.shown("chat"), [(1, 1, Lost)]);
+    world.pass(1);
+    world.run();
+    assert_eq!(world.shown("chat"), [(2, 2, Ready)]);
+    // It comes back with its engine, which nobody wants now.
+    world.host(1).standing = Standing::Here;
+    world.run();
+    assert!(world.host(1).engines.is_empty());
+    assert!(world.was_told("replica_unwanted"));
+}
+
+#[test]
+fn a_node_that_comes_back_in_time_goes_on() {
+    let mut world = World::new(&[1, 1]);
+    world.apply(spec("chat", json!({})));
+    world.run();
+    world.host(1).standing = Standing::Away;
+    world.run();
+    assert_eq!(world.shown("chat"), [(1, 1, Ready)], "nothing follows from a node that is away");
+    world.host(1).standing = Standing::Lost;
+    world.run();
+    world.pass(200);
+    world.host(1).standing = Standing::Here;
+    world.run();
+    assert_eq!(world.shown("chat"), [(1, 1, Ready)]);
+    assert_eq!(world.jobs.values().filter(|(order, _)| matches!(order.work, Work::Load { .. })).count(), 1);
+}
+
+#[test]
+fn many_nodes_lost_together_are_not_replaced() {
+    let mut world = World::new(&[2, 2, 2, 2, 2]);
+    world.apply(spec("chat", json!({ "replicas": 5 })));
+    world.run();
+    for lost in [1, 2] {
+        world.host(lost).standing = Standing::Lost;
+    }
+    world.run();
+    world.pass(3_600);
+    world.run();
+    assert!(world.was_told("deployments_held"));
+    assert_eq!(world.shown("chat").iter().filter(|one| one.2 == Lost).count(), 2);
+    assert!(world.deployments.unplaced("chat").unwrap().reason.contains("lost together"));
+    // One is back: no more than a third is lost, and that one is replaced.
+    world.host(1).standing = Standing::Here;
+    world.run();
+    assert_eq!(world.shown("chat").iter().filter(|one| one.2 == Ready).count(), 5);
+    assert!(world.was_told("deployments_released"));
+}
+
+#[test]
+fn a_failed_replica_is_tried_elsewhere_and_given_up_in_the_end() {
+    let mut world = World::new(&[1, 1]);
+    world.failing.insert("chat.r1".to_owned(), u32::MAX);
+    world.apply(spec("chat", json!({})));
+    world.run();
+    assert_eq!(world.shown("chat"), [(1, 1, Failed)]);
+    assert_eq!(world.replicas("chat")[0].cause, "out of memory");
+    let mut tries = vec![1];
+    for _ in 0..6 {
+        world.pass(600);
+        world.run();
+        tries.push(world.shown("chat")[0].1);
+    }
+    assert!(tries.contains(&2), "{tries:?}");
+    assert!(world.replicas("chat")[0].given_up());
+    let loads = world.jobs.values().filter(|(order, _)| matches!(order.work, Work::Load { .. })).count();
+    assert_eq!(loads, 5);
+    // An operator acts.
+    world.failing.clear();
+    let change = world.deployments.ask("chat", Ask::Load, world.wall()).unwrap();
+    world.take(change);
+    world.run();
+    assert_eq!(world.shown("chat")[0].2, Ready);
+}
+
+#[test]
+fn what_would_fail_again_is_given_up_where_it_fits_nowhere_else() {
+    let mut world = World::new(&[1]);
+    world.apply(spec("chat", json!({})));
+    world.settle();
+    world.work(0);
+    world.settle();
+    let load = world.jobs.values_mut().find(|(order, _)| matches!(order.work, Work::Load { .. })).unwrap();
+    load.1 = JobFact::Failed { message: "no such program".to_owned(), retryable: false };
+    world.settle();
+    world.pass(60);
+    world.run();
+    assert!(world.replicas("chat")[0].given_up());
+    assert_eq!(world.replicas("chat")[0].cause, "no such program");
+}
+
+#[test]
+fn an_engine_that_gives_up_fails_its_replica_and_one_that_restarts_does_not() {
+    let mut world = World::new(&[1]);
+    world.apply(spec("chat", json!({})));
+    world.run();
+    world.host(1).engines.insert("chat.r1".to_owned(), EngineWord::Coming);
+    world.run();
+    assert_eq!(world.shown("chat"), [(1, 1, Loading)]);
+    world.host(1).engines.insert("chat.r1".to_owned(), EngineWord::Ready);
+    world.run();
+    assert_eq!(world.shown("chat"), [(1, 1, Ready)]);
+    world.host(1).engines.insert("chat.r1".to_owned(), EngineWord::Failed);
+    world.run();
+    assert_eq!(world.shown("chat"), [(1, 1, Failed)]);
+    assert_eq!(world.replicas("chat")[0].cause, "CUDA error");
+    world.pass(10);
+    world.run();
+    assert_eq!(world.shown("chat"), [(1, 1, Ready)]);
+}
+
+#[test]
+fn an_engine_that_is_gone_is_loaded_again() {
+    let mut world = World::new(&[1]);
+    world.apply(spec("chat", json!({})));
+    world.run();
+    world.host(1).engines.clear();
+    world.run();
+    assert_eq!(world.shown("chat"), [(1, 1, Ready)]);
+}
+
+#[test]
+fn a_change_brings_the_new_up_before_the_old_goes_down() {
+    let mut world = World::new(&[1, 1, 1]);
+    world.apply(spec("chat", json!({ "replicas": 2 })));
+    world.run();
+    world.apply(spec("chat", json!({ "replicas": 2, "model": "other" })));
+    for _ in 0..100 {
+        world.settle();
+        let ready = world.replicas("chat").iter().filter(|row| row.state == Ready).count();
+        assert!(ready >= 2, "{:?} {:#?}", world.shown("chat"), world.told);
+        assert!(world.replicas("chat").len() <= 3);
+        if !world.work(0) {
+            break;
+        }
+    }
+    let digest = world.deployments.rows["chat"].engine_digest.clone();
+    assert_eq!(world.replicas("chat").len(), 2);
+    assert!(world.replicas("chat").iter().all(|row| row.state == Ready && row.engine_digest == digest));
+    assert!(!world.was_told("deployment_one_by_one"));
+}
+
+#[test]
+fn without_room_a_change_says_so_and_goes_on_one_by_one() {
+    let mut world = World::new(&[2]);
+    world.apply(spec("chat", json!({ "replicas": 2 })));
+    world.run();
+    world.apply(spec("chat", json!({ "replicas": 2, "model": "other" })));
+    world.settle();
+    assert!(world.deployments.is_one_by_one("chat"));
+    assert_eq!(world.replicas("chat").iter().filter(|row| row.state == Draining).count(), 1);
+    world.run();
+    let digest = world.deployments.rows["chat"].engine_digest.clone();
+    assert!(world.replicas("chat").iter().all(|row| row.state == Ready && row.engine_digest == digest));
+    assert!(!world.deployments.is_one_by_one("chat"));
+    assert_eq!(world.told.iter().filter(|(kind, _)| *kind == "deployment_one_by_one").count(), 1);
+}
+
+#[test]
+fn a_change_that_does_not_come_up_takes_no_old_replica_down() {
+    let mut world = World::new(&[1, 1, 1]);
+    world.apply(spec("chat", json!({ "replicas": 2 })));
+    world.run();
+    world.failing.insert("chat.r3".to_owned(), u32::MAX);
+    world.apply(spec("chat", json!({ "replicas": 2, "model": "other" })));
+    for _ in 0..10 {
+        world.run();
+        world.pass(600);
+    }
+    assert_eq!(world.replicas("chat").iter().filter(|row| row.state == Ready).count(), 2);
+    assert!(world.deployments.unplaced("chat").unwrap().reason.contains("stands still: chat.r3 failed"));
+    // Back to what it was: the failed one goes.
+    world.apply(spec("chat", json!({ "replicas": 2 })));
+    world.run();
+    assert_eq!(world.shown("chat").iter().map(|one| one.0).collect::<Vec<_>>(), [1, 2]);
+}
+
+#[test]
+fn figures_are_changed_without_a_new_engine() {
+    let mut world = World::new(&[1]);
+    world.apply(spec("chat", json!({})));
+    world.run();
+    world.apply(spec("chat", json!({ "capacity": 9 })));
+    world.settle();
+    assert_eq!(world.shown("chat"), [(1, 1, Ready)]);
+    let (order, _) = world.jobs.values().find(|(_, fact)| *fact == JobFact::Open).unwrap();
+    assert!(matches!(&order.work, Work::Load { spec, .. } if spec.capacity == Some(9)), "{order:?}");
+    world.run();
+    assert_eq!(world.replicas("chat")[0].version, 2);
+}
+
+#[test]
+fn fewer_are_wanted_and_then_none() {
+    let mut world = World::new(&[2, 1]);
+    world.apply(spec("chat", json!({ "replicas": 3 })));
+    world.run();
+    world.apply(spec("chat", json!({ "replicas": 2 })));
+    world.run();
+    assert_eq!(world.shown("chat").iter().map(|one| one.1).collect::<Vec<_>>(), [1, 2], "of the fuller node");
+    let change = world.deployments.ask("chat", Ask::Unload { leave_ms: Some(0) }, world.wall()).unwrap();
+    world.take(change);
+    world.settle();
+    assert!(world.shown("chat").iter().all(|one| one.2 == Unloading), "without waiting");
+    world.run();
+    assert_eq!(world.shown("chat"), []);
+    let change = world.deployments.ask("chat", Ask::Load, world.wall()).unwrap();
+    world.take(change);
+    world.run();
+    assert_eq!(world.shown("chat").len(), 2);
+    let change = world.deployments.ask("chat", Ask::Delete, world.wall()).unwrap();
+    world.take(change);
+    world.run();
+    assert!(world.deployments.rows.is_empty() && world.deployments.replicas.is_empty());
+    assert!(world.hosts.values().all(|host| host.engines.is_empty()));
+}
+
+#[test]
+fn a_drained_node_gives_its_replicas_to_others() {
+    let mut world = World::new(&[1, 1]);
+    world.apply(spec("chat", json!({})));
+    world.run();
+    world.host(1).draining = true;
+    world.settle();
+    assert_eq!(
+        world.shown("chat").iter().map(|one| one.2).collect::<Vec<_>>(),
+        [Draining, ReplicaState::Acquiring]
+    );
+    world.run();
+    assert_eq!(world.shown("chat"), [(2, 2, Ready)]);
+    assert!(world.host(1).engines.is_empty());
+}
+
+#[test]
+fn while_it_is_paused_nothing_is_begun_and_nothing_taken_away() {
+    let mut world = World::new(&[1, 1]);
+    world.apply(spec("chat", json!({})));
+    world.run();
+    let change = world.deployments.ask("chat", Ask::Pause(true), world.wall()).unwrap();
+    world.take(change);
+    let jobs = world.jobs.len();
+    world.apply(spec("chat", json!({ "replicas": 2, "model": "other" })));
+    world.host(1).engines.clear();
+    world.pass(3_600);
+    world.run();
+    assert_eq!(world.jobs.len(), jobs);
+    let change = world.deployments.ask("chat", Ask::Pause(false), world.wall()).unwrap();
+    world.take(change);
+    world.run();
+    assert_eq!(world.shown("chat").iter().filter(|one| one.2 == Ready).count(), 2);
+}
+
+#[test]
+fn a_restart_is_rolling_and_an_edge_that_restarts_goes_on_in_the_middle() {
+    let mut world = World::new(&[1, 1, 1]);
+    world.apply(spec("chat", json!({ "replicas": 2 })));
+    world.run();
+    let change = world.deployments.ask("chat", Ask::Restart, world.wall()).unwrap();
+    world.take(change);
+    for _ in 0..100 {
+        world.settle();
+        world.restart();
+        assert!(world.replicas("chat").iter().filter(|row| row.state == Ready).count() >= 2);
+        if !world.work(0) {
+            break;
+        }
+    }
+    world.run();
+    assert!(world.replicas("chat").iter().all(|row| row.restarts == 1 && row.state == Ready));
+}
+
+#[test]
+fn a_job_that_was_never_stored_is_ordered_again_under_its_id() {
+    let mut world = World::new(&[1]);
+    world.apply(spec("chat", json!({})));
+    world.settle();
+    let lost: Vec<String> = world.jobs.keys().cloned().collect();
+    world.jobs.clear();
+    world.restart();
+    world.settle();
+    assert_eq!(world.jobs.keys().cloned().collect::<Vec<_>>(), lost);
+    world.run();
+    assert_eq!(world.shown("chat"), [(1, 1, Ready)]);
+}
+
+#[test]
+fn rows_that_could_not_be_read_make_nothing_unwanted() {
+    let mut world = World::new(&[1]);
+    world.host(1).engines.insert("gone.r1".to_owned(), EngineWord::Ready);
+    world.deployments.unreadable = true;
+    world.run();
+    assert_eq!(world.host(1).engines.len(), 1);
+    world.deployments.unreadable = false;
+    world.run();
+    assert_eq!(world.host(1).engines.len(), 0);
+}

@@ -1,0 +1,285 @@
+//! A site for the reconciler's tests: nodes with GPUs that carry out jobs, or fail them, or are lost.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use umbel_contracts::deployment::DeploymentSpec;
+use umbel_wire::NodeId;
+
+use crate::core::deployments::{
+    Deployments, EngineFact, EngineWord, Facts, JobFact, NodeFact, Order, Outcome, Place, Places, ReplicaRow,
+    ReplicaState, Standing, Wanted, Work,
+};
+
+pub(super) const SHA: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+
+/// A node of the world.
+#[derive(Debug)]
+pub(super) struct Host {
+    pub(super) gpus: u32,
+    pub(super) standing: Standing,
+    pub(super) draining: bool,
+    pub(super) engines: BTreeMap<String, EngineWord>,
+    pub(super) artifacts: BTreeSet<String>,
+}
+
+/// A site in which time passes when the test says.
+pub(super) struct World {
+    pub(super) deployments: Deployments,
+    pub(super) hosts: BTreeMap<NodeId, Host>,
+    pub(super) jobs: BTreeMap<String, (Order, JobFact)>,
+    pub(super) told: Vec<(&'static str, String)>,
+    /// Loads that fail, by engine, with how often they do yet.
+    pub(super) failing: BTreeMap<String, u32>,
+    pub(super) start: Instant,
+    pub(super) elapsed: Duration,
+    ids: u64,
+}
+
+pub(super) fn node(number: u8) -> NodeId {
+    NodeId::parse(&format!("00000000-0000-4000-8000-0000000000{number:02x}")).unwrap()
+}
+
+pub(super) fn spec(name: &str, more: Value) -> DeploymentSpec {
+    let mut document = json!({
+        "name": name,
+        "engine": { "kind": "sim" },
+        "gpus": { "count": 1 },
+        "artifact": {
+            "repository": "a/b", "revision": "r1", "source": "hub",
+            "files": [{ "path": "m", "bytes": 1, "sha256": SHA }]
+        },
+    });
+    for (key, value) in more.as_object().unwrap() {
+        document[key] = value.clone();
+    }
+    DeploymentSpec::from_value(document).unwrap()
+}
+
+/// One GPU a replica; the emptiest node first.
+struct Gpus(BTreeMap<NodeId, BTreeMap<String, String>>);
+
+impl Places for Gpus {
+    fn place(&mut self, wanted: &Wanted<'_>) -> Result<Place, String> {
+        let mut best: Option<(u32, NodeId, String)> = None;
+        for (node, gpus) in self.0.iter().filter(|(node, _)| !wanted.avoid.contains_key(node)) {
+            let free = |holder: &String| holder.is_empty() || wanted.displaces.contains(holder);
+            let Some(gpu) = gpus.iter().find(|(_, holder)| free(holder)).map(|(gpu, _)| gpu) else {
+                continue;
+            };
+            let placed = wanted.placed.get(node).copied().unwrap_or(0);
+            if best.as_ref().is_none_or(|(least, _, _)| placed < *least) {
+                best = Some((placed, *node, gpu.clone()));
+            }
+        }
+        let (_, node, gpu) = best.ok_or_else(|| "no GPU is free".to_owned())?;
+        Ok(Place { node, gpus: vec![gpu] })
+    }
+
+    fn take(&mut self, place: &Place, wanted: &Wanted<'_>) {
+        for gpu in &place.gpus {
+            *self.0.get_mut(&place.node).unwrap().get_mut(gpu).unwrap() = wanted.engine.clone();
+        }
+    }
+}
+
+impl World {
+    /// Nodes 1, 2, ... with so many GPUs each.
+    pub(super) fn new(gpus: &[u32]) -> Self {
+        let host = |(index, gpus): (usize, &u32)| {
+            let host = Host {
+                gpus: *gpus,
+                standing: Standing::Here,
+                draining: false,
+                engines: BTreeMap::new(),
+                artifacts: BTreeSet::new(),
+            };
+            (node(u8::try_from(index + 1).unwrap()), host)
+        };
+        Self {
+            deployments: Deployments::default(),
+            hosts: gpus.iter().enumerate().map(host).collect(),
+            jobs: BTreeMap::new(),
+            told: Vec::new(),
+            failing: BTreeMap::new(),
+            start: Instant::now(),
+            elapsed: Duration::ZERO,
+            ids: 0,
+        }
+    }
+
+    pub(super) fn host(&mut self, number: u8) -> &mut Host {
+        self.hosts.get_mut(&node(number)).unwrap()
+    }
+
+    pub(super) fn wall(&self) -> i64 {
+        i64::try_from(self.elapsed.as_millis()).unwrap()
+    }
+
+    pub(super) fn apply(&mut self, spec: DeploymentSpec) {
+        let change = self.deployments.propose(spec, None, "ada", self.wall()).unwrap();
+        self.take(change);
+    }
+
+    /// A change as the shell takes it.
+    pub(super) fn take(&mut self, change: crate::core::deployments::change::Change) {
+        let mut outcome = Outcome::default();
+        outcome.replicas.extend(change.replicas.into_iter().map(|row| (row.key(), Some(row))));
+        self.deployments.apply(change.row);
+        self.deployments.applied(&outcome);
+    }
+
+    fn facts(&self) -> Facts {
+        let fact = |(id, host): (&NodeId, &Host)| {
+            let engine = |(name, state): (&String, &EngineWord)| {
+                let cause = if *state == EngineWord::Failed { "CUDA error" } else { "" };
+                (name.clone(), EngineFact { state: *state, cause: cause.to_owned() })
+            };
+            let fact = NodeFact {
+                name: id.to_string(),
+                standing: host.standing,
+                draining: host.draining,
+                engines: host.engines.iter().map(engine).collect(),
+                artifacts: host.artifacts.clone(),
+            };
+            (*id, fact)
+        };
+        Facts {
+            nodes: self.hosts.iter().map(fact).collect(),
+            jobs: self.jobs.iter().map(|(id, (_, fact))| (id.clone(), fact.clone())).collect(),
+            now: self.start + self.elapsed,
+            wall: self.wall(),
+        }
+    }
+
+    fn gpus(&self) -> Gpus {
+        let holdings = self.deployments.holdings();
+        let usable = self.hosts.iter().filter(|(_, host)| host.standing == Standing::Here && !host.draining);
+        Gpus(
+            usable
+                .map(|(id, host)| {
+                    let gpu = |index| format!("{id}/{index}");
+                    let holder = |index| holdings.get(&gpu(index)).cloned().unwrap_or_default();
+                    (*id, (0..host.gpus).map(|index| (gpu(index), holder(index))).collect())
+                })
+                .collect(),
+        )
+    }
+
+    /// One round, committed and carried out. Whether anything was different.
+    pub(super) fn round(&mut self) -> bool {
+        let (facts, mut gpus) = (self.facts(), self.gpus());
+        let mut next = self.ids;
+        let mut ids = || {
+            next += 1;
+            format!("job-{next}")
+        };
+        let outcome = self.deployments.decide(&facts, &mut gpus, &mut ids);
+        self.ids = next;
+        self.deployments.applied(&outcome);
+        for order in &outcome.orders {
+            self.jobs.entry(order.id.clone()).or_insert_with(|| (order.clone(), JobFact::Open));
+        }
+        for id in &outcome.cancels {
+            if let Some((_, fact)) = self.jobs.get_mut(id).filter(|(_, fact)| *fact == JobFact::Open) {
+                *fact = JobFact::Failed { message: "cancelled".to_owned(), retryable: true };
+            }
+        }
+        self.told.extend(outcome.told.iter().map(|told| (told.kind, told.subject.clone())));
+        !outcome.is_empty()
+    }
+
+    /// Rounds until nothing is different.
+    pub(super) fn settle(&mut self) {
+        for _ in 0..50 {
+            if !self.round() {
+                return;
+            }
+        }
+        panic!("rounds do not come to rest: {:?}", self.deployments.replicas);
+    }
+
+    /// One job that its node can work on is done; false if there is none.
+    pub(super) fn work(&mut self, which: usize) -> bool {
+        let open: Vec<String> = self
+            .jobs
+            .iter()
+            .filter(|(_, (order, fact))| {
+                *fact == JobFact::Open && self.hosts[&order.node].standing == Standing::Here
+            })
+            .map(|(id, _)| id.clone())
+            .collect();
+        if open.is_empty() {
+            return false;
+        }
+        let id = &open[which % open.len()];
+        let order = self.jobs[id].0.clone();
+        let fact = self.done(&order);
+        self.jobs.get_mut(id).unwrap().1 = fact;
+        true
+    }
+
+    fn done(&mut self, order: &Order) -> JobFact {
+        let host = self.hosts.get_mut(&order.node).unwrap();
+        match &order.work {
+            Work::Acquire { artifact } => drop(host.artifacts.insert(artifact.digest())),
+            Work::Load { spec, number, .. } => {
+                let engine = spec.engine_name(*number, None);
+                assert!(spec.artifact.as_ref().is_none_or(|one| host.artifacts.contains(&one.digest())));
+                if let Some(times) = self.failing.get_mut(&engine).filter(|times| **times > 0) {
+                    *times -= 1;
+                    host.engines.insert(engine, EngineWord::Failed);
+                    return JobFact::Failed { message: "out of memory".to_owned(), retryable: true };
+                }
+                host.engines.insert(engine, EngineWord::Ready);
+            }
+            Work::Drain { engine, .. } => drop(host.engines.insert(engine.clone(), EngineWord::Ending)),
+            Work::Unload { engine } => drop(host.engines.remove(engine)),
+        }
+        JobFact::Done
+    }
+
+    /// All goes its way until nothing is left to do.
+    pub(super) fn run(&mut self) {
+        for _ in 0..300 {
+            self.settle();
+            if self.work(0) {
+                continue;
+            }
+            // What has just gone is told free a little later.
+            let now = self.start + self.elapsed;
+            if self.deployments.gone_at.is_none_or(|at| now - at >= Duration::from_secs(15)) {
+                return;
+            }
+            self.pass(20);
+        }
+        panic!("it does not come to an end: {:?}", self.deployments.replicas);
+    }
+
+    pub(super) fn pass(&mut self, seconds: u64) {
+        self.elapsed += Duration::from_secs(seconds);
+    }
+
+    pub(super) fn replicas(&self, name: &str) -> Vec<&ReplicaRow> {
+        self.deployments.replicas_of(name).collect()
+    }
+
+    /// Number, node and state of each.
+    pub(super) fn shown(&self, name: &str) -> Vec<(u32, u8, ReplicaState)> {
+        let number = |id: NodeId| (1..=99).find(|number| node(*number) == id).unwrap();
+        self.deployments.replicas_of(name).map(|row| (row.number, number(row.node), row.state)).collect()
+    }
+
+    pub(super) fn was_told(&self, kind: &str) -> bool {
+        self.told.iter().any(|(told, _)| *told == kind)
+    }
+
+    /// Rows as a new process reads them; what was only in memory is gone.
+    pub(super) fn restart(&mut self) {
+        let rows: Vec<_> = self.deployments.rows.values().cloned().collect();
+        let replicas: Vec<_> = self.deployments.replicas.values().cloned().collect();
+        let again = |row: &ReplicaRow| serde_json::from_str(&serde_json::to_string(row).unwrap()).unwrap();
+        self.deployments = Deployments::of(rows, replicas.iter().map(again));
+    }
+}

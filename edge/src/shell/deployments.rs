@@ -1,0 +1,261 @@
+//! Deployments of the running edge: rounds of the reconciler, carried out.
+//!
+//! Owns the order: a round is decided, committed whole, applied, and only then carried out and told; rounds and operators'
+//! changes stand in a row. Leaves the rules to `core/deployments`, places to `core/placement`, jobs to `shell/jobs`.
+//! Invariants: a row names its job before the job is asked for, so that nothing is done that no row knows of; what a store
+//! refuses has not happened.
+
+mod bodies;
+mod facts;
+mod view;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::sync::Notify;
+use umbel_store::{AuditRecord, Commit, CommitError, ReadError, Store};
+use umbel_wire::Error;
+
+use crate::core::deployments::change::Change;
+use crate::core::deployments::{
+    DEPLOYMENTS, DeploymentRow, Deployments as Table, Order, Outcome, REPLICAS, ReplicaRow, Told,
+};
+use crate::core::jobs;
+use crate::shell::events::Happened;
+use crate::shell::site::Site;
+
+pub(crate) use view::object;
+
+/// Without news everybody is looked at again this often: delays end, and what was missed is seen.
+const LOOK: Duration = Duration::from_secs(5);
+/// Rounds begin at most this often: many reports are one round.
+const PAUSE: Duration = Duration::from_millis(250);
+/// Rounds one after another before others have their turn.
+const IN_A_ROW: usize = 16;
+/// Jobs that are written at the same time.
+const AT_ONCE: usize = 32;
+/// Who is named in the audit for what follows from the rows.
+const ACTOR: &str = "edge";
+
+/// All deployments of the site.
+pub(crate) struct Deployments {
+    table: Mutex<Table>,
+    /// There are some: what nodes report may mean something for them.
+    busy: AtomicBool,
+    /// Rounds and changes stand in a row: each is made from the rows that it replaces.
+    turn: tokio::sync::Mutex<()>,
+    wake: Notify,
+}
+
+impl Deployments {
+    /// Takes up what is stored. A row that cannot be used is told; nothing that nodes run is taken for unwanted then.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    pub(crate) async fn load(store: &Store) -> Result<Self, ReadError> {
+        let rows = store.load_json::<DeploymentRow>(DEPLOYMENTS).await?;
+        let replicas = store.load_json::<ReplicaRow>(REPLICAS).await?;
+        let mut table =
+            Table::of(rows.iter().map(|(_, row)| row.clone()), replicas.iter().map(|(_, row)| row.clone()));
+        let of_ours = |table: &str| table == DEPLOYMENTS || table == REPLICAS;
+        table.unreadable = store.unreadable().iter().any(|one| of_ours(&one.table));
+        let busy = AtomicBool::new(!rows.is_empty());
+        Ok(Self { table: Mutex::new(table), busy, turn: tokio::sync::Mutex::new(()), wake: Notify::new() })
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks at them without changing anything.
+    pub(crate) fn read<T>(&self, look: impl FnOnce(&Table) -> T) -> T {
+        look(&self.table())
+    }
+
+    /// Something about nodes is different: a round is due if there is anything to do at all.
+    pub(crate) fn registry_changed(&self) {
+        if self.busy.load(Ordering::Relaxed) {
+            self.wake.notify_one();
+        }
+    }
+
+    /// Something may be different: a round is due.
+    pub(crate) fn look(&self) {
+        self.wake.notify_one();
+    }
+}
+
+/// Brings the site nearer to what is wanted, for ever.
+pub(crate) async fn keep(site: Arc<Site>) {
+    let mut jobs = site.jobs.changes();
+    expect(&site);
+    loop {
+        tokio::select! {
+            () = site.deployments.wake.notified() => {}
+            ended = jobs.changed() => if ended.is_err() { return },
+            () = tokio::time::sleep(LOOK) => {}
+        }
+        for _ in 0..IN_A_ROW {
+            match round(&site).await {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => {
+                    // The store says what is wrong with it.
+                    tracing::warn!(%error, "a round of deployments could not be written; it is decided anew");
+                    break;
+                }
+            }
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// One round. Whether anything was different.
+async fn round(site: &Arc<Site>) -> Result<bool, CommitError> {
+    let _turn = site.deployments.turn.lock().await;
+    let own = Arc::clone(site);
+    // Of a large site it takes longer than other requests should wait.
+    let decided = tokio::task::spawn_blocking(move || {
+        let mut table = own.deployments.table();
+        let facts = facts::of(&own, &table);
+        let mut places = facts::Fleet::of(&own, &table);
+        table.decide(&facts, &mut places, &mut crate::shell::jobs::new_id)
+    });
+    let Ok(outcome) = decided.await else {
+        tracing::error!("a round of deployments broke off");
+        return Ok(false);
+    };
+    if outcome.is_empty() {
+        tell(site, &outcome.told);
+        return Ok(false);
+    }
+    store(site, &outcome, Commit::new()).await?;
+    carry_out(site, outcome).await;
+    Ok(true)
+}
+
+async fn store(site: &Site, outcome: &Outcome, also: Commit) -> Result<(), CommitError> {
+    let mut commit = Commit::new();
+    for (key, row) in &outcome.replicas {
+        commit = match row {
+            Some(row) => commit.put_json(REPLICAS, key.engine(), row),
+            None => commit.remove(REPLICAS, key.engine()),
+        };
+    }
+    for name in &outcome.gone {
+        commit = commit.remove(DEPLOYMENTS, name.clone());
+    }
+    for told in outcome.told.iter().filter(|told| told.audited) {
+        let record = AuditRecord::new(told.kind, told.subject.clone(), "observed");
+        commit = commit.audit(record.by(ACTOR).because(told.message.clone()));
+    }
+    site.store.commit(commit.and(also)).await?;
+    site.deployments.table().applied(outcome);
+    expect(site);
+    Ok(())
+}
+
+async fn carry_out(site: &Arc<Site>, outcome: Outcome) {
+    tell(site, &outcome.told);
+    for some in outcome.orders.chunks(AT_ONCE) {
+        join_all(some.iter().map(|order| submit(site, order))).await;
+    }
+    for id in &outcome.cancels {
+        if let Err(error) = crate::shell::jobs::cancel(site, id, Commit::new()).await {
+            tracing::debug!(job = %id, %error, "a job that nobody wants any more was not cancelled");
+        }
+    }
+}
+
+async fn submit(site: &Site, order: &Order) {
+    let body = match bodies::of(site, order) {
+        Ok(body) => body,
+        Err(why) => {
+            tracing::error!(deployment = %order.deployment, why, "a job has no body");
+            return;
+        }
+    };
+    let job = jobs::Order {
+        id: Some(order.id.clone()),
+        node: order.node,
+        body,
+        owner: format!("deployment/{}", order.deployment),
+        actor: ACTOR.to_owned(),
+        reason: String::new(),
+    };
+    // One that is not taken is asked for again: its row names it.
+    if let Err(error) = crate::shell::jobs::submit(site, job).await {
+        tracing::warn!(deployment = %order.deployment, node = %order.node, %error, "a job was not taken");
+    }
+}
+
+fn tell(site: &Site, told: &[Told]) {
+    for one in told {
+        let is_engine = one.subject.contains('.');
+        let provider = one.node.filter(|_| is_engine).map(|node| format!("{node}/{}", one.subject));
+        site.events.tell(Happened {
+            kind: one.kind,
+            node_id: one.node.map(|node| node.to_string()).unwrap_or_default(),
+            provider_id: provider.unwrap_or_default(),
+            message: one.message.clone(),
+            ..Happened::default()
+        });
+    }
+}
+
+/// Admission waits with requests for models of which a replica is wanted and none is there yet.
+fn expect(site: &Site) {
+    let busy = site.deployments.read(|table| !table.rows.is_empty());
+    site.deployments.busy.store(busy, Ordering::Relaxed);
+    let expected = site.deployments.read(view::expected);
+    site.dispatch.expect(expected);
+}
+
+/// A change by an operator: decided under the turn, committed with the command's own rows, applied; then a round is due.
+///
+/// # Errors
+/// What decides it refuses, or the store; nothing is different then.
+pub(crate) async fn change<T>(
+    site: &Arc<Site>,
+    decide: impl FnOnce(&Table) -> Result<(Change, T), Error>,
+    also: impl FnOnce(&Change, &T) -> Result<Commit, Error>,
+) -> Result<(Change, T), Error> {
+    let _turn = site.deployments.turn.lock().await;
+    let (change, with) = site.deployments.read(decide)?;
+    let mut commit = also(&change, &with)?;
+    let mut outcome = Outcome::default();
+    if change.before.as_ref() != Some(&change.row) {
+        commit = commit.put_json(DEPLOYMENTS, change.row.spec.name.clone(), &change.row);
+    }
+    outcome.replicas.extend(change.replicas.iter().map(|row| (row.key(), Some(row.clone()))));
+    for row in &change.replicas {
+        commit = commit.put_json(REPLICAS, row.engine(), row);
+    }
+    site.store.commit(commit).await.map_err(|error| crate::shell::commands::store_error(&error))?;
+    {
+        let mut table = site.deployments.table();
+        table.apply(change.row.clone());
+        table.applied(&outcome);
+    }
+    expect(site);
+    site.deployments.look();
+    Ok((change, with))
+}
+
+/// Tells what an operator changed.
+pub(crate) fn tell_change(site: &Site, operation: &str, change: &Change) {
+    let kind = match operation {
+        "deployment.apply" => "deployment_applied",
+        "deployment.delete" => "deployment_deleting",
+        "deployment.load" => "deployment_loaded",
+        "deployment.pause" => "deployment_paused",
+        "deployment.restart" => "deployment_restarted",
+        _ => "deployment_unloaded",
+    };
+    if !change.is_empty() {
+        let message = format!("{}: {}", change.row.spec.name, change.sentence);
+        site.events.tell(Happened { kind, message, ..Happened::default() });
+    }
+}

@@ -1,0 +1,112 @@
+//! What nodes are asked to do for a replica, as messages.
+//!
+//! Invariant: a body carries only what the edge has checked: names relative to a root, digests, a profile in its canonical form.
+
+use std::time::Duration;
+
+use umbel_contracts::artifact::folder;
+use umbel_contracts::deployment::{ArtifactSpec, DeploymentSpec};
+use umbel_contracts::proto::node::job_lease::Body;
+use umbel_contracts::proto::node::{
+    ArtifactAcquire, ArtifactFile, DeploymentDrain, DeploymentLoad, DeploymentUnload, EngineArtifact,
+};
+use umbel_wire::NodeId;
+
+use crate::core::deployments::{Order, Work};
+use crate::core::placement::request::RESERVE;
+use crate::shell::site::Site;
+
+/// The job of an order.
+pub(super) fn of(site: &Site, order: &Order) -> Result<Body, String> {
+    Ok(match &order.work {
+        Work::Acquire { artifact } => Body::ArtifactAcquire(acquire(artifact)?),
+        Work::Load { spec, number, gpus } => {
+            Body::DeploymentLoad(load(site, order.node, spec, *number, gpus)?)
+        }
+        Work::Drain { engine, deadline } => Body::DeploymentDrain(DeploymentDrain {
+            engine: engine.clone(),
+            deadline_ms: milliseconds(*deadline),
+        }),
+        Work::Unload { engine } => {
+            Body::DeploymentUnload(DeploymentUnload { engine: engine.clone(), deadline_ms: 0 })
+        }
+    })
+}
+
+fn milliseconds(duration: Duration) -> u32 {
+    u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
+}
+
+fn acquire(artifact: &ArtifactSpec) -> Result<ArtifactAcquire, String> {
+    let mut files = Vec::with_capacity(artifact.files.len());
+    for file in &artifact.files {
+        let sha256 =
+            data_encoding::HEXLOWER.decode(file.sha256.as_bytes()).map_err(|error| error.to_string())?;
+        files.push(ArtifactFile { path: file.path.clone(), bytes: file.bytes, sha256 });
+    }
+    Ok(ArtifactAcquire {
+        repository: artifact.repository.clone(),
+        revision: artifact.revision.clone(),
+        files,
+        source: artifact.source.clone(),
+        // The node's own choice.
+        root: String::new(),
+        reserve_bytes: RESERVE,
+        total_bytes: artifact.bytes(),
+    })
+}
+
+fn load(
+    site: &Site,
+    node: NodeId,
+    spec: &DeploymentSpec,
+    number: u32,
+    gpus: &[String],
+) -> Result<DeploymentLoad, String> {
+    let profile = spec.profile().map_err(|fault| fault.to_string())?;
+    Ok(DeploymentLoad {
+        deployment: spec.name.clone(),
+        replica: number,
+        shard_index: 1,
+        shard_count: 1,
+        engine: spec.engine_name(number, None),
+        kind: spec.engine.kind.as_str().to_owned(),
+        profile_json: profile.canonical(),
+        profile_digest: profile.digest(),
+        model: spec.model().to_owned(),
+        aliases: spec.aliases.clone(),
+        category: spec.category().to_owned(),
+        artifact: spec.artifact.as_ref().map(|artifact| engine_artifact(site, node, artifact)),
+        gpu_uuids: gpus.to_vec(),
+        capacity: spec.capacity(),
+        max_context_tokens: spec.max_context_tokens.unwrap_or_default(),
+        long_context_threshold_tokens: spec.long_context_threshold_tokens.unwrap_or_default(),
+        long_context_capacity: spec.long_context_capacity.unwrap_or_default(),
+        ready_timeout_ms: 0,
+    })
+}
+
+/// Where the node has it; before it has said so, where it will.
+fn engine_artifact(site: &Site, node: NodeId, artifact: &ArtifactSpec) -> EngineArtifact {
+    let digest = artifact.digest();
+    let held = site.read(|registry| {
+        let node = registry.node(&node)?;
+        node.report
+            .artifacts
+            .iter()
+            .find(|one| one.digest == digest && one.revision == artifact.revision)
+            .cloned()
+    });
+    let (root, path) = held.map_or_else(
+        || (String::new(), folder(&artifact.repository, &artifact.revision, &digest)),
+        |held| (held.root, held.path),
+    );
+    EngineArtifact {
+        repository: artifact.repository.clone(),
+        revision: artifact.revision.clone(),
+        digest,
+        root,
+        path,
+        main_file: artifact.main_file.clone().unwrap_or_default(),
+    }
+}

@@ -1,0 +1,146 @@
+//! What a round is told of the site: nodes and engines from the registry, jobs from their table, places from placement.
+//!
+//! Invariant: all of one round is one reading of each; the reconciler's words are given here and nowhere else.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use umbel_contracts::objects::JobState;
+use umbel_contracts::proto::node::EngineState;
+use umbel_wire::liveness::State;
+use umbel_wire::{NodeId, clock};
+
+use crate::core::deployments::{
+    Deployments, EngineFact, EngineWord, Facts, JobFact, NodeFact, Place, Places, ReplicaState, Standing,
+    Wanted,
+};
+use crate::core::placement::candidate::{Candidate, Given, candidates};
+use crate::core::placement::explain::{funnel, sentence};
+use crate::core::placement::request::artifact_key;
+use crate::core::placement::{Plan, Request, Shard, plan, take};
+use crate::core::registry::Moment;
+use crate::core::registry::node::{Lifecycle, Node};
+use crate::shell::site::Site;
+
+pub(super) fn of(site: &Site, table: &Deployments) -> Facts {
+    let (_, nodes) = site.nodes();
+    let living = nodes.iter().filter(|node| !node.is_tombstone());
+    let jobs = table.jobs().into_iter().map(|id| {
+        let fact = job(site, &id);
+        (id, fact)
+    });
+    Facts {
+        nodes: living.map(|node| (node.id, fact(node))).collect(),
+        jobs: jobs.collect(),
+        now: clock::now(),
+        wall: site.wall().unix_ms(),
+    }
+}
+
+fn job(site: &Site, id: &str) -> JobFact {
+    let Some(view) = site.jobs.view(id) else { return JobFact::Unknown };
+    match view.state {
+        JobState::Succeeded => JobFact::Done,
+        JobState::Failed | JobState::Cancelled => {
+            let failure = view.row.failure();
+            let message =
+                failure.as_ref().map_or_else(|| "it was cancelled".to_owned(), |one| one.message.clone());
+            JobFact::Failed { message, retryable: failure.is_none_or(|one| one.retry) }
+        }
+        JobState::Queued | JobState::Leased | JobState::Running | JobState::Unrecognized => JobFact::Open,
+    }
+}
+
+fn fact(node: &Arc<Node>) -> NodeFact {
+    let of_deployments = node.report.engines.iter().filter(|engine| !engine.deployment.is_empty());
+    NodeFact {
+        name: node.row.name.clone(),
+        standing: standing(node),
+        draining: node.row.draining,
+        engines: of_deployments
+            .map(|engine| (engine.name.clone(), engine_fact(node, &engine.name)))
+            .collect(),
+        artifacts: node.report.artifacts.iter().map(|one| one.digest.clone()).collect(),
+    }
+}
+
+fn standing(node: &Node) -> Standing {
+    let revoked = node.row.credential.revoked_at_unix_ms.is_some();
+    if node.row.lifecycle != Lifecycle::Enrolled || revoked {
+        return Standing::Gone;
+    }
+    let leaving = node.session.as_ref().is_some_and(|session| session.leaving);
+    match node.liveness {
+        _ if node.connected() && !leaving => Standing::Here,
+        State::Offline => Standing::Lost,
+        _ => Standing::Away,
+    }
+}
+
+fn engine_fact(node: &Node, engine: &str) -> EngineFact {
+    let Some(status) = node.engines.get(engine) else {
+        return EngineFact { state: EngineWord::Unknown, cause: String::new() };
+    };
+    let state = match status.state() {
+        EngineState::Ready => EngineWord::Ready,
+        EngineState::Validating | EngineState::Starting | EngineState::Loading => EngineWord::Coming,
+        EngineState::Draining | EngineState::Stopping => EngineWord::Ending,
+        EngineState::Stopped => EngineWord::Stopped,
+        EngineState::Failed => EngineWord::Failed,
+        EngineState::Unspecified => EngineWord::Unknown,
+    };
+    EngineFact { state, cause: status.cause.clone() }
+}
+
+/// What the site has given away to replicas.
+pub(super) fn given(table: &Deployments) -> Given {
+    let mut artifacts: BTreeMap<NodeId, Vec<(String, u64)>> = BTreeMap::new();
+    let coming = table.replicas.values().filter(|row| row.state == ReplicaState::Acquiring);
+    for row in coming {
+        let spec = table.rows.get(&row.deployment).and_then(|row| row.spec.artifact.as_ref());
+        let Some(spec) = spec.filter(|_| !row.artifact.is_empty()) else { continue };
+        let key = artifact_key(&spec.repository, &spec.revision, &row.artifact);
+        let of_node = artifacts.entry(row.node).or_default();
+        if !of_node.iter().any(|(known, _)| *known == key) {
+            of_node.push((key, spec.bytes()));
+        }
+    }
+    Given { gpus: table.holdings(), artifacts }
+}
+
+/// The site's nodes as places for replicas.
+pub(super) struct Fleet(Vec<Candidate>);
+
+impl Fleet {
+    pub(super) fn of(site: &Site, table: &Deployments) -> Self {
+        let moment = Moment { now: clock::now(), wall: site.wall().unix_ms() };
+        let (_, nodes) = site.nodes();
+        Self(candidates(&nodes, &given(table), moment))
+    }
+}
+
+fn request(wanted: &Wanted<'_>) -> Request {
+    let mut request = Request::from(wanted.spec);
+    request.placed.clone_from(&wanted.placed);
+    request.avoid.clone_from(&wanted.avoid);
+    request.displaces = wanted.displaces.iter().cloned().collect::<BTreeSet<String>>();
+    request
+}
+
+impl Places for Fleet {
+    fn place(&mut self, wanted: &Wanted<'_>) -> Result<Place, String> {
+        let request = request(wanted);
+        let Some(found) = plan(&request, &self.0) else {
+            return Err(sentence(&funnel(&request, &self.0), self.0.len()));
+        };
+        match <[Shard; 1]>::try_from(found.shards) {
+            Ok([shard]) => Ok(Place { node: shard.node, gpus: shard.gpus }),
+            Err(_) => Err("replicas over several nodes come with a later version".to_owned()),
+        }
+    }
+
+    fn take(&mut self, place: &Place, wanted: &Wanted<'_>) {
+        let shard = Shard { node: place.node, gpus: place.gpus.clone(), acquire: true };
+        take(&Plan { shards: vec![shard] }, &request(wanted), &wanted.engine, &mut self.0);
+    }
+}

@@ -1,0 +1,197 @@
+//! Operations on engines: which there are, what they write, ending and starting them.
+//!
+//! Owns finding one by its name. Leaves engines to their nodes, which are asked over their connection. Invariants: an engine
+//! is named on exactly one node; what a node refuses has changed nothing, and its reason is the answer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use prost::Message;
+use serde_json::Value;
+use umbel_contracts::objects::{EngineObject, timestamp};
+use umbel_contracts::operations::{
+    EngineControlArgs, EngineList, EngineListResult, EngineLogs, EngineLogsArgs, EngineLogsResult,
+    EngineRestart, EngineShow, EngineStop, LOG_LINES_MAX, Operation,
+};
+use umbel_contracts::proto::node::{
+    EngineAction, EngineControl, EngineControlAck, EngineOutput, EngineOutputRequest, EngineState,
+};
+use umbel_contracts::{bounds, method};
+use umbel_wire::{Code, Error};
+
+use super::reading::page;
+use super::{args, invalid, matches, parse, result, select_any, stored, unknown};
+use crate::core::commands::Request;
+use crate::core::registry::node::{Declared, Node};
+use crate::shell::commands::{Commands, Context, store_error};
+use crate::shell::site::Site;
+
+/// A node's answer: it reads a file, or tells its driver.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Lines of output unless said.
+const LINES: u32 = 200;
+const LONGEST_SECONDS: u64 = 86_400;
+
+pub(super) async fn read(commands: &Arc<Commands>, request: &Request) -> Result<Value, Error> {
+    match request.operation.as_str() {
+        EngineList::NAME => result::<EngineList>(list(commands, request)?),
+        EngineShow::NAME => {
+            let (node, engine) = find(&commands.site, &args::<EngineShow>(request)?.engine)?;
+            result::<EngineShow>(object(&node, &engine, true))
+        }
+        EngineLogs::NAME => result::<EngineLogs>(logs(&commands.site, args::<EngineLogs>(request)?).await?),
+        other => Err(unknown(other)),
+    }
+}
+
+fn list(commands: &Commands, request: &Request) -> Result<EngineListResult, Error> {
+    let list = args::<EngineList>(request)?;
+    let selector = parse(&request.selector)?;
+    let (_, nodes) = commands.site.nodes();
+    let chosen: Vec<_> =
+        nodes.into_iter().filter(|node| !node.is_tombstone() && matches(&selector, node)).collect();
+    if chosen.is_empty() && !request.selector.is_empty() {
+        select_any(commands, &request.selector)?;
+    }
+    let engines: Vec<EngineObject> = chosen
+        .iter()
+        .flat_map(|node| node.report.engines.iter().map(|engine| object(node, engine, false)))
+        .collect();
+    let (engines, next_cursor) =
+        page(engines, &list, |one| format!("{} {} {}", one.node, one.engine, one.node_id))?;
+    Ok(EngineListResult { engines, next_cursor })
+}
+
+fn object(node: &Node, engine: &Declared, whole: bool) -> EngineObject {
+    let status = node.engines.get(&engine.name).filter(|_| node.connected());
+    let state = status.map_or("unknown", |status| match status.state() {
+        EngineState::Validating => "validating",
+        EngineState::Starting => "starting",
+        EngineState::Loading => "loading",
+        EngineState::Ready => "ready",
+        EngineState::Draining => "draining",
+        EngineState::Stopping => "stopping",
+        EngineState::Stopped => "stopped",
+        EngineState::Failed => "failed",
+        EngineState::Unspecified => "unknown",
+    });
+    EngineObject {
+        engine: engine.name.clone(),
+        provider_id: node.provider_id(&engine.name),
+        node_id: node.id.to_string(),
+        node: node.row.name.clone(),
+        kind: engine.kind.clone(),
+        model: engine.model.clone(),
+        deployment: Some(engine.deployment.clone()).filter(|name| !name.is_empty()),
+        state: state.to_owned(),
+        cause: status.map(|status| status.cause.clone()).unwrap_or_default(),
+        since: status.filter(|status| status.since_unix_ms > 0).map(|status| timestamp(status.since_unix_ms)),
+        in_flight: status.map_or(0, |status| status.in_flight),
+        restarts: status.map_or(0, |status| status.restarts),
+        gpus: engine.gpus.clone(),
+        output_tail: status.filter(|_| whole).map(|status| status.output_tail.clone()).unwrap_or_default(),
+    }
+}
+
+/// The one engine of a name, or of NODE_ID/NAME.
+fn find(site: &Site, named: &str) -> Result<(Arc<Node>, Declared), Error> {
+    let (node, name) = match named.split_once('/') {
+        Some((node, name)) => (Some(node), name),
+        None => (None, named),
+    };
+    let (_, nodes) = site.nodes();
+    let mut found: Vec<(Arc<Node>, Declared)> = Vec::new();
+    for one in nodes.iter().filter(|one| !one.is_tombstone()) {
+        if node.is_some_and(|node| one.id.to_string() != node && one.row.name != node) {
+            continue;
+        }
+        let engine = one.report.engines.iter().find(|engine| engine.name == name);
+        found.extend(engine.map(|engine| (Arc::clone(one), engine.clone())));
+    }
+    if found.len() > 1 {
+        let message = format!("{} nodes have an engine {name}; name it by NODE/{name}", found.len());
+        return Err(invalid("ENGINE", message));
+    }
+    found.pop().ok_or_else(|| {
+        let message =
+            format!("no node of this site has an engine {named}; list the engines to see which there are");
+        Error::new(Code::NotFound, "ENGINE_UNKNOWN", message)
+    })
+}
+
+/// Asks the node that an engine is on.
+async fn ask<A: bounds::Bounded>(
+    site: &Site,
+    node: &Node,
+    method: u32,
+    question: &impl Message,
+) -> Result<A, Error> {
+    let owner = site.read(|registry| registry.slots.owner(&node.id).map(|owner| owner.handle.clone()));
+    let Some(connection) = owner.filter(|_| node.connected()) else {
+        let message = format!("{} is {}: it cannot be asked now", node.row.name, node.state());
+        return Err(Error::new(Code::Unavailable, "NODE_NOT_CONNECTED", message));
+    };
+    let answer = connection.request(method, question.encode_to_vec(), PATIENCE).await?;
+    bounds::decode::<A>(&answer)
+}
+
+async fn logs(site: &Site, asked: EngineLogsArgs) -> Result<EngineLogsResult, Error> {
+    let lines = asked.lines.unwrap_or(LINES);
+    if !(1..=LOG_LINES_MAX).contains(&lines) {
+        return Err(invalid("ARGS", format!("lines must be 1 to {LOG_LINES_MAX}")));
+    }
+    let (node, engine) = find(site, &asked.engine)?;
+    let question =
+        EngineOutputRequest { engine: engine.name.clone(), lines, cursor: asked.cursor.unwrap_or_default() };
+    let output: EngineOutput = ask(site, &node, method::NODE_ENGINE_OUTPUT, &question).await?;
+    Ok(EngineLogsResult {
+        provider_id: node.provider_id(&engine.name),
+        node: node.row.name.clone(),
+        lines: output.lines,
+        cursor: output.cursor,
+        gap: output.gap,
+    })
+}
+
+fn control_args(request: &Request) -> Result<(EngineControlArgs, EngineAction), Error> {
+    let (asked, action) = match request.operation.as_str() {
+        EngineRestart::NAME => (args::<EngineRestart>(request)?, EngineAction::Restart),
+        EngineStop::NAME => (args::<EngineStop>(request)?, EngineAction::Stop),
+        other => return Err(unknown(other)),
+    };
+    if asked.deadline_seconds.is_some_and(|seconds| seconds > LONGEST_SECONDS) {
+        return Err(invalid("ARGS", format!("deadline_seconds must be at most {LONGEST_SECONDS}")));
+    }
+    Ok((asked, action))
+}
+
+pub(super) fn dry_run(commands: &Arc<Commands>, request: &Request) -> Result<Value, Error> {
+    let (asked, _) = control_args(request)?;
+    let (node, engine) = find(&commands.site, &asked.engine)?;
+    result::<EngineShow>(object(&node, &engine, false))
+}
+
+pub(super) async fn start(context: &Context<'_>) -> Result<(), Error> {
+    let site = &context.commands.site;
+    let (asked, action) = control_args(context.request)?;
+    let (node, engine) = find(site, &asked.engine)?;
+    let deadline_ms = asked.deadline_seconds.unwrap_or(0).saturating_mul(1_000);
+    let question = EngineControl {
+        engine: engine.name.clone(),
+        action: action.into(),
+        deadline_ms: u32::try_from(deadline_ms).unwrap_or(u32::MAX),
+    };
+    let ack: EngineControlAck = ask(site, &node, method::NODE_ENGINE_CONTROL, &question).await?;
+    if !ack.accepted {
+        return Err(Error::new(Code::Conflict, "ENGINE_REFUSED", ack.message));
+    }
+    let now = site.read(|registry| registry.node(&node.id).cloned()).unwrap_or(node);
+    let value = result::<EngineShow>(object(&now, &engine, false))?;
+    let audit = context.audit(now.provider_id(&engine.name));
+    site.store
+        .commit(context.outcome(&stored(&value)).audit(audit))
+        .await
+        .map_err(|error| store_error(&error))?;
+    context.done(value);
+    Ok(())
+}
