@@ -236,8 +236,8 @@ fn behaviour_24_an_engine_that_closes_its_idle_connections_costs_no_request() {
     assert_eq!(s.engine.runs("again"), 4);
 }
 
-/// An engine that closes each connection right behind its answer, without having said so: what was not read is sent again,
-/// and soon no connection is used again before it has rested.
+/// An engine that closes each connection right behind its answer, without having said so: none is used again before it has
+/// rested, and then it is seen to be closed.
 #[test]
 fn behaviour_24_an_engine_that_closes_behind_its_answers_costs_no_request() {
     let s = site(8);

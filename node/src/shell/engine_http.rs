@@ -31,7 +31,7 @@ mod tests;
 mod ticks;
 
 pub(crate) use answer::{Answer, Bad, Head};
-pub(crate) use link::{Link, Written, is_reset};
+pub(crate) use link::{Link, Written, came_late};
 pub(crate) use part::Part;
 
 /// Unused connections are closed after this: below the 5 s after which uvicorn closes its end.
@@ -40,11 +40,11 @@ pub(crate) const KEEP_ALIVE: Duration = Duration::from_secs(4);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Unused connections kept to one engine: as many as streams of a connection to the edge would be waste.
 const IDLE_MAX: usize = 64;
-/// An engine that closes a connection behind its answer without having said so does it within this: such a connection is
-/// used again only after it, once that was seen.
+/// An engine that closes a connection behind its answer without having said so does it within this. Only connections that
+/// have rested so long are used again, until one of them was found open.
 const RESTED: Duration = Duration::from_millis(20);
-/// How long an engine that did that is not trusted any further: one that does so with each answer is seen again at once.
-const WARY: Duration = Duration::from_secs(60);
+/// One that is found closed within this was not closed for being unused.
+const HASTY: Duration = Duration::from_secs(1);
 
 /// Where an engine listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,13 +76,13 @@ pub(crate) struct Pool {
 struct Idle {
     /// Since when each is unused; the newest one last.
     unused: Vec<(TcpStream, Instant)>,
-    /// Until then only what has rested is used again.
-    wary_until: Option<Instant>,
+    /// One that had rested was open: this engine keeps its connections, as far as is known.
+    trusted: bool,
 }
 
 impl Idle {
     fn take(&mut self, now: Instant) -> Option<(TcpStream, Instant)> {
-        if self.wary_until.is_none_or(|until| until <= now) {
+        if self.trusted {
             return self.unused.pop();
         }
         let rested = |(_, since): &(TcpStream, Instant)| now.duration_since(*since) >= RESTED;
@@ -111,9 +111,12 @@ impl Pool {
             let quiet =
                 matches!(rustix::net::recv(&stream, &mut [0; 1], flags), Err(rustix::io::Errno::AGAIN));
             if quiet && age < KEEP_ALIVE {
+                if age >= RESTED {
+                    self.lock().trusted = true;
+                }
                 return Some(Link::new(stream, true, &self.ticks));
             }
-            if !quiet && age < RESTED {
+            if !quiet && age < HASTY {
                 self.doubt();
             }
         }
@@ -121,7 +124,7 @@ impl Pool {
 
     /// The engine closed a connection right behind an answer, and had not said that it would.
     pub(crate) fn doubt(&self) {
-        self.lock().wary_until = Some(Instant::now() + WARY);
+        self.lock().trusted = false;
     }
 
     /// A new connection.

@@ -135,19 +135,13 @@ impl Link {
         }
     }
 
-    /// The connection is over, without a byte of an answer, as `read` says: whether the engine's host threw some of the
-    /// request away, so that the engine cannot have read all of it. It resets a connection for that and for nothing else:
-    /// a process that has read everything and ends, however it ends, closes its connections.
-    pub(crate) async fn was_thrown_away(&self, read: &io::Result<Part>) -> bool {
+    /// The connection ended without a byte of an answer: whether the engine had closed it before all of the request came to
+    /// it, so that it cannot have read all. Its end came first then, and behind it a reset, since there was nobody for what
+    /// came. A reset alone says nothing: an engine may have read everything and break off so.
+    pub(crate) async fn had_ended(&self) -> bool {
         let Ok(stream) = self.watched() else { return false };
-        match read {
-            Err(error) => is_reset(error),
-            // It had closed its side before the request came to it.
-            Ok(_) => {
-                let told = tokio::time::timeout(RESET_WAIT, stream.ready(Interest::ERROR));
-                told.await.is_ok() && matches!(stream.take_error(), Ok(Some(error)) if is_reset(&error))
-            }
-        }
+        let told = tokio::time::timeout(RESET_WAIT, stream.ready(Interest::ERROR));
+        told.await.is_ok() && matches!(stream.take_error(), Ok(Some(error)) if came_late(&error))
     }
 
     /// One read; an empty part is the end of the input.
@@ -208,7 +202,7 @@ impl Link {
     }
 }
 
-/// Of a connection that the other host does not know any more.
-pub(crate) fn is_reset(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
+/// What a connection says that was reset after the other side had ended it: what was written came too late.
+pub(crate) fn came_late(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::BrokenPipe
 }

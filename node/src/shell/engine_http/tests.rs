@@ -186,6 +186,7 @@ async fn fast_streams_are_read_by_the_clock() {
     assert!(links[4].read(&mut patience).await.unwrap().is_empty(), "the engine closed it");
     assert!(links[3].is_timed());
     links.truncate(4);
+    pool.lock().trusted = true;
     pool.keep(links.pop().unwrap());
     let mut link = pool.kept().unwrap();
     assert!(link.is_reused());
@@ -195,31 +196,101 @@ async fn fast_streams_are_read_by_the_clock() {
     assert!(pool.kept().is_none());
 }
 
-/// An engine that closes behind its answers without a word gets no request on a connection that has not rested.
+/// Five minutes of requests with pauses around the five seconds after which the engine closes an unused connection, on a
+/// clock that goes ahead while nobody has anything to do.
 #[tokio::test]
-async fn connections_of_an_engine_that_closes_behind_its_answers_rest() {
+async fn behaviour_24_an_engine_that_closes_unused_connections_breaks_no_request() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let pool = Pool::new(Place::Local(listener.local_addr().unwrap()));
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            tokio::spawn(async move {
+                let mut request = [0; 64];
+                let unused = Duration::from_secs(5);
+                while let Ok(Ok(1..)) = tokio::time::timeout(unused, stream.read(&mut request)).await {
+                    stream.write_all(ANSWER).await.unwrap();
+                }
+            });
+        }
+    });
+    tokio::time::pause();
+    let (began, mut kept) = (Instant::now(), 0);
+    for pause in [5_000, 10, 3_990, 4_000, 4_990, 5_010, 0, 1_000].iter().cycle() {
+        let mut link = match pool.kept() {
+            Some(link) => link,
+            None => pool.connect().await.unwrap(),
+        };
+        kept += usize::from(link.is_reused());
+        link.write(b"ask").await.unwrap();
+        let mut patience = Patience::new(Duration::from_secs(600), Duration::from_secs(300));
+        assert_eq!(link.read(&mut patience).await.unwrap().bytes(), ANSWER);
+        pool.keep(link);
+        tokio::time::sleep(Duration::from_millis(*pause)).await;
+        if began.elapsed() >= Duration::from_secs(300) {
+            break;
+        }
+    }
+    assert!(kept > 5, "{kept}: connections are kept");
+}
+
+/// Connections of an engine are used again at once when one of them was open after a rest, and not any more when one was
+/// closed right behind an answer.
+#[tokio::test]
+async fn a_connection_is_used_again_at_once_only_where_engines_keep_them() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let pool = Pool::new(Place::Local(listener.local_addr().unwrap()));
     let link = pool.connect().await.unwrap();
     let (engine, _) = listener.accept().await.unwrap();
     pool.keep(link);
+    let kept = pool.lock().unused[0].1;
+    assert!(pool.lock().take(kept).is_none(), "nothing is known of it");
+    let (stream, _) = pool.lock().take(kept + RESTED).unwrap();
+    // As one that rested.
+    pool.lock().unused.push((stream, kept - RESTED));
+    let link = pool.kept().unwrap();
+    assert!(pool.lock().trusted);
+    pool.keep(link);
     let link = pool.kept().unwrap();
     pool.keep(link);
-    // It closes it; as fast as that is not foreseen by an engine's time for unused connections.
     drop(engine);
     while let Some(link) = pool.kept() {
         pool.keep(link);
     }
-    assert!(pool.lock().wary_until.is_some());
-    let link = pool.connect().await.unwrap();
-    let (_engine, _) = listener.accept().await.unwrap();
-    pool.keep(link);
-    let kept = pool.lock().unused[0].1;
-    assert!(pool.lock().take(kept).is_none());
-    let (stream, since) = pool.lock().take(kept + RESTED).unwrap();
-    // Trusted again after a while.
-    pool.lock().unused.push((stream, since + WARY * 2));
-    assert!(pool.lock().take(since + WARY * 2).is_some());
+    assert!(!pool.lock().trusted);
+}
+
+/// What a kept connection says of a request that broke it: only an end that came before it proves that it was not read.
+#[tokio::test]
+async fn a_request_that_came_behind_the_connections_end_is_told_from_one_that_was_read() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let pool = Pool::new(Place::Local(listener.local_addr().unwrap()));
+    let hour = Duration::from_secs(3600);
+    for how in ["ended before", "read it and ended", "read it and broke off"] {
+        let mut link = pool.connect().await.unwrap();
+        let (mut engine, _) = listener.accept().await.unwrap();
+        let mut patience = Patience::new(hour, hour);
+        if how == "ended before" {
+            drop(engine);
+            link.answers().await;
+            link.write(b"ask").await.unwrap();
+        } else {
+            link.write(b"ask").await.unwrap();
+            tokio::io::AsyncReadExt::read_exact(&mut engine, &mut [0; 3]).await.unwrap();
+            if how == "read it and broke off" {
+                engine.set_zero_linger().unwrap();
+            }
+            drop(engine);
+        }
+        let read = link.read(&mut patience).await;
+        match how {
+            "read it and broke off" => assert!(read.is_err(), "{how}"),
+            _ => assert!(read.unwrap().is_empty(), "{how}"),
+        }
+        assert_eq!(link.had_ended().await, how == "ended before", "{how}");
+    }
 }
 
 quickcheck::quickcheck! {

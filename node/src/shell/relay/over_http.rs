@@ -116,8 +116,8 @@ async fn judged(part: io::Result<Part>, answer: &mut Answer, http: &HttpRoute) -
     Err(broke(http, &why).await)
 }
 
-/// The first bytes that come back. A kept connection that the engine had closed, so that it threw the request away, is
-/// replaced once by a new one.
+/// The first bytes that come back. A kept connection that the engine had closed before the request came to it is replaced
+/// once by a new one.
 async fn first_part(
     sent: &mut Sent,
     open: &InferenceOpen,
@@ -126,12 +126,16 @@ async fn first_part(
 ) -> Result<io::Result<Part>, Ended> {
     let first = sent.link.read(patience).await;
     let request = std::mem::take(&mut sent.request);
-    let is_none = first.as_ref().map_or(true, Part::is_empty);
-    if !is_none || !sent.link.is_reused() || !(sent.is_reset || sent.link.was_thrown_away(&first).await) {
+    let broke = match &first {
+        Ok(part) => part.is_empty(),
+        Err(error) => error.kind() != io::ErrorKind::TimedOut,
+    };
+    if !broke || !sent.link.is_reused() {
         return Ok(first);
     }
     http.pool.doubt();
-    if !open::may_be_repeated(open) {
+    let had_ended = sent.came_late || (first.is_ok() && sent.link.had_ended().await);
+    if !had_ended || !open::may_be_repeated(open) {
         return Ok(first);
     }
     if request.is_empty() {
@@ -147,8 +151,8 @@ struct Sent {
     link: Link,
     /// All of it, where it can be sent again.
     request: Vec<u8>,
-    /// Writing it failed since the engine's host did not know the connection any more.
-    is_reset: bool,
+    /// Writing it failed since the engine had closed the connection before.
+    came_late: bool,
 }
 
 /// Sends head and body. A kept connection that turns out dead before the engine has a byte is replaced once.
@@ -164,14 +168,14 @@ async fn send_request(
     if let Some(part) = first.take() {
         request.extend_from_slice(&part);
     }
-    let mut is_reset = false;
+    let mut came_late = false;
     let on_kept = match http.pool.kept() {
         None => None,
         Some(link) => match link.write(&request).await {
             Ok(written) => Some((link, matches!(written, Written::Early))),
             Err((_, 0)) => None,
             Err((error, _)) => {
-                is_reset = engine_http::is_reset(&error);
+                came_late = engine_http::came_late(&error);
                 Some((link, true))
             }
         },
@@ -193,7 +197,7 @@ async fn send_request(
         match link.write(&part).await {
             Ok(written) => early = matches!(written, Written::Early),
             // It may have said why before it closed.
-            Err((error, _)) => (early, is_reset) = (true, engine_http::is_reset(&error)),
+            Err((error, _)) => (early, came_late) = (true, engine_http::came_late(&error)),
         }
     }
     if left > 0 || early {
@@ -203,7 +207,7 @@ async fn send_request(
     if left > 0 || !link.is_reused() {
         request = Vec::new();
     }
-    Ok(Sent { link, request, is_reset })
+    Ok(Sent { link, request, came_late })
 }
 
 /// A new connection with the request on it, and whether the engine answered before it had all.
