@@ -13,6 +13,7 @@ mod client;
 mod ends;
 mod leaving;
 mod limits;
+mod long;
 mod passing;
 mod rig;
 mod second_tries;
