@@ -178,7 +178,7 @@ fn inventory(number: u32, gpus: u32) -> NodeInventory {
 fn telemetry(number: u32, gpus: u32) -> NodeTelemetry {
     let gpu = |index: u32| {
         let engine = EngineMemory { engine: format!("e{}", index / 2), bytes: 30 * GIB };
-        let busy = (number + index / 2) % 2 == 0;
+        let busy = (number + index / 2).is_multiple_of(2);
         GpuTelemetry {
             uuid: uuid(number, index),
             utilization_percent: Some(50),
