@@ -110,7 +110,7 @@ async fn agent(config: Config, holder: &'static [&'static str]) -> Result<(), St
         &artifacts,
     ));
     reports.set_problem("STATE_NOT_DURABLE", volatile);
-    tokio::spawn(tell_broken(pieces.clone(), Arc::clone(&reports)));
+    keep_reports(&pieces, &reports, &engines);
     let credentials = Arc::new(Credentials::open(&state, (*identity).clone())?);
     let edge = Edge::new(
         Arc::clone(&credentials),
@@ -179,6 +179,15 @@ async fn stop_engines(engines: &Engines, signals: &mut Signals, hurried: bool) {
             _ = signals.next() => engines.stop(Duration::ZERO),
         }
     }
+}
+
+/// Tells what broke off, and asks the programs of engines for their versions, for ever.
+fn keep_reports(pieces: &Parts, reports: &Arc<Reports>, engines: &Arc<Engines>) {
+    tokio::spawn(tell_broken(pieces.clone(), Arc::clone(reports)));
+    let (part, engines) = (reports.installed(), Arc::clone(engines));
+    tokio::spawn(
+        pieces.clone().kept("versions of engines", move || Arc::clone(&part).watch(Arc::clone(&engines))),
+    );
 }
 
 /// Judges trials of settings and looks at the file, for ever.

@@ -17,6 +17,7 @@ pub(crate) mod places;
 pub(crate) mod process;
 pub(crate) mod relay;
 pub(crate) mod reports;
+pub(crate) mod runtimes;
 pub(crate) mod settings;
 pub(crate) mod state;
 pub(crate) mod watch;

@@ -233,6 +233,29 @@ pub(crate) fn inherited() -> Vec<(OsString, OsString)> {
     std::env::vars_os().filter(|(name, _)| goes(name)).collect()
 }
 
+/// What an engine's program is asked for its version.
+pub(crate) fn version_arguments(kind: EngineKind) -> &'static [&'static str] {
+    match kind {
+        // It has a word of its own for it.
+        EngineKind::Sglang => &["version"],
+        _ => &["--version"],
+    }
+}
+
+/// The version in what a program said: behind `version:`, or the first word that looks like one.
+pub(crate) fn version(said: &str) -> Option<String> {
+    const VERSION_MAX: usize = 64;
+    let word = |text: &str| text.split_ascii_whitespace().next().map(str::to_owned);
+    let behind = said.lines().find_map(|line| word(line.split_once("version:")?.1));
+    let like = |word: &&str| {
+        word.contains('.')
+            && word.starts_with(|c: char| c.is_ascii_digit())
+            && word.chars().all(|c| c.is_ascii_alphanumeric() || ".+-_".contains(c))
+    };
+    let first = || said.split_ascii_whitespace().find(like).map(str::to_owned);
+    behind.or_else(first).filter(|version| version.len() <= VERSION_MAX)
+}
+
 /// A file of the model, as an absolute path.
 fn beside(process: &ProcessSource, file: &str) -> PathBuf {
     let folder = match process.kind() {

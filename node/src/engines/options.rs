@@ -288,3 +288,16 @@ fn the_host_is_checked_before_anything_starts() {
     let said = refused(&llama(port), &here);
     assert!(said.code == "PORT_TAKEN" && !said.message.contains(&port.to_string()));
 }
+
+#[test]
+fn versions_are_found_in_what_programs_say() {
+    for (said, version) in [
+        ("0.33.0\n", Some("0.33.0")),
+        ("INFO 11-30 03:00:00 [init.py:1] torch\n0.33.0+cu130\n", Some("0.33.0+cu130")),
+        ("sglang version: 0.5.23\ngit revision: 1234567", Some("0.5.23")),
+        ("version: 10434 (7e4c0a9)\nbuilt with GNU 11.4.0", Some("10434")),
+        ("no idea", None),
+    ] {
+        assert_eq!(adapter::version(said).as_deref(), version, "{said}");
+    }
+}

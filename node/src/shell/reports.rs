@@ -28,6 +28,7 @@ use crate::{
         artifacts::{Artifacts, job},
         engines::{Declaration, Engines},
         jobs,
+        runtimes::Runtimes,
         settings::Settings,
         state::State,
         watch::Watch,
@@ -72,6 +73,7 @@ pub(crate) struct Reports {
     watch: Arc<Watch>,
     settings: Arc<Settings>,
     artifacts: watch::Receiver<Arc<Vec<Artifact>>>,
+    installed: Arc<Runtimes>,
     inventories: Mutex<Stream>,
     telemetries: Mutex<Stream>,
     /// Numbers are being reserved.
@@ -102,6 +104,7 @@ impl Reports {
             watch,
             settings,
             artifacts: artifacts.news(),
+            installed: Arc::new(Runtimes::open(&state)),
             declared: Mutex::default(),
             inventories: stream(on_disk.inventory),
             telemetries: stream(on_disk.telemetry),
@@ -271,15 +274,26 @@ impl Reports {
         }
     }
 
+    /// Which versions of engines are installed.
+    pub(crate) fn installed(&self) -> Arc<Runtimes> {
+        Arc::clone(&self.installed)
+    }
+
     /// The kinds of engines that this host can run.
     fn runtimes(&self) -> Vec<EngineRuntime> {
-        let kinds = self.engines.grounds().kinds();
-        let runtime = |kind: EngineKind| EngineRuntime {
-            kind: kind.as_str().to_owned(),
-            adapter_version: NODE_PROTOCOL.max.to_string(),
-            ..EngineRuntime::default()
+        let grounds = self.engines.grounds();
+        let runtime = |kind: EngineKind| {
+            let installed = self.installed.of(kind, grounds.programs.of(kind));
+            let (engine_version, digest) =
+                installed.map(|installed| (installed.version, installed.digest)).unwrap_or_default();
+            EngineRuntime {
+                kind: kind.as_str().to_owned(),
+                adapter_version: NODE_PROTOCOL.max.to_string(),
+                engine_version,
+                digest,
+            }
         };
-        kinds.into_iter().map(runtime).collect()
+        grounds.kinds().into_iter().map(runtime).collect()
     }
 
     /// Everything that is declared, as in a hello; it counts as told.

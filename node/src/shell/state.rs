@@ -4,6 +4,7 @@
 //! Invariant: two agents never share a state directory, and every file is the old one or the new one, whole.
 
 use std::{
+    collections::BTreeMap,
     fs::{self, File, OpenOptions},
     io::{self, Read, Seek, Write},
     os::unix::fs::OpenOptionsExt,
@@ -24,6 +25,7 @@ use crate::{
         identity::{Identity, KEY_FILES, PendingCredential},
         settings,
     },
+    shell::runtimes::Runtime,
 };
 
 mod records;
@@ -36,6 +38,7 @@ const SEQUENCES: &str = "sequences.json";
 const GPUS: &str = "gpus.pb";
 const SETTINGS: &str = "settings.json";
 const DEPLOYMENTS: &str = "deployments.json";
+const RUNTIMES: &str = "runtimes.json";
 const LOCK: &str = "agent.lock";
 /// The first key's file name; rotations use both of the names in turn.
 pub(crate) const KEY: &str = KEY_FILES[0];
@@ -283,6 +286,20 @@ impl State {
     pub(crate) fn set_deployments(&self, deployments: &[Kept]) -> io::Result<()> {
         let content = serde_json::to_vec_pretty(deployments).map_err(io::Error::other)?;
         files::write_private(&self.path(DEPLOYMENTS), &content)
+    }
+
+    /// What an earlier agent found out of the programs of this host. What cannot be read is found out anew.
+    pub(crate) fn runtimes(&self) -> BTreeMap<String, Runtime> {
+        let content = files::read_private(&self.path(RUNTIMES)).unwrap_or_default();
+        serde_json::from_slice(&content).unwrap_or_default()
+    }
+
+    /// Keeps it. Blocks on the disk.
+    pub(crate) fn set_runtimes(&self, runtimes: &BTreeMap<String, Runtime>) {
+        let content = serde_json::to_vec_pretty(runtimes).unwrap_or_default();
+        if let Err(error) = files::write_private(&self.path(RUNTIMES), &content) {
+            tracing::warn!(%error, "the versions of engines cannot be written to the state directory");
+        }
     }
 
     /// Which settings this node has. One that cannot be read is set aside: the edge sends its settings again.
