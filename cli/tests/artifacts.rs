@@ -18,7 +18,7 @@ struct Document {
 fn what_is_printed_is_what_a_deployment_takes() {
     let hub = hub::Hub::start().unwrap();
     hub.add("org/name", "r1", "config.json", *b"{}");
-    hub.add("org/name", "r1", "m \"1\".bin", vec![7_u8; 5000]);
+    hub.add("org/name", "r1", "m \"1\".gguf", vec![7_u8; 5000]);
     hub.add("org/name", "r1", "README.md", *b"text");
     let words = ["ctl", "artifact", "resolve", "org/name", "r1", "--exclude", "*.MD", "--hub"];
     let resolved = |more: &[&str]| run(&[&words[..], &[&hub.url()], more].concat());
@@ -27,7 +27,8 @@ fn what_is_printed_is_what_a_deployment_takes() {
     let Document { artifact } = toml::from_str(&ran.out).unwrap();
     check_files(&artifact.files).unwrap();
     let names: Vec<_> = artifact.files.iter().map(|file| (file.path.as_str(), file.bytes)).collect();
-    assert_eq!(names, [("config.json", 2), ("m \"1\".bin", 5000)]);
+    assert_eq!(names, [("config.json", 2), ("m \"1\".gguf", 5000)]);
+    assert_eq!(artifact.main_file.as_deref(), Some("m \"1\".gguf"));
     assert_eq!((artifact.revision.as_str(), artifact.source.as_str()), ("r1", "hub"));
     let json: ArtifactSpec = serde_json::from_str(&resolved(&["-o", "json"]).out).unwrap();
     assert_eq!(json, artifact);
@@ -35,7 +36,7 @@ fn what_is_printed_is_what_a_deployment_takes() {
     // The same files in a folder are the same artifact.
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("config.json"), b"{}").unwrap();
-    std::fs::write(folder.path().join("m \"1\".bin"), vec![7_u8; 5000]).unwrap();
+    std::fs::write(folder.path().join("m \"1\".gguf"), vec![7_u8; 5000]).unwrap();
     let place = folder.path().to_str().unwrap();
     let words = ["ctl", "artifact", "resolve", "org/name", "r1", "--source", "disk", "--directory", place];
     let Document { artifact: local } = toml::from_str(&run(&words).out).unwrap();

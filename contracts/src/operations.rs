@@ -16,6 +16,7 @@ use crate::objects::{DeploymentObject, EngineObject, JobObject};
 use crate::proto::control::OperationClass;
 
 mod args;
+mod artifacts;
 mod audit;
 mod authority;
 mod deployments;
@@ -28,6 +29,7 @@ mod results;
 mod settings;
 
 pub use args::*;
+pub use artifacts::*;
 pub use audit::*;
 pub use authority::*;
 pub use deployments::*;
@@ -237,6 +239,12 @@ operations! {
     ApiKeyUpdate = "apikey.update", Admin, Nothing, ApiKeyUpdateArgs => ApiKeyObject;
     /// Says what was used with each API key of each model.
     ApiKeyUsage = "apikey.usage", Read, Nothing, ApiKeyUsageArgs => ApiKeyUsageResult;
+    /// Has nodes fetch and check an artifact; each is a job.
+    ArtifactAcquire = "artifact.acquire", Operate, Nodes, ArtifactAcquireArgs => JobsResult;
+    /// Lists the artifacts that are whole and in place on nodes.
+    ArtifactList = "artifact.list", Read, AnyNodes, ArtifactListArgs => ArtifactListResult;
+    /// Has nodes take an artifact away; each is a job, and one that an engine runs from stays.
+    ArtifactRemove = "artifact.remove", Operate, Nodes, ArtifactRemoveArgs => JobsResult;
     /// Goes a step of a change of the site's certificate authority.
     CaRotate = "ca.rotate", Admin, Nothing, CaRotateArgs => CaResult;
     /// Shows the site's certificate authorities, and which nodes lack the newest.

@@ -34,6 +34,7 @@ macro_rules! codecs {
 fn codecs() -> BTreeMap<&'static str, (Again, Again)> {
     let all = codecs! {
         AuditExport AuditQuery AuditTail AuditVerify ApiKeyCreate ApiKeyList ApiKeyRevoke ApiKeyUpdate ApiKeyUsage
+        ArtifactAcquire ArtifactList ArtifactRemove
         CaRotate CaShow CommandCancel CommandShow
         DeploymentApply DeploymentDelete DeploymentDrain DeploymentList DeploymentLoad DeploymentPause DeploymentRestart DeploymentShow DeploymentUnload
         EdgeBackup EngineList EngineLogs EngineRestart EngineShow EngineStop EnrollmentCreate EnrollmentList EnrollmentRevoke JobCancel JobList JobShow CredentialApprove CredentialRevoke

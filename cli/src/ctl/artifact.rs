@@ -4,7 +4,7 @@
 //! printed is what a deployment's document takes.
 
 use umbel_contracts::{
-    artifact::{check_repository, check_revision},
+    artifact::{ArtifactFile, check_repository, check_revision},
     deployment::ArtifactSpec,
     selector::glob,
 };
@@ -44,8 +44,8 @@ pub(super) async fn resolve(global: &Global, args: &ArtifactResolve) -> Outcome 
         repository: args.repository.clone(),
         revision,
         source: args.source.clone(),
+        main_file: main_file(&files),
         files,
-        main_file: None,
     };
     print(global, &spec)
 }
@@ -59,6 +59,13 @@ fn wanted(args: &ArtifactResolve) -> impl Fn(&str) -> bool + Send + use<> {
     }
 }
 
+/// The one GGUF among them: an engine that takes a file takes that.
+fn main_file(files: &[ArtifactFile]) -> Option<String> {
+    let mut models = files.iter().filter(|file| file.path.to_lowercase().ends_with(".gguf"));
+    let model = models.next()?;
+    models.next().is_none().then(|| model.path.clone())
+}
+
 fn print(global: &Global, spec: &ArtifactSpec) -> Outcome {
     let raw = serde_json::to_string(spec).map_err(|error| Failure::failed(error.to_string()))?;
     if let Some(text) = global.output.object(&raw) {
@@ -70,6 +77,9 @@ fn print(global: &Global, spec: &ArtifactSpec) -> Outcome {
     put(&format!("repository = {}", quoted(&spec.repository)));
     put(&format!("revision = {}", quoted(&spec.revision)));
     put(&format!("source = {}", quoted(&spec.source)));
+    if let Some(main_file) = &spec.main_file {
+        put(&format!("main_file = {}", quoted(main_file)));
+    }
     put("files = [");
     for file in &spec.files {
         let (path, sha256) = (quoted(&file.path), quoted(&file.sha256));

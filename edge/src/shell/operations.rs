@@ -5,6 +5,7 @@
 //! audit entry and its command; what is refused has changed nothing.
 
 mod approve;
+mod artifacts;
 pub(crate) mod audit;
 mod backup;
 mod ca;
@@ -45,7 +46,8 @@ use lifecycle::Simple;
 pub(crate) use ca::catch_up;
 
 /// Operations that take something away from somebody: whoever asks has to say why.
-const REASONED: [&str; 10] = [
+const REASONED: [&str; 11] = [
+    operations::ArtifactRemove::NAME,
     NodeDrain::NAME,
     NodeDisable::NAME,
     CredentialRevoke::NAME,
@@ -227,6 +229,7 @@ pub(crate) async fn read(commands: &Arc<Commands>, request: &Request) -> Result<
         }
         other => match family(other) {
             "apikey" => keys::read(commands, request).await,
+            "artifact" => artifacts::read(commands, request),
             "audit" => audit::read(commands, request).await,
             "ca" => ca::read(commands, request).await,
             "deployment" => deployments::read(commands, request),
@@ -293,6 +296,7 @@ pub(crate) async fn dry_run(commands: &Arc<Commands>, request: &Request) -> Resu
         CommandCancel::NAME => result::<CommandCancel>(reading::command(commands, request).await?),
         other => match family(other) {
             "apikey" => keys::dry_run(commands, request),
+            "artifact" => artifacts::dry_run(commands, request),
             "ca" => ca::dry_run(commands, request).await,
             "deployment" => deployments::dry_run(commands, request),
             "engine" => engines::dry_run(commands, request),
@@ -346,6 +350,7 @@ pub(crate) async fn start(context: &Context<'_>) -> Result<(), Error> {
         CommandCancel::NAME => reading::cancel(context).await,
         other => match family(other) {
             "apikey" => keys::start(context).await,
+            "artifact" => artifacts::start(context).await,
             "ca" => ca::start(context).await,
             "deployment" => deployments::start(context).await,
             "engine" => engines::start(context).await,

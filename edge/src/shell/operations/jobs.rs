@@ -73,7 +73,7 @@ pub(super) async fn dry_run(commands: &Arc<Commands>, request: &Request) -> Resu
             result::<JobCancel>(jobs::show(&commands.site, &args::<JobCancel>(request)?.job_id).await?)
         }
         RuntimeHealth::NAME => {
-            orders(commands, request, args::<RuntimeHealth>(request)?)?;
+            orders(commands, request, &look(args::<RuntimeHealth>(request)?))?;
             result::<RuntimeHealth>(JobsResult { jobs: Vec::new() })
         }
         other => Err(unknown(other)),
@@ -84,7 +84,8 @@ pub(super) async fn start(context: &Context<'_>) -> Result<(), Error> {
     match context.request.operation.as_str() {
         JobCancel::NAME => cancel(context).await,
         RuntimeHealth::NAME => {
-            let orders = orders(context.commands, context.request, args::<RuntimeHealth>(context.request)?)?;
+            let orders =
+                orders(context.commands, context.request, &look(args::<RuntimeHealth>(context.request)?))?;
             begin(context, orders).await
         }
         other => Err(unknown(other)),
@@ -103,18 +104,22 @@ async fn cancel(context: &Context<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// A look at each chosen node's engines.
-fn orders(commands: &Commands, request: &Request, asked: RuntimeHealthArgs) -> Result<Vec<Order>, Error> {
+/// A look at a node's engines.
+fn look(asked: RuntimeHealthArgs) -> Body {
+    Body::RuntimeHealth(node::RuntimeHealth { engine: asked.engine.unwrap_or_default() })
+}
+
+/// The same work for each chosen node.
+pub(super) fn orders(commands: &Commands, request: &Request, body: &Body) -> Result<Vec<Order>, Error> {
     let chosen = select(commands, &request.selector)?;
     if chosen.len() > JOBS_AT_ONCE {
         let message = format!("the selector chooses {} nodes; at most {JOBS_AT_ONCE} at once", chosen.len());
         return Err(invalid("SELECTOR", message));
     }
-    let engine = asked.engine.unwrap_or_default();
     let order = |node: &Arc<crate::core::registry::node::Node>| Order {
         id: None,
         node: node.id,
-        body: Body::RuntimeHealth(node::RuntimeHealth { engine: engine.clone() }),
+        body: body.clone(),
         owner: String::new(),
         actor: request.actor.clone(),
         reason: request.reason.clone(),
@@ -123,7 +128,7 @@ fn orders(commands: &Commands, request: &Request, asked: RuntimeHealthArgs) -> R
 }
 
 /// Begins a job a node: they are stored with the command, which has succeeded then.
-async fn begin(context: &Context<'_>, orders: Vec<Order>) -> Result<(), Error> {
+pub(super) async fn begin(context: &Context<'_>, orders: Vec<Order>) -> Result<(), Error> {
     let mut value = None;
     jobs::submit_all(&context.commands.site, orders, |objects: &[JobObject]| {
         let told = result::<RuntimeHealth>(JobsResult { jobs: objects.to_vec() })?;
