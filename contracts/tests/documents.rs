@@ -121,13 +121,14 @@ fn example(file: &str) -> BTreeMap<String, String> {
 }
 
 /// Tables whose keys are the operator's own.
-const NAMED_BY_HAND: [&str; 3] = ["node.labels", "node.fabric_labels", "artifacts.roots"];
+const NAMED_BY_HAND: [&str; 6] =
+    ["node.labels", "node.fabric_labels", "artifacts.roots", "programs.cli", "endpoints", "engine.profile"];
 
 fn flatten(path: &str, table: &toml::Table, keys: &mut BTreeMap<String, String>) {
     for (key, value) in table {
         let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
         match value {
-            // Labels and roots are named by whoever writes the file.
+            // Labels, roots and the like are named by whoever writes the file.
             toml::Value::Table(_) if NAMED_BY_HAND.contains(&path.as_str()) => {
                 drop(keys.insert(path, String::new()))
             }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value, json};
 use umbel_tests::engine::Script;
 use umbel_tests::fleet::{EdgeOptions, EngineDeclaration, Fleet, NodeOptions, SOON};
+use umbel_tests::nvml_stub::NvmlStub;
 use umbel_tests::wait;
 
 /// A link to the stand-in that is called as the engine is.
@@ -144,4 +145,81 @@ fn a_program_of_the_nodes_file_is_started_once_a_request() {
     let number = wait::until_some("the program's own child", SOON, || number().ok_or(String::new()));
     drop(open);
     wait::until("the program's child to be gone", SOON, || !Path::new(&format!("/proc/{number}")).exists());
+}
+
+/// vLLM by a deployment's document, on a GPU that it is given by its UUID: files fetched, started by the adapter's own
+/// command line, answering through the edge. Then the agent is gone for good, and it is said why nothing can run.
+#[test]
+fn a_deployment_starts_vllm_on_its_gpu_and_a_lost_agent_is_explained() {
+    let fleet = Fleet::new();
+    let edge = fleet.edge("berlin", None, &EdgeOptions::default());
+    let folder = fleet.dir().join("nvml");
+    std::fs::create_dir_all(&folder).unwrap();
+    let stub = NvmlStub::new(
+        &folder,
+        &["gpu=GPU-a name=NVIDIA_H200 memory=1000000:1000 temp=40 util=5 cc=9.0 ecc=0:0"],
+    );
+    let source = fleet.dir().join("source/org/tiny/r1");
+    std::fs::create_dir_all(&source).unwrap();
+    let files =
+        [("config.json", &b"{\"max_position_embeddings\":4096}"[..]), ("model.safetensors", &[0; 64][..])];
+    for (name, content) in files {
+        std::fs::write(source.join(name), content).unwrap();
+    }
+    let dir = fleet.dir().join("gpu-1");
+    for place in ["quarantine", "models"] {
+        std::fs::create_dir_all(dir.join(place)).unwrap();
+    }
+    let more = format!(
+        "[programs]\nvllm = {:?}\n[artifacts]\nquarantine = {:?}\nreserve = \"1MiB\"\n[artifacts.roots]\nmodels = {:?}\n\
+         [[source]]\nname = \"disk\"\nkind = \"directory\"\npath = {:?}\n",
+        program(&fleet, "vllm"),
+        dir.join("quarantine"),
+        dir.join("models"),
+        fleet.dir().join("source"),
+    );
+    let mut node = fleet.node_files("gpu-1", &NodeOptions { engines: Vec::new(), more });
+    let gpus = format!("accelerator = \"nvidia\"\nnvml_library = {:?}", stub.library());
+    let text = std::fs::read_to_string(&node.config).unwrap().replace("accelerator = \"cpu\"", &gpus);
+    std::fs::write(&node.config, text).unwrap();
+    let _ = node.enroll(&edge.token("gpu-1")).ok();
+    node.daemon.start();
+    edge.wait_node("gpu-1", "connected", SOON, |node| node["connected"] == true);
+
+    let listed: Vec<_> = files
+        .iter()
+        .map(|(name, content)| {
+            let digest = umbel_contracts::deployment::digest(content);
+            format!("{{ path = \"{name}\", bytes = {}, sha256 = \"{digest}\" }}", content.len())
+        })
+        .collect();
+    let document = |profile: &str| {
+        let path = fleet.dir().join("tiny.toml");
+        let text = format!(
+            "name = \"tiny\"\nmodel = \"org/tiny\"\naliases = [\"small\"]\n[artifact]\nrepository = \"org/tiny\"\nrevision = \"r1\"\n\
+             source = \"disk\"\nfiles = [{}]\n[engine]\nkind = \"vllm\"\nprofile = {profile}\n[gpus]\ncount = 1\n",
+            listed.join(", ")
+        );
+        std::fs::write(&path, text).unwrap();
+        path.to_string_lossy().into_owned()
+    };
+    // Row 95, at the very beginning: before any node hears of it.
+    let refused = edge.ctl(&["model", "apply", &document("{ trust_remote_code = true }")]);
+    assert!(refused.code != 0 && refused.err.contains("engine.profile.trust_remote_code"), "{refused:?}");
+    let told = edge.ctl(&["model", "apply", &document("{ max_model_len = 2048 }")]).ok().err;
+    assert!(told.contains("tiny is ready"), "{told}");
+    for name in ["org/tiny", "small"] {
+        let got = edge.chat(name, "deployed", true, &json!({})).whole(&edge.target()).unwrap();
+        assert!(got.status == 200 && got.text().contains("[DONE]"), "{}", got.text());
+    }
+    let log = std::fs::read_dir(node.state.join("engines")).unwrap().flatten();
+    let said: String = log.filter_map(|entry| std::fs::read_to_string(entry.path()).ok()).collect();
+    assert!(said.contains("GPUs: GPU-a"), "{said}");
+    node.daemon.kill();
+    wait::until("the node to be missed", SOON, || {
+        let why = edge.ctl(&["model", "why", "tiny"]);
+        let says = format!("{} {}", why.out, why.err);
+        says.contains("gpu-1")
+            && (says.contains("not connected") || says.contains("stale") || says.contains("offline"))
+    });
 }
