@@ -304,8 +304,8 @@ fn holds(keyword: &str, rule: &Value, value: &Value) -> bool {
         "const" => rule == value,
         "minLength" => length().is_none_or(|length| length >= rule.as_u64().unwrap()),
         "maxLength" => length().is_none_or(|length| length <= rule.as_u64().unwrap()),
-        // Told to people, and no rule.
-        "examples" => true,
+        // Told to people; what the text means is held against its type.
+        "examples" | "pattern" => true,
         "minItems" => value.as_array().is_none_or(|items| items.len() as u64 >= rule.as_u64().unwrap()),
         "maxItems" => value.as_array().is_none_or(|items| items.len() as u64 <= rule.as_u64().unwrap()),
         "minimum" => value.as_f64().is_none_or(|number| number >= rule.as_f64().unwrap()),

@@ -174,3 +174,17 @@ fn engines_of_deployments_are_told_by_their_names() {
         assert_eq!(of_engine(other), None, "{other}");
     }
 }
+
+#[test]
+fn the_examples_are_documents() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/examples/deployments");
+    let mut kinds = Vec::new();
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        let file = ConfigFile::read(&entry.unwrap().path()).unwrap();
+        let spec = DeploymentSpec::from_file(&file)
+            .unwrap_or_else(|errors| panic!("{}: {errors:?}", file.path().display()));
+        kinds.push(spec.engine.kind);
+    }
+    kinds.sort();
+    assert_eq!(kinds, [EngineKind::Vllm, EngineKind::Sglang, EngineKind::LlamaServer, EngineKind::External]);
+}
