@@ -6,6 +6,7 @@
 mod artifact;
 mod ctl;
 mod engine;
+mod jobs;
 mod keys;
 mod model;
 mod node;
@@ -21,6 +22,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 pub(crate) use artifact::{ArtifactResolve, ArtifactVerb};
 pub(crate) use ctl::{CtlArgs, Global, Noun};
 pub(crate) use engine::EngineVerb;
+pub(crate) use jobs::{JobFilter, JobVerb};
 pub(crate) use keys::{By, KeyCreate, KeyUpdate, KeyUsage, KeyVerb};
 pub(crate) use model::{ModelVerb, ReplicaChoice};
 pub(crate) use node::NodeVerb;

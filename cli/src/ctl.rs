@@ -11,6 +11,7 @@ mod edge;
 mod engine;
 mod events;
 mod gather;
+mod job;
 mod key;
 mod model;
 mod node;
@@ -119,6 +120,9 @@ fn is_list(noun: &Noun) -> bool {
                 SettingsVerb::Show { .. } | SettingsVerb::Status { .. } | SettingsVerb::History { .. }
             )
         ),
+        Noun::Job { verb, .. } => {
+            matches!(verb, None | Some(crate::args::JobVerb::List { .. } | crate::args::JobVerb::Show { .. }))
+        }
         Noun::Request { verb, .. } => !matches!(verb, Some(crate::args::RequestVerb::Release { .. })),
         Noun::Events(_) | Noun::Artifact { .. } => false,
         Noun::Edge { verb, .. } => matches!(
@@ -155,6 +159,7 @@ impl Ctl {
             Noun::Model { name, verb } => model::run(self, name.as_deref(), verb.as_ref()).await,
             Noun::Engine { name, verb } => engine::run(self, name.as_deref(), verb.as_ref()).await,
             Noun::Queue { model } => queue::run(self, model.as_deref()).await,
+            Noun::Job { id, filter, verb } => job::run(self, id.as_deref(), filter, verb.as_ref()).await,
             Noun::Request { id, filter, verb } => {
                 request::run(self, id.as_deref(), filter, verb.as_ref()).await
             }

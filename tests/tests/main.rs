@@ -20,6 +20,7 @@ mod engines;
 mod faults;
 mod gpus;
 mod identity;
+mod jobs;
 mod journey;
 mod keys;
 mod kills;

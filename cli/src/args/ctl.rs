@@ -10,6 +10,7 @@ use clap::{Args, Subcommand};
 use super::{
     artifact::ArtifactVerb,
     engine::EngineVerb,
+    jobs::{JobFilter, JobVerb},
     keys::KeyVerb,
     model::ModelVerb,
     node::NodeVerb,
@@ -176,6 +177,12 @@ const REQUEST_EXAMPLES: &str = "Examples:
   umbel ctl request --unconfirmed                 slots that no node gave back
   umbel ctl request release LEASE -m 'engine restarted by hand'";
 
+const JOB_EXAMPLES: &str = "Examples:
+  umbel ctl job                                   the newest ones
+  umbel ctl job --running --kind artifact.acquire
+  umbel ctl job watch 0b6c9a52                    follow one, with a bar; Ctrl-C detaches
+  umbel ctl job cancel 0b6c9a52 -m 'wrong revision'
+  umbel ctl job health node:gpu-1                 have a node look at its engines";
 const SETTINGS_EXAMPLES: &str = "Examples:
   umbel ctl settings                              what is set, and how far it has got
   umbel ctl settings set agents.default.log.level=debug -m 'look for a leak'
@@ -275,6 +282,16 @@ pub(crate) enum Noun {
     Queue {
         /// This model, with whose requests wait and who serves it
         model: Option<String>,
+    },
+    /// Work that nodes do for their edge: downloads, loads, looks; following one, ending one
+    #[command(args_conflicts_with_subcommands = true, after_help = JOB_EXAMPLES)]
+    Job {
+        /// Show this job: an id, or the start of one
+        id: Option<String>,
+        #[command(flatten)]
+        filter: JobFilter,
+        #[command(subcommand)]
+        verb: Option<JobVerb>,
     },
     /// Requests of applications: those that run, the last ones that ended; one by its x-request-id
     #[command(args_conflicts_with_subcommands = true, after_help = REQUEST_EXAMPLES)]

@@ -65,6 +65,9 @@ pub struct JobObject {
     pub subject: String,
     /// The node that it is bound to.
     pub node_id: String,
+    /// What people call that node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node_name: Option<String>,
     /// Whose work it is: `deployment/NAME`; absent if a person asked for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,

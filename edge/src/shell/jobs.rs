@@ -94,13 +94,16 @@ impl Jobs {
 }
 
 /// A job as operators see it.
-pub(crate) fn object(view: &JobView) -> JobObject {
+pub(crate) fn object(site: &Site, view: &JobView) -> JobObject {
     let row = &view.row;
     JobObject {
         job_id: view.id.clone(),
         kind: row.kind.clone(),
         subject: row.subject.clone(),
         node_id: row.node.clone(),
+        node_name: NodeId::parse(&row.node)
+            .ok()
+            .and_then(|id| site.read(|registry| registry.node(&id).map(|node| node.row.name.clone()))),
         owner: Some(row.owner.clone()).filter(|owner| !owner.is_empty()),
         actor: row.actor.clone(),
         reason: Some(row.reason.clone()).filter(|reason| !reason.is_empty()),
@@ -128,7 +131,7 @@ pub(crate) async fn show(site: &Site, id: &str) -> Result<JobObject, Error> {
         let message = "this edge has no such job; ended ones are kept for 7 days";
         Error::new(Code::NotFound, "UNKNOWN_JOB", message)
     })?;
-    let mut object = object(&view);
+    let mut object = object(site, &view);
     let stored = site.store.get(JOBS, id).await.map_err(unreadable)?;
     if let Some(row) = stored.map(|row| row.json::<JobRow>()).transpose().map_err(unreadable)? {
         object.failure = row.failure().or(object.failure);
@@ -190,7 +193,7 @@ pub(crate) async fn submit_all(
     let rows = rows?;
     let view = |(id, row): &(String, JobRow)| {
         let row = std::sync::Arc::new(row.clone());
-        object(&JobView { id: id.clone(), state: row.state, row, progress: None })
+        object(site, &JobView { id: id.clone(), state: row.state, row, progress: None })
     };
     let objects: Vec<_> = rows.iter().map(view).collect();
     let also = also(&objects)?;

@@ -63,7 +63,7 @@ fn list(commands: &Commands, request: &Request, asked: &JobListArgs) -> Result<J
     let more = found.len() > limit;
     let next_cursor = found.get(limit.saturating_sub(1)).filter(|_| more);
     let next_cursor = next_cursor.map(|last| last.row.sequence.to_string());
-    let jobs = found.iter().take(limit).map(jobs::object).collect();
+    let jobs = found.iter().take(limit).map(|view| jobs::object(&commands.site, view)).collect();
     Ok(JobListResult { jobs, next_cursor })
 }
 

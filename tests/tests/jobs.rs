@@ -1,0 +1,68 @@
+//! Jobs through real processes: what a node does is listed, followed and kept across the loss of each side.
+
+use serde_json::Value;
+use umbel_tests::fleet::{Edge, EdgeOptions, EngineDeclaration, Fleet, NodeOptions, SOON};
+use umbel_tests::wait;
+
+use crate::records::lines;
+
+fn jobs(edge: &Edge) -> Vec<Value> {
+    lines(&edge.ctl(&["job", "-o", "jsonl"]).ok().out)
+}
+
+fn job(edge: &Edge, id: &str) -> Value {
+    edge.ctl(&["job", "show", id, "-o", "json"]).ok().json()
+}
+
+/// A look that waits: its node is not there.
+fn begun(edge: &Edge, node: &str) -> String {
+    let ran = edge.ctl(&["job", "health", &format!("node:{node}"), "--detach"]).ok();
+    ran.out.trim().to_owned()
+}
+
+/// A look at a node's engines is a job: begun by a command, done by the node, kept by the edge with its report.
+#[test]
+fn a_node_looks_at_its_engines() {
+    let fleet = Fleet::new();
+    let edge = fleet.edge("berlin", None, &EdgeOptions { no_key: true, ..EdgeOptions::default() });
+    let engines = vec![EngineDeclaration::sim("chat", "echo", "")];
+    let _node = fleet.node(&edge, "gpu-1", &NodeOptions { engines, ..NodeOptions::default() });
+    let ran = edge.ctl(&["job", "health", "node:gpu-1", "-o", "json"]).ok().json();
+    assert_eq!(ran["state"], "succeeded", "{ran}");
+    assert_eq!(ran["report"]["engines"][0]["engine"], "chat", "{ran}");
+    assert_eq!(ran["report"]["engines"][0]["state"], "ready", "{ran}");
+    assert_eq!(ran["node_name"], "gpu-1", "{ran}");
+    let listed = jobs(&edge);
+    assert_eq!((listed.len(), &listed[0]["job_id"]), (1, &ran["job_id"]));
+    let unknown = edge.ctl(&["job", "health", "node:gpu-1", "--engine", "nothing"]);
+    assert_ne!(unknown.code, 0);
+    assert!(unknown.err.contains("UNKNOWN_ENGINE"), "{}", unknown.err);
+    // The start of an id is enough.
+    let start = ran["job_id"].as_str().unwrap().get(..13).unwrap();
+    assert_eq!(job(&edge, start)["job_id"], ran["job_id"]);
+}
+
+/// Jobs of a node that is away wait on the edge's disk, across kill -9 of the edge, and are done when it is back; one that was
+/// cancelled meanwhile is not.
+#[test]
+fn jobs_wait_across_kills_of_both_sides() {
+    let fleet = Fleet::new();
+    let mut edge = fleet.edge("berlin", None, &EdgeOptions { no_key: true, ..EdgeOptions::default() });
+    let engines = vec![EngineDeclaration::sim("chat", "echo", "")];
+    let mut node = fleet.node(&edge, "gpu-1", &NodeOptions { engines, ..NodeOptions::default() });
+    node.daemon.kill();
+    let (waits, cancelled) = (begun(&edge, "gpu-1"), begun(&edge, "gpu-1"));
+    let _ = edge.ctl(&["job", "cancel", &cancelled, "-m", "not needed"]).ok();
+    edge.daemon.kill();
+    edge.start();
+    // Its node had not said that it has room for it.
+    assert_ne!(job(&edge, &waits)["state"], "succeeded");
+    node.daemon.start();
+    wait::until("the job that waited was done", SOON, || job(&edge, &waits)["state"] == "succeeded");
+    assert_eq!(job(&edge, &cancelled)["state"], "cancelled");
+    let done = job(&edge, &waits);
+    assert!(done["attempt"].as_u64() <= Some(2), "{done}");
+    // And with both alive again, the next one is done at once.
+    let next = edge.ctl(&["job", "health", "node:gpu-1", "-o", "json"]).ok().json();
+    assert_eq!((&next["state"], &next["attempt"]), (&"succeeded".into(), &1.into()));
+}
