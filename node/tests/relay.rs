@@ -38,7 +38,7 @@ impl Bench {
 
 /// A connection that was used is open for a while: then it is used again.
 async fn rest() {
-    tokio::time::sleep(std::time::Duration::from_millis(40)).await;
+    tokio::time::sleep(std::time::Duration::from_millis(150)).await;
 }
 
 fn header<'a>(head: &'a InferenceHead, name: &str) -> Option<&'a [u8]> {

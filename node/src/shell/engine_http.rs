@@ -42,7 +42,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const IDLE_MAX: usize = 64;
 /// An engine that closes a connection behind its answer without having said so does it within this. Only connections that
 /// have rested so long are used again, until one of them was found open.
-const RESTED: Duration = Duration::from_millis(20);
+const RESTED: Duration = Duration::from_millis(100);
 /// One that is found closed within this was not closed for being unused.
 const HASTY: Duration = Duration::from_secs(1);
 
