@@ -7,7 +7,7 @@
 //! say more (a test checks that every known list, text and message has its bound).
 
 use prost::Message;
-use prost::encoding::{WireType, decode_key, decode_varint};
+use prost::encoding::{WireType, decode_varint};
 use umbel_wire::{Code, Error};
 
 mod control;
@@ -79,17 +79,17 @@ fn scan(mut bytes: &[u8], shape: &'static Shape) -> Result<(), Error> {
     let broken = || malformed(shape.name);
     let mut counts = [0_u32; MOST_FIELDS];
     while !bytes.is_empty() {
-        let (number, wire_type) = decode_key(&mut bytes).map_err(|_| broken())?;
+        let (number, wire_type) = key(&mut bytes).ok_or_else(broken)?;
         let known = shape.fields.iter().zip(&mut counts).find(|(field, _)| field.number == number);
         let content = match wire_type {
             WireType::Varint => {
-                decode_varint(&mut bytes).map_err(|_| broken())?;
+                varint(&mut bytes).ok_or_else(broken)?;
                 None
             }
             WireType::ThirtyTwoBit => Some(take(&mut bytes, 4).ok_or_else(broken)?),
             WireType::SixtyFourBit => Some(take(&mut bytes, 8).ok_or_else(broken)?),
             WireType::LengthDelimited => {
-                let length = decode_varint(&mut bytes).map_err(|_| broken())?;
+                let length = varint(&mut bytes).ok_or_else(broken)?;
                 let length = usize::try_from(length).map_err(|_| broken())?;
                 Some(take(&mut bytes, length).ok_or_else(broken)?)
             }
@@ -100,6 +100,26 @@ fn scan(mut bytes: &[u8], shape: &'static Shape) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// A field's number and how its content is written.
+fn key(bytes: &mut &[u8]) -> Option<(u32, WireType)> {
+    let key = u32::try_from(varint(bytes)?).ok()?;
+    let wire_type = WireType::try_from(u64::from(key & 7)).ok()?;
+    // No field has the number 0.
+    (key >> 3 > 0).then_some((key >> 3, wire_type))
+}
+
+/// A number. Nearly all of them are one byte, which is not worth a call.
+#[inline]
+fn varint(bytes: &mut &[u8]) -> Option<u64> {
+    if let Some((&first, rest)) = bytes.split_first()
+        && first < 0x80
+    {
+        *bytes = rest;
+        return Some(u64::from(first));
+    }
+    decode_varint(bytes).ok()
 }
 
 impl Field {

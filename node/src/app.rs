@@ -96,7 +96,7 @@ async fn agent(config: Config, holder: &'static [&'static str]) -> Result<(), St
     engines.end_unwanted();
     let pieces = Parts::default();
     keep_settings(&pieces, &settings);
-    let relay = Arc::new(Relay::new(Arc::clone(&identity), Arc::clone(&engines)));
+    let relay = Arc::new(Relay::new(&identity, Arc::clone(&engines)));
     let watch = Arc::new(Watch::new(&config, Arc::clone(&engines), Arc::clone(&state), gpus, holders, found));
     Arc::clone(&watch).start(&pieces);
     let artifacts = keep_artifacts(&pieces, &config);

@@ -16,6 +16,7 @@ pub mod ids;
 pub mod io;
 pub mod limits;
 pub mod liveness;
+pub mod numbered;
 pub mod peer;
 pub mod proto;
 pub mod repeats;

@@ -8,7 +8,7 @@
 use std::fmt;
 
 use sha2::{Digest, Sha256};
-use subtle::ConstantTimeEq;
+use subtle::{Choice, ConstantTimeEq};
 use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 
 /// 256 random bits that prove a right. Made by whoever asks for the right; only its hash travels and is stored.
@@ -123,6 +123,18 @@ impl SecretText {
     pub fn expose(&self) -> &str {
         &self.0
     }
+
+    /// Whether these bytes are the same text, in constant time for texts of one length.
+    #[must_use]
+    pub fn is(&self, bytes: &[u8]) -> bool {
+        let own = self.0.as_bytes();
+        // By words: comparing each byte for itself takes several times as long.
+        let ((words, rest), (others, other_rest)) = (own.as_chunks::<8>(), bytes.as_chunks::<8>());
+        let words = words.iter().zip(others).fold(Choice::from(1), |same, (own, other)| {
+            same & u64::from_ne_bytes(*own).ct_eq(&u64::from_ne_bytes(*other))
+        });
+        own.len() == bytes.len() && bool::from(words & rest.ct_eq(other_rest))
+    }
 }
 
 impl fmt::Debug for SecretText {
@@ -141,7 +153,7 @@ pub fn random_bytes(bytes: &mut [u8]) {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+    #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "a test stops at the first surprise")]
     use super::*;
 
     #[test]
@@ -162,6 +174,20 @@ mod tests {
         assert!(SecretHash::check(Some(&hash), &secret));
         assert!(!SecretHash::check(Some(&hash), &Secret::generate()));
         assert!(!SecretHash::check(None, &secret));
+    }
+
+    #[test]
+    fn a_text_is_only_itself() {
+        for length in [0, 1, 7, 8, 9, 80] {
+            let text = "x".repeat(length);
+            let secret = SecretText::new(text.clone());
+            assert!(secret.is(text.as_bytes()) && !secret.is(format!("{text}x").as_bytes()));
+            for at in 0..length {
+                let mut other = text.clone().into_bytes();
+                other[at] ^= 1;
+                assert!(!secret.is(&other) && !secret.is(&text.as_bytes()[..at]), "{length} {at}");
+            }
+        }
     }
 
     #[test]

@@ -122,6 +122,17 @@ pub(crate) struct Effects {
     pub(crate) idle: bool,
 }
 
+impl Effects {
+    /// Nothing has to happen.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.writer.is_none()
+            && self.wakes.is_empty()
+            && self.terminals.is_empty()
+            && !self.notify
+            && !self.idle
+    }
+}
+
 /// Open -> Draining (by us, by the peer, or both) -> Closed; Open -> Closed.
 #[derive(Debug, Default)]
 struct Ending {

@@ -30,6 +30,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use umbel_wire::ids::NodeId;
+use umbel_wire::numbered::Numbered;
 
 use affinity::Seen;
 pub(crate) use budget::RetryBudget;
@@ -102,8 +103,8 @@ pub(crate) struct Admission {
     providers: Vec<Provider>,
     by_id: HashMap<Arc<str>, ProviderIndex>,
     nodes: HashMap<NodeId, Node>,
-    leases: HashMap<LeaseId, Lease>,
-    waiters: HashMap<Ticket, Waiter>,
+    leases: Numbered<LeaseId, Lease>,
+    waiters: Numbered<Ticket, Waiter>,
     timers: BTreeSet<(Instant, Timer)>,
     next_lease: u64,
     next_ticket: u64,
@@ -131,8 +132,8 @@ impl Admission {
             providers: Vec::new(),
             by_id: HashMap::new(),
             nodes: HashMap::new(),
-            leases: HashMap::new(),
-            waiters: HashMap::new(),
+            leases: Numbered::default(),
+            waiters: Numbered::default(),
             timers: BTreeSet::new(),
             next_lease: first_lease,
             next_ticket: 0,

@@ -7,6 +7,7 @@
 pub(crate) mod change;
 pub(crate) mod ledger;
 pub(crate) mod limits;
+mod shown;
 pub(crate) mod state;
 
 use std::collections::HashMap;
@@ -20,6 +21,7 @@ use umbel_wire::token::{BearerKind, parse_bearer};
 
 use super::admission::{Class, KeyNumber, NORMAL_CLASS};
 pub(crate) use limits::{KeyLimit, Limit, Standing, Window};
+pub(crate) use shown::Shown;
 pub(crate) use state::{KeyPermit, KeyState};
 
 /// Highest priority of a key.

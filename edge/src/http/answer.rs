@@ -5,8 +5,10 @@
 //! cut is a 502 and never a short 200.
 
 use std::convert::Infallible;
-use std::pin::Pin;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use http::header::{self, HeaderValue};
@@ -108,6 +110,7 @@ pub(super) type Answered = Result<Response<Answer>, Infallible>;
 
 /// Turns an engine's head into an answer.
 pub(super) async fn from_engine(
+    now: Instant,
     head: &Bytes,
     mut stream: OutgoingStream,
     mut slot: Slot,
@@ -115,18 +118,20 @@ pub(super) async fn from_engine(
     take_usage: bool,
 ) -> Response<Answer> {
     let Some((status, fields)) = decode_head(head) else {
-        return bad(&mut slot, &mut exchange, "The engine's answer has no valid status.");
+        return bad(now, &mut slot, &mut exchange, "The engine's answer has no valid status.");
     };
     let is_events = headers::of_engine(&fields, "content-type").is_some_and(is_event_stream);
     if exchange.request.stream && status.is_success() && !is_events {
         // A client that asked for events would read a JSON body as an empty stream.
-        return bad(&mut slot, &mut exchange, "The engine answered a stream request with something else.");
+        let what = "The engine answered a stream request with something else.";
+        return bad(now, &mut slot, &mut exchange, what);
     }
-    slot.report(match status.as_u16() {
+    let outcome = match status.as_u16() {
         500.. => Outcome::Failed,
         400..500 => Outcome::ClientError,
         _ => Outcome::Answered,
-    });
+    };
+    slot.streaming(now, outcome);
     if is_events && status.is_success() {
         let grammar = match exchange.request.route {
             Route::Responses => Grammar::Response,
@@ -167,10 +172,19 @@ pub(super) async fn from_engine(
 const ACCEL_BUFFERING: header::HeaderName = header::HeaderName::from_static("x-accel-buffering");
 
 /// An answer that is none.
-fn bad(slot: &mut Slot, exchange: &mut Exchange, what: &'static str) -> Response<Answer> {
+fn bad(now: Instant, slot: &mut Slot, exchange: &mut Exchange, what: &'static str) -> Response<Answer> {
     exchange.missed(Miss::BadAnswer);
-    slot.report(Outcome::Failed);
+    slot.streaming(now, Outcome::Failed);
     exchange.failed(&Failure::engine_bad_answer(what))
+}
+
+/// What `work` comes to, if it does within `limit`. The usual answer is here with its head, and needs no timer.
+async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Result<T, Elapsed> {
+    let mut work = pin!(work);
+    if let Poll::Ready(result) = poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await {
+        return Ok(result);
+    }
+    tokio::time::timeout(limit, work).await.map_err(|_| Elapsed)
 }
 
 /// The node and its engine were silent for longer than the node would let its engine be.
@@ -185,7 +199,7 @@ async fn beginning(stream: &mut OutgoingStream, exchange: &Exchange) -> Result<(
     let mut first = Bytes::new();
     let mut parts = BytesMut::new();
     while first.len() + parts.len() < WHOLE_MAX {
-        match tokio::time::timeout(limit, stream.data()).await {
+        match within(limit, stream.data()).await {
             Err(_) => return Err(Elapsed),
             Ok(None) if parts.is_empty() => return Ok((first, true)),
             Ok(None) => return Ok((joined(&first, &parts), true)),

@@ -12,13 +12,13 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{self, HeaderMap};
 use http_body::{Body, Frame};
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::Front;
 use super::connection::BUFFER;
 use super::error::Failure;
+use super::headers::Said;
 use crate::core::keys::Key;
 
 /// A body that comes slower than this, after a grace, is too slow.
@@ -63,13 +63,21 @@ impl Held {
         self.bytes = self.bytes.saturating_add(bytes);
         Ok(())
     }
+
+    /// They are not held any more.
+    pub(super) fn release(&mut self) {
+        let bytes = std::mem::take(&mut self.bytes);
+        self.front.held.fetch_sub(bytes, Ordering::Relaxed);
+        if let Some(key) = &self.key {
+            key.state.held.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.front.held.fetch_sub(self.bytes, Ordering::Relaxed);
-        if let Some(key) = &self.key {
-            key.state.held.fetch_sub(self.bytes, Ordering::Relaxed);
+        if self.bytes > 0 {
+            self.release();
         }
     }
 }
@@ -82,14 +90,11 @@ pub(super) struct Announced {
 }
 
 impl Announced {
-    pub(super) fn of(headers: &HeaderMap) -> Self {
-        let length = headers
-            .get(header::CONTENT_LENGTH)
-            .and_then(|value| value.to_str().ok())
-            .and_then(|value| value.parse().ok());
-        let expects_continue = headers
-            .get(header::EXPECT)
-            .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
+    pub(super) fn of(said: &Said<'_>) -> Self {
+        let length =
+            said.content_length.and_then(|value| value.to_str().ok()).and_then(|value| value.parse().ok());
+        let expects_continue =
+            said.expect.is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
         Self { length, expects_continue }
     }
 }
@@ -188,20 +193,21 @@ impl Gathering {
     }
 }
 
-/// Reads the whole body.
+/// Reads the whole body into `text`.
 pub(super) async fn collect<B>(
     front: &Front,
     body: B,
     announced: Announced,
     held: &mut Held,
-) -> Result<Text, Failure>
+    text: &mut Text,
+) -> Result<(), Failure>
 where
     B: Body<Data = Bytes>,
 {
     let mut body = pin!(body);
     let limit = front.options().body_max;
     if announced.length.is_some_and(|length| length > limit as u64) {
-        discard_rest(body, announced).await;
+        Box::pin(discard_rest(body, announced)).await;
         return Err(Failure::too_large(limit));
     }
     let mut clock = Clock::new(front.options().body_timeout);
@@ -213,14 +219,17 @@ where
         let data = match frame {
             Some(Err(_)) => return Err(Failure::broken_body()),
             Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
-            None => return Ok(gathering.whole()),
+            None => {
+                *text = gathering.whole();
+                return Ok(());
+            }
         };
         let received = gathering.received.saturating_add(data.len());
         let refusal =
             if received > limit { Some(Failure::too_large(limit)) } else { held.add(data.len()).err() };
         if let Some(refusal) = refusal {
             drop((gathering, data));
-            discard_rest(body, announced).await;
+            Box::pin(discard_rest(body, announced)).await;
             return Err(refusal);
         }
         gathering.push(data);
@@ -258,12 +267,14 @@ where
 /// had to be waited for.
 struct Clock {
     grace: Duration,
+    /// What is here already was asked for.
+    asked: bool,
     timer: Option<(Instant, Pin<Box<Sleep>>)>,
 }
 
 impl Clock {
     fn new(grace: Duration) -> Self {
-        Self { grace, timer: None }
+        Self { grace, asked: false, timer: None }
     }
 }
 
@@ -279,6 +290,11 @@ where
     poll_fn(|cx| {
         if let Poll::Ready(frame) = body.as_mut().poll_frame(cx) {
             return Poll::Ready(Some(frame));
+        }
+        // hyper hands over what it has read already only in the turn after it was asked.
+        if !std::mem::replace(&mut clock.asked, true) {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
         }
         let grace = clock.grace;
         let (started, timer) = clock.timer.get_or_insert_with(|| {

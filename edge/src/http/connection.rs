@@ -7,8 +7,8 @@
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 use super::answer::{Answer, Answered};
 use super::socket::{Socket, Watched};
 use super::{Front, FrontOptions};
+use crate::core::keys::Shown;
 
 /// hyper's buffer in either direction: a stalled stream holds little.
 pub(super) const BUFFER: usize = 16 * 1024;
@@ -34,15 +35,17 @@ pub(super) const HEAD_BYTES_MAX: usize = BUFFER;
 pub(super) const HEADERS_MAX: usize = 100;
 
 /// Who is at the other end.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) struct Peer {
     /// On this host.
     pub(super) is_loopback: bool,
+    /// The credential of its last request.
+    pub(super) shown: Mutex<Option<Shown>>,
 }
 
 impl Peer {
     pub(super) fn new(address: SocketAddr) -> Self {
-        Self { is_loopback: address.ip().to_canonical().is_loopback() }
+        Self { is_loopback: address.ip().to_canonical().is_loopback(), shown: Mutex::default() }
     }
 }
 

@@ -10,13 +10,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use http::{HeaderValue, Response};
-use umbel_contracts::bounds::decode;
 use umbel_contracts::proto::node::InferenceEnd;
 use umbel_wire::Terminal;
-use umbel_wire::clock::Wall;
+use umbel_wire::clock::{self, Wall};
 
 use outcome::Outcome;
-pub(super) use outcome::{Miss, is_unread, judge};
+pub(super) use outcome::{Miss, is_unread, judge, told};
 
 use super::answer::Answer;
 use super::error::Failure;
@@ -39,7 +38,20 @@ pub(super) struct Request {
     pub(super) body_bytes: u64,
     pub(super) prompt_bytes: u64,
     pub(super) caller: Caller,
-    pub(super) started: Instant,
+    pub(super) arrived: Arrived,
+}
+
+/// When a request's head was here.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Arrived {
+    pub(super) at: Instant,
+    pub(super) at_wall: Wall,
+}
+
+impl Arrived {
+    pub(super) fn now() -> Self {
+        Self { at: clock::now(), at_wall: Wall::now() }
+    }
 }
 
 impl Request {
@@ -54,8 +66,8 @@ impl Request {
             stream: self.stream,
             body_bytes: self.body_bytes,
             prompt_bytes: self.prompt_bytes,
-            at: self.started,
-            at_unix_ms: Wall::now().unix_ms(),
+            at: self.arrived.at,
+            at_unix_ms: self.arrived.at_wall.unix_ms(),
         }
     }
 }
@@ -112,9 +124,9 @@ impl Exchange {
     ///
     /// # Errors
     /// The limit that the key is at.
-    pub(super) fn enter(&mut self) -> Result<(), KeyLimit> {
+    pub(super) fn enter(&mut self, now: Instant) -> Result<(), KeyLimit> {
         let estimate = self.front.dispatch.estimate(self.known.model, self.request.prompt_bytes);
-        self.permit = Some(self.request.caller.enter(Instant::now(), estimate)?);
+        self.permit = Some(self.request.caller.enter(now, estimate)?);
         Ok(())
     }
 
@@ -144,19 +156,20 @@ impl Exchange {
     }
 
     /// The engine's head is here.
-    pub(super) fn streaming(&mut self) {
-        self.running.streaming();
+    pub(super) fn streaming(&mut self, now: Instant) {
+        self.running.streaming(now);
     }
 
     /// A slot of this provider is used now.
-    pub(super) fn uses(&mut self, slot: &Slot) {
-        self.running.granted(Given {
+    pub(super) fn uses(&mut self, now: Instant, slot: &Slot) {
+        let given = Given {
             provider_id: Arc::clone(slot.provider_id()),
             lease: slot.lease().0,
             estimated_tokens: slot.estimated_tokens(),
             long: slot.is_long(),
             affinity: slot.has_affinity(),
-        });
+        };
+        self.running.granted(now, given);
         self.attempts += 1;
         self.at_work = true;
         self.waited = self.waited.saturating_add(slot.waited());
@@ -187,12 +200,11 @@ impl Exchange {
     /// Reads the terminal of an answer whose head came: `None` if it is whole. Notes tokens, counts failures.
     pub(super) fn judge(&mut self, terminal: Option<&Terminal>) -> Option<Miss> {
         let terminal = terminal?;
-        if let Terminal::Ended { payload, .. } = terminal
-            && let Ok(end) = decode::<InferenceEnd>(payload)
-        {
-            self.reported(&end);
+        let end = told(terminal);
+        if let Some(end) = &end {
+            self.reported(end);
         }
-        let miss = judge(terminal)?;
+        let miss = judge(terminal, end.as_ref())?;
         self.missed(miss);
         Some(miss)
     }
@@ -227,15 +239,15 @@ impl Exchange {
     /// The first bytes of an event stream pass.
     pub(super) fn first_bytes(&mut self) {
         if self.first_bytes.is_none() {
-            let now = Instant::now();
+            let now = clock::now();
             self.first_bytes = Some(now);
-            self.known.metrics.first_token(now.duration_since(self.request.started).as_secs_f64());
+            self.known.metrics.first_token(now.duration_since(self.request.arrived.at).as_secs_f64());
         }
     }
 
     /// The client has a whole answer, whatever the engine does from now on.
     pub(super) fn complete(&mut self) {
-        self.complete.get_or_insert_with(Instant::now);
+        self.complete.get_or_insert_with(clock::now);
     }
 
     /// The answer is whole, or on its way as a whole.
@@ -276,9 +288,9 @@ impl Exchange {
         if worked && self.usage.source == UsageSource::None {
             self.counted(0);
         }
-        let (status, request, usage) = (outcome.status(), &self.request, self.usage);
-        let seconds =
-            self.complete.unwrap_or_else(Instant::now).duration_since(request.started).as_secs_f64();
+        let (status, request, usage, now) = (outcome.status(), &self.request, self.usage, clock::now());
+        let complete = self.complete.unwrap_or(now);
+        let seconds = complete.duration_since(request.arrived.at).as_secs_f64();
         let (key, class) = (request.caller.number(), request.caller.class());
         let (prompt_bytes, estimated) = (request.prompt_bytes, self.estimated_tokens());
         if self.attempts > 0 {
@@ -290,7 +302,7 @@ impl Exchange {
             (Outcome::Failed { .. } | Outcome::Left(_), _) if no_use => {
                 self.front.keys.refused(&request.caller, &self.known.name);
             }
-            (_, Some(permit)) => self.front.keys.used(permit, &self.known.name, &usage),
+            (_, Some(permit)) => self.front.keys.used(now, permit, &self.known.name, &usage),
             (_, None) => {}
         }
         let metrics = &self.known.metrics;
@@ -303,10 +315,10 @@ impl Exchange {
         metrics.answered(request.route, status, request.stream, seconds);
         metrics.tokens(&usage);
         if let (Some(first), None) = (self.first_bytes, outcome.reason()) {
-            let ended = self.complete.unwrap_or_else(Instant::now);
-            metrics.output_tokens(ended.duration_since(first).as_secs_f64(), usage.completion_tokens);
+            metrics.output_tokens(complete.duration_since(first).as_secs_f64(), usage.completion_tokens);
         }
-        self.running.ended(End { status, reason: outcome.reason(), usage, answer_bytes: self.answer_bytes });
+        let end = End { status, reason: outcome.reason(), usage, answer_bytes: self.answer_bytes };
+        self.running.ended(now, end);
         let (request_id, stream) = (self.request_id(), self.request.stream);
         tracing::debug!(request_id, model = &*self.known.name, status, stream, seconds, "a request is over");
     }
@@ -317,8 +329,8 @@ impl Exchange {
     }
 
     /// What the client may know of its request's way.
-    pub(super) fn way(&self) -> Way {
-        let standing = self.request.caller.standing(Instant::now());
+    pub(super) fn way(&self, now: Instant) -> Way {
+        let standing = self.request.caller.standing(now);
         Way { attempts: self.attempts, waited: self.waited, standing }
     }
 }

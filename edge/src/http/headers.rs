@@ -6,11 +6,12 @@
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{SystemTime, UNIX_EPOCH};
 
+use http::Version;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use umbel_contracts::headers::{TO_CLIENT, TO_ENGINE, is_value};
 use umbel_contracts::proto::node;
+use umbel_wire::clock::Wall;
 
 /// `x-request-id`.
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -59,13 +60,71 @@ fn is_here(authority: &str) -> bool {
     host == "localhost" || host.ends_with(".localhost") || host.parse::<IpAddr>().is_ok()
 }
 
+/// What the edge itself reads of a request's headers, in one walk over them: a look-up of each costs several times as much.
+#[derive(Debug, Default)]
+pub(super) struct Said<'a> {
+    pub(super) authorization: Option<&'a HeaderValue>,
+    pub(super) content_length: Option<&'a HeaderValue>,
+    pub(super) expect: Option<&'a HeaderValue>,
+    /// The official clients set it on their retries.
+    pub(super) retry_count: Option<&'a HeaderValue>,
+    hosts: usize,
+    authorizations: usize,
+    codings: usize,
+    /// A transfer coding that is not taken off.
+    other_coding: bool,
+}
+
+impl<'a> Said<'a> {
+    pub(super) fn of(headers: &'a HeaderMap) -> Self {
+        let mut said = Self::default();
+        for (name, value) in headers {
+            match name.as_str() {
+                "host" => said.hosts += 1,
+                "authorization" => {
+                    said.authorizations += 1;
+                    said.authorization.get_or_insert(value);
+                }
+                "content-length" => {
+                    said.content_length.get_or_insert(value);
+                }
+                "transfer-encoding" => {
+                    said.codings += 1;
+                    said.other_coding |= !value.as_bytes().eq_ignore_ascii_case(b"chunked");
+                }
+                "expect" => {
+                    said.expect.get_or_insert(value);
+                }
+                "x-stainless-retry-count" => {
+                    said.retry_count.get_or_insert(value);
+                }
+                _ => {}
+            }
+        }
+        said
+    }
+
+    /// Whether another server could read another request out of the same head: a host said never or twice, credentials
+    /// said twice, a transfer coding that is not taken off (RFC 9112, sections 3.2 and 6.1).
+    pub(super) fn is_ambiguous(&self, version: Version) -> bool {
+        self.hosts > 1
+            || (self.hosts == 0 && version == Version::HTTP_11)
+            || self.authorizations > 1
+            || self.codings > 1
+            || self.other_coding
+    }
+}
+
 /// The client's headers for the engine.
 pub(super) fn to_engine(headers: &HeaderMap) -> Vec<node::Header> {
     let mut named_by_connection = headers.get_all(header::CONNECTION).iter().peekable();
     let any_named = named_by_connection.peek().is_some();
-    let mut passed = Vec::with_capacity(4);
-    for name in TO_ENGINE {
-        if let Some(value) = headers.get(name)
+    let mut passed: Vec<node::Header> = Vec::with_capacity(4);
+    for (name, value) in headers {
+        let name = name.as_str();
+        // The first one of a name, whatever becomes of it.
+        if TO_ENGINE.contains(&name)
+            && passed.last().is_none_or(|last| last.name != name)
             && is_value(value.as_bytes())
             && !(any_named && connection_names(headers, name))
         {
@@ -90,7 +149,7 @@ pub(super) fn to_client(from: &[node::Header], to: &mut HeaderMap) {
         let passed = TO_CLIENT.iter().find(|name| header.name.eq_ignore_ascii_case(name));
         let Some(name) = passed.filter(|name| **name != header::RETRY_AFTER.as_str()) else { continue };
         if let Ok(value) = HeaderValue::from_bytes(&header.value) {
-            to.insert(HeaderName::from_static(name), value);
+            to.insert(*name, value);
         }
     }
 }
@@ -120,17 +179,17 @@ impl RequestIds {
     }
 
     /// The client's own id if it is sound, else a new one.
-    pub(super) fn of(&self, headers: &HeaderMap) -> HeaderValue {
+    pub(super) fn of(&self, now: Wall, headers: &HeaderMap) -> HeaderValue {
         match headers.get(&REQUEST_ID) {
             Some(value) if is_request_id(value.as_bytes()) => value.clone(),
-            _ => self.make(),
+            _ => self.make(now),
         }
     }
 
     /// A new one.
-    pub(super) fn make(&self) -> HeaderValue {
+    pub(super) fn make(&self, now: Wall) -> HeaderValue {
         const DIGITS: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
-        let ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis());
+        let ms = u128::try_from(now.unix_ms()).unwrap_or_default();
         let count = self.next.fetch_add(1, Ordering::Relaxed);
         // 48 bits of time, 40 of the process, 40 of the counter.
         let number = (ms << 80)
@@ -229,9 +288,10 @@ mod tests {
         let ids = RequestIds::new();
         let mut headers = HeaderMap::new();
         headers.insert(REQUEST_ID, HeaderValue::from_static("my-id_1.x"));
-        assert_eq!(ids.of(&headers), "my-id_1.x");
+        let now = Wall::now();
+        assert_eq!(ids.of(now, &headers), "my-id_1.x");
         headers.insert(REQUEST_ID, HeaderValue::from_static("with space"));
-        let (one, two) = (ids.of(&headers), ids.of(&headers));
+        let (one, two) = (ids.of(now, &headers), ids.of(now, &headers));
         assert!(is_request_id(one.as_bytes()) && one.len() == 30 && one != two, "{one:?} {two:?}");
     }
 }

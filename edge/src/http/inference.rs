@@ -10,17 +10,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::header::{HeaderName, HeaderValue};
+use http::header::HeaderValue;
 use http::request::Parts;
 use http::{Response, header};
 use prost::Message;
 use umbel_contracts::proto::node::{self, InferenceOpen};
-use umbel_wire::{Open, OutgoingStream};
+use umbel_wire::{Open, OutgoingStream, clock};
 
 use super::answer::{Answer, from_engine};
 use super::body::{Held, Text};
 use super::error::Failure;
-use super::exchange::{self, Exchange, Miss, judge};
+use super::exchange::{self, Arrived, Exchange, Miss, judge, told};
+use super::headers::Said;
 use super::openai::refuse;
 use super::request::{self, Asked, BadRequest};
 use super::routes::Endpoint;
@@ -30,8 +31,6 @@ use crate::core::usage::Usage;
 use crate::shell::dispatch::{Admitted, Ask, Known, Slot};
 use crate::shell::requests::End;
 
-/// Set by the official clients on their retries.
-const CLIENT_RETRIES: HeaderName = HeaderName::from_static("x-stainless-retry-count");
 /// Tries elsewhere after an engine did not take the request.
 const TRIES_ELSEWHERE: u32 = 2;
 /// Tries elsewhere after an engine was lost with the request.
@@ -39,18 +38,57 @@ const TRIES_AFTER_LOSS: u32 = 1;
 /// Above this a body is parsed on another thread: it would hold up every stream of this one.
 const PARSE_HERE_MAX: usize = 256 * 1024;
 
+/// What a request's head says, as far as it is needed behind it.
+pub(super) struct Opening {
+    endpoint: Endpoint,
+    pub(super) caller: Caller,
+    arrived: Arrived,
+    /// Its client says that it tries once more.
+    retried: bool,
+    /// What kind of form its body is, where it has to be one.
+    form: Option<Vec<u8>>,
+    /// What a node is told of it; the rest of it belongs to each try.
+    message: InferenceOpen,
+}
+
+impl Opening {
+    pub(super) fn new(
+        endpoint: Endpoint,
+        caller: Caller,
+        arrived: Arrived,
+        parts: &Parts,
+        said: &Said<'_>,
+        request_id: &HeaderValue,
+    ) -> Self {
+        let kind = || parts.headers.get(header::CONTENT_TYPE).map_or(&[][..], HeaderValue::as_bytes);
+        let message = InferenceOpen {
+            method: "POST".to_owned(),
+            path: endpoint.path.to_owned(),
+            headers: headers::to_engine(&parts.headers),
+            // Valid ids are ASCII.
+            request_id: request_id.to_str().unwrap_or_default().to_owned(),
+            ..InferenceOpen::default()
+        };
+        Self {
+            endpoint,
+            caller,
+            arrived,
+            retried: said.retry_count.is_some_and(|count| count != "0"),
+            form: endpoint.takes_a_form().then(|| kind().to_vec()),
+            message,
+        }
+    }
+}
+
 /// A request whose body is here.
 pub(super) struct Inference<'a> {
     pub(super) front: &'a Arc<Front>,
-    pub(super) endpoint: Endpoint,
-    pub(super) parts: &'a Parts,
     pub(super) request_id: &'a HeaderValue,
-    pub(super) caller: Caller,
-    pub(super) started: Instant,
+    pub(super) opening: &'a mut Opening,
 }
 
 impl Inference<'_> {
-    pub(super) async fn run(self, mut body: Text, held: Held) -> Response<Answer> {
+    pub(super) async fn run(&mut self, body: &mut Text, held: &mut Held) -> Response<Answer> {
         let asked = match self.read(body.whole()).await {
             Ok(asked) => asked,
             Err(bad) => return self.refuse(&Failure::bad_request(bad)),
@@ -58,48 +96,45 @@ impl Inference<'_> {
         let known = self.front.dispatch.resolve(&asked.model);
         let may_use = |known: &Known| {
             let means = |name: &str| self.front.dispatch.means(name, known.model);
-            self.caller.may_use(&asked.model, &known.name, means)
+            self.opening.caller.may_use(&asked.model, &known.name, means)
         };
         let Some(known) = known.filter(may_use) else {
             return self.refuse(&Failure::model_not_found(&asked.model));
         };
-        if self.parts.headers.get(CLIENT_RETRIES).is_some_and(|count| count != "0") {
+        if self.opening.retried {
             known.metrics.client_retried();
         }
         let bytes = body.whole().len() as u64;
         let request = self.request(asked.stream, bytes, asked.prompt_bytes);
         let mut exchange = Exchange::new(Arc::clone(self.front), known, request);
-        if let Err(limit) = exchange.enter() {
+        let now = clock::now();
+        if let Err(limit) = exchange.enter(now) {
             return refused(&mut exchange, |_| Failure::key_limit(&limit));
         }
-        self.exchange(&asked, body, held, exchange).await
+        self.exchange(now, &asked, body, held, exchange).await
     }
 
     fn request(&self, stream: bool, body_bytes: u64, prompt_bytes: u64) -> exchange::Request {
-        let (route, id) = (self.endpoint.route, self.request_id.clone());
-        let (caller, started) = (self.caller.clone(), self.started);
-        exchange::Request { route, id, stream, body_bytes, prompt_bytes, caller, started }
+        let (route, id) = (self.opening.endpoint.route, self.request_id.clone());
+        let (caller, arrived) = (self.opening.caller.clone(), self.opening.arrived);
+        exchange::Request { route, id, stream, body_bytes, prompt_bytes, caller, arrived }
     }
 
     /// A refusal of a caller whose model is not known.
     pub(super) fn refuse(&self, failure: &Failure) -> Response<Answer> {
         let status = failure.status.as_u16();
-        self.front.keys.refused(&self.caller, &Arc::from(""));
+        let caller = &self.opening.caller;
+        self.front.keys.refused(caller, &Arc::from(""));
         let started = self.request(false, 0, 0).started(None);
         let (reason, usage) = (Some(failure.reason), Usage::default());
         self.front.dispatch.requests().refused(started, End { status, reason, usage, answer_bytes: 0 });
-        let mut response = refuse(self.front, self.endpoint.route, failure);
-        limits::tell(&self.caller.standing(Instant::now()), response.headers_mut());
+        let mut response = refuse(self.front, self.opening.endpoint.route, failure);
+        limits::tell(&caller.standing(clock::now()), response.headers_mut());
         response
     }
 
     async fn read(&self, body: &Bytes) -> Result<Asked, BadRequest> {
-        let form = self.endpoint.takes_a_form().then(|| {
-            self.parts
-                .headers
-                .get(header::CONTENT_TYPE)
-                .map_or_else(Vec::new, |kind| kind.as_bytes().to_vec())
-        });
+        let form = self.opening.form.clone();
         let read = move |body: &Bytes| match form {
             Some(kind) => request::form::read(&kind, body),
             None => request::read(body),
@@ -114,20 +149,22 @@ impl Inference<'_> {
 
     /// Asks one engine after the other, as the rules of second tries allow.
     async fn exchange(
-        &self,
+        &mut self,
+        mut now: Instant,
         asked: &Asked,
-        mut body: Text,
-        held: Held,
+        body: &mut Text,
+        held: &mut Held,
         mut exchange: Box<Exchange>,
     ) -> Response<Answer> {
+        let caller = &self.opening.caller;
         let mut ask = Ask {
             prompt_bytes: asked.prompt_bytes,
             prefix: self.front.dispatch.prefix(asked.prompt(body.whole())),
             events: asked.stream,
             request: exchange.number(),
-            ..Ask::new(exchange.known.model, self.caller.number(), self.caller.class())
+            ..Ask::new(exchange.known.model, caller.number(), caller.class())
         };
-        let take_usage = self.endpoint.can_tell_usage()
+        let take_usage = self.opening.endpoint.can_tell_usage()
             && asked.can_take_usage()
             && self.front.options().stream_usage == StreamUsage::Always;
         let (mut elsewhere, mut after_loss) = (0, 0);
@@ -139,12 +176,14 @@ impl Inference<'_> {
                 return refused(&mut exchange, |_| Failure::draining());
             }
             exchange.queued();
-            let since = Instant::now();
-            let admitted = match self.front.dispatch.admit(&ask) {
+            let since = now;
+            let admitted = match self.front.dispatch.admit(since, &ask) {
                 Admitted::Slot(slot) => Ok(slot),
                 Admitted::Waiting(waiting) => {
                     body.set_aside();
-                    waiting.await
+                    let admitted = waiting.await;
+                    now = clock::now();
+                    admitted
                 }
                 Admitted::Refused(refusal) => Err(refusal),
             };
@@ -152,8 +191,8 @@ impl Inference<'_> {
                 Ok(slot) => slot,
                 Err(_) if self.front.is_over() => continue,
                 Err(refusal) => {
-                    exchange.waited_in_vain(since.elapsed());
-                    let jitter = u64::from(self.started.elapsed().subsec_nanos());
+                    exchange.waited_in_vain(now.saturating_duration_since(since));
+                    let jitter = u64::from(self.opening.arrived.at.elapsed().subsec_nanos());
                     let answer_tokens = asked.answer_tokens;
                     return refused(&mut exchange, |name| {
                         Failure::refused(name, &refusal, answer_tokens, jitter)
@@ -163,14 +202,15 @@ impl Inference<'_> {
             if exchange.is_revoked() {
                 return refused(&mut exchange, |_| Failure::key(KeyRefusal::Invalid));
             }
-            exchange.uses(&slot);
+            exchange.uses(now, &slot);
             let miss = match self.attempt(&mut slot, asked, body.used(), take_usage).await {
                 Ok((head, stream)) => {
-                    slot.streaming();
-                    exchange.streaming();
-                    drop(held);
-                    let way = exchange.way();
-                    let mut response = Box::pin(from_engine(&head, stream, slot, exchange, take_usage)).await;
+                    let now = clock::now();
+                    exchange.streaming(now);
+                    held.release();
+                    let way = exchange.way(now);
+                    let answer = from_engine(now, &head, stream, slot, exchange, take_usage);
+                    let mut response = Box::pin(answer).await;
                     way.tell(response.headers_mut());
                     return response;
                 }
@@ -181,12 +221,13 @@ impl Inference<'_> {
             ask.avoid = Some(slot.avoid());
             ask.at_head = true;
             drop(slot);
+            now = clock::now();
             if self.front.is_over() {
                 continue;
             }
             let (tries, limit) = match miss {
                 Miss::NotProcessed => (&mut elsewhere, TRIES_ELSEWHERE),
-                Miss::Lost if !self.endpoint.has_effects() => (&mut after_loss, TRIES_AFTER_LOSS),
+                Miss::Lost if !self.opening.endpoint.has_effects() => (&mut after_loss, TRIES_AFTER_LOSS),
                 _ => (&mut after_loss, 0),
             };
             if *tries >= limit || !self.may_retry(&exchange) {
@@ -204,34 +245,25 @@ impl Inference<'_> {
 
     /// One try at one engine, up to its head.
     async fn attempt(
-        &self,
+        &mut self,
         slot: &mut Slot,
         asked: &Asked,
         body: &Bytes,
         take_usage: bool,
     ) -> Result<(Bytes, OutgoingStream), Miss> {
         let options = self.front.options.load_full();
-        let body = asked.body_for(body, slot.model(), take_usage);
-        let message = InferenceOpen {
-            provider_id: slot.provider_id().to_string(),
-            lease_id: slot.lease().0,
-            generation: slot.generation().0,
-            method: "POST".to_owned(),
-            path: self.endpoint.path.to_owned(),
-            headers: headers::to_engine(&self.parts.headers),
-            first_byte_timeout_ms: millis(options.first_byte_timeout),
-            idle_timeout_ms: millis(options.idle_timeout),
-            body_bytes: body.len() as u64,
-            // Valid ids are ASCII.
-            request_id: self.request_id.to_str().unwrap_or_default().to_owned(),
-        };
-        let open = Open {
-            method: node::Method::Inference as u32,
-            message: message.encode_to_vec(),
-            body,
-            end: true,
+        let open = {
+            let body = asked.body_for(body, slot.model(), take_usage);
+            let message = &mut self.opening.message;
+            message.provider_id = slot.provider_id().to_string();
+            message.lease_id = slot.lease().0;
+            message.generation = slot.generation().0;
+            message.first_byte_timeout_ms = millis(options.first_byte_timeout);
+            message.idle_timeout_ms = millis(options.idle_timeout);
+            message.body_bytes = body.len() as u64;
+            let (method, message) = (node::Method::Inference as u32, message.encode_to_vec());
             // A stream has no total time; the engine's silence is what ends it.
-            timeout: Duration::ZERO,
+            Open { method, message, body, end: true, timeout: Duration::ZERO }
         };
         let mut stream = slot.open(open).map_err(|_| Miss::NotProcessed)?;
         let limit = options.first_byte_timeout.saturating_add(options.grace);
@@ -240,7 +272,7 @@ impl Inference<'_> {
             Ok(Err(terminal)) => {
                 slot.ended();
                 // Without a head even a clean end is none.
-                Err(judge(&terminal).unwrap_or(Miss::BadAnswer))
+                Err(judge(&terminal, told(&terminal).as_ref()).unwrap_or(Miss::BadAnswer))
             }
             Err(_) => Err(Miss::TimedOut),
         }
@@ -250,7 +282,7 @@ impl Inference<'_> {
 /// The edge's own answer, with what a client may know of its way.
 fn refused(exchange: &mut Exchange, failure: impl FnOnce(&str) -> Failure) -> Response<Answer> {
     let failure = failure(&exchange.known.name);
-    let way = exchange.way();
+    let way = exchange.way(clock::now());
     let mut response = exchange.failed(&failure);
     way.tell(response.headers_mut());
     response

@@ -87,8 +87,8 @@ async fn applications<S: Socket>(
     front: Arc<Front>,
     shutdown: CancellationToken,
 ) {
-    let peer = Peer::new(address);
-    let answer = |request| openai::answer(Arc::clone(&front), peer, request);
+    let peer = Arc::new(Peer::new(address));
+    let answer = |request| openai::answer(Arc::clone(&front), Arc::clone(&peer), request);
     drive(socket, &front, &shutdown, answer).await;
 }
 

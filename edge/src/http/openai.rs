@@ -6,84 +6,92 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::time::Instant;
 
-use http::header::{self, HeaderValue};
+use http::header::HeaderValue;
 use http::request::Parts;
-use http::{Method, Request, Response, Version};
+use http::{Method, Request, Response};
+use umbel_wire::clock;
 
 use super::answer::{Answer, Answered};
-use super::body::{Announced, Held, collect, discard};
+use super::body::{Announced, Held, Text, collect, discard};
 use super::connection::{Peer, Upload};
 use super::error::Failure;
-use super::inference::Inference;
+use super::exchange::Arrived;
+use super::headers::Said;
+use super::inference::{Inference, Opening};
 use super::routes::endpoint;
 use super::{Front, headers, health, limits, models};
 use crate::core::keys::{Caller, KeyRefusal};
 use crate::metrics::{Route, UNKNOWN_MODEL};
 
+/// How a request begins: what its head comes to, before anything of its body is read.
+#[expect(clippy::large_enum_variant, reason = "nearly every request is the large one")]
+enum Begun {
+    /// Its body has no sure end.
+    Ambiguous,
+    /// It asks for no inference.
+    Beside(Box<Parts>),
+    /// It is refused, and who it is all the same.
+    Refused { route: Route, failure: Box<Failure>, caller: Option<Caller> },
+    /// An engine is to be asked.
+    Inference(Opening),
+}
+
 /// Answers one request. What the future holds is held as long as the request waits, so it takes the request apart before.
 pub(super) fn answer(
     front: Arc<Front>,
-    peer: Peer,
+    peer: Arc<Peer>,
     request: Request<Upload>,
 ) -> impl Future<Output = Answered> {
-    let request_id = front.request_ids.of(request.headers());
+    let arrived = Arrived::now();
+    let request_id = front.request_ids.of(arrived.at_wall, request.headers());
     let (parts, body) = request.into_parts();
+    let said = Said::of(&parts.headers);
+    let announced = Announced::of(&said);
+    let mut begun = if said.is_ambiguous(parts.version) {
+        Begun::Ambiguous
+    } else if let Some(endpoint) = endpoint(parts.uri.path()) {
+        let caller = caller(&front, &peer, &parts, &said);
+        match (caller, not_now(&front, &parts)) {
+            (Ok(caller), None) => {
+                Begun::Inference(Opening::new(endpoint, caller, arrived, &parts, &said, &request_id))
+            }
+            (Ok(caller), Some(failure)) => {
+                Begun::Refused { route: endpoint.route, failure: Box::new(failure), caller: Some(caller) }
+            }
+            (Err(refusal), failure) => {
+                let failure = failure.unwrap_or_else(|| Failure::key(refusal));
+                Begun::Refused { route: endpoint.route, failure: Box::new(failure), caller: None }
+            }
+        }
+    } else {
+        Begun::Beside(Box::new(parts))
+    };
     async move {
-        let mut response = route(&front, peer, &parts, body, &request_id).await;
+        let mut response = match &mut begun {
+            // Nothing behind it is read.
+            Begun::Ambiguous => refuse(&front, Route::Other, &Failure::malformed()),
+            Begun::Beside(parts) => {
+                discard(body, announced).await;
+                beside(&front, &peer, parts)
+            }
+            Begun::Refused { route, failure, caller } => {
+                discard(body, announced).await;
+                refuse_told(&front, *route, failure, caller.as_ref())
+            }
+            Begun::Inference(opening) => {
+                let (mut held, mut text) = (Held::new(&front, opening.caller.key()), Text::default());
+                let mut inference = Inference { front: &front, request_id: &request_id, opening };
+                if let Err(failure) = collect(&front, body, announced, &mut held, &mut text).await {
+                    inference.refuse(&failure)
+                } else {
+                    inference.run(&mut text, &mut held).await
+                }
+            }
+        };
         response.headers_mut().insert(headers::REQUEST_ID, request_id);
         Ok(response)
     }
-}
-
-async fn route(
-    front: &Arc<Front>,
-    peer: Peer,
-    parts: &Parts,
-    body: Upload,
-    request_id: &HeaderValue,
-) -> Response<Answer> {
-    let announced = Announced::of(&parts.headers);
-    if is_ambiguous(parts) {
-        // Its body has no sure end: nothing behind it is read.
-        return refuse(front, Route::Other, &Failure::malformed());
-    }
-    let Some(endpoint) = endpoint(parts.uri.path()) else {
-        discard(body, announced).await;
-        return beside(front, peer, parts);
-    };
-    // Who asks is known before anything of the body is read.
-    let caller = match (caller(front, parts, peer), not_now(front, parts)) {
-        (Ok(caller), None) => caller,
-        (Err(refusal), None) => {
-            discard(body, announced).await;
-            return refuse(front, endpoint.route, &Failure::key(refusal));
-        }
-        (caller, Some(failure)) => {
-            discard(body, announced).await;
-            return refuse_told(front, endpoint.route, &failure, caller.ok().as_ref());
-        }
-    };
-    let mut held = Held::new(front, caller.key());
-    let inference = Inference { front, endpoint, parts, request_id, caller, started: Instant::now() };
-    match collect(front, body, announced, &mut held).await {
-        Ok(body) => inference.run(body, held).await,
-        Err(failure) => inference.refuse(&failure),
-    }
-}
-
-/// Whether another server could read another request out of the same head: a host said never or twice, credentials said
-/// twice, a transfer coding that is not taken off (RFC 9112, sections 3.2 and 6.1).
-fn is_ambiguous(parts: &Parts) -> bool {
-    let count = |name| parts.headers.get_all(name).iter().count();
-    let hosts = count(header::HOST);
-    let codings = parts.headers.get_all(header::TRANSFER_ENCODING);
-    hosts > 1
-        || (hosts == 0 && parts.version == Version::HTTP_11)
-        || count(header::AUTHORIZATION) > 1
-        || codings.iter().any(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"chunked"))
-        || codings.iter().count() > 1
 }
 
 /// Why nobody is served on an engine's route like this, or now.
@@ -95,16 +103,16 @@ fn not_now(front: &Front, parts: &Parts) -> Option<Failure> {
 }
 
 /// Everything but inference: models, health, and what does not exist.
-fn beside(front: &Arc<Front>, peer: Peer, parts: &Parts) -> Response<Answer> {
+fn beside(front: &Arc<Front>, peer: &Peer, parts: &Parts) -> Response<Answer> {
     let path = parts.uri.path();
     if let Some(response) = health::answer(front, &parts.method, path, parts.uri.query()) {
         return response;
     }
     let Some(id) = models::requested(path) else {
-        let caller = caller(front, parts, peer).ok();
+        let caller = caller(front, peer, parts, &Said::of(&parts.headers)).ok();
         return refuse_told(front, Route::Other, &Failure::unknown_url(), caller.as_ref());
     };
-    match caller(front, parts, peer) {
+    match caller(front, peer, parts, &Said::of(&parts.headers)) {
         caller if parts.method != Method::GET => {
             let failure = Failure::method_not_allowed("GET");
             refuse_told(front, Route::Models, &failure, caller.ok().as_ref())
@@ -118,23 +126,24 @@ fn beside(front: &Arc<Front>, peer: Peer, parts: &Parts) -> Response<Answer> {
                 }
                 Err(failure) => refuse(front, Route::Models, &failure),
             };
-            limits::tell(&caller.standing(Instant::now()), response.headers_mut());
+            limits::tell(&caller.standing(clock::now()), response.headers_mut());
             response
         }
     }
 }
 
-fn caller(front: &Front, parts: &Parts, peer: Peer) -> Result<Caller, KeyRefusal> {
-    let authorization = parts.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+fn caller(front: &Front, peer: &Peer, parts: &Parts, said: &Said<'_>) -> Result<Caller, KeyRefusal> {
+    let authorization = said.authorization.map(HeaderValue::as_bytes);
     // A proxy on this host speaks for callers elsewhere, and so does a web page.
-    front.keys.check(authorization, || peer.is_loopback && headers::is_of_this_host(&parts.headers))
+    let of_this_host = || peer.is_loopback && headers::is_of_this_host(&parts.headers);
+    front.keys.check_again(&peer.shown, authorization, of_this_host)
 }
 
 /// A refusal of a caller who may be known: every answer to a limited key says where it stands.
 fn refuse_told(front: &Front, route: Route, failure: &Failure, caller: Option<&Caller>) -> Response<Answer> {
     let mut response = refuse(front, route, failure);
     if let Some(caller) = caller {
-        limits::tell(&caller.standing(Instant::now()), response.headers_mut());
+        limits::tell(&caller.standing(clock::now()), response.headers_mut());
     }
     response
 }

@@ -6,6 +6,7 @@
 
 use bytes::Bytes;
 use http::StatusCode;
+use umbel_wire::clock::Wall;
 
 use super::Front;
 use super::connection::{HEAD_BYTES_MAX, HEADERS_MAX};
@@ -32,7 +33,7 @@ pub(super) fn refusal(failure: &Failure, front: &Front) -> Bytes {
     front.metrics.rejected(UNKNOWN_MODEL, failure.reason);
     let body = failure.body();
     let mut response = failure.response();
-    response.headers_mut().insert(REQUEST_ID, front.request_ids.make());
+    response.headers_mut().insert(REQUEST_ID, front.request_ids.make(Wall::now()));
     let mut bytes = format!("HTTP/1.1 {}\r\ncontent-length: {}\r\n", failure.status, body.len()).into_bytes();
     for (name, value) in response.headers() {
         bytes.extend_from_slice(&[name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"].concat());

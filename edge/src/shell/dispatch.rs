@@ -9,13 +9,13 @@ mod gauges;
 mod slot;
 mod told;
 
-use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, oneshot};
+use umbel_wire::numbered::Numbered;
 use umbel_wire::{Connection, Generation, NodeId};
 
 use gauges::Gauges;
@@ -58,9 +58,9 @@ type Granted = (Grant, Arc<Link>);
 struct State {
     admission: Admission,
     budget: RetryBudget,
-    waiting: HashMap<Ticket, oneshot::Sender<Result<Granted, Refusal>>>,
-    links: HashMap<ProviderIndex, Arc<Link>>,
-    models: HashMap<ModelIndex, Known>,
+    waiting: Numbered<Ticket, oneshot::Sender<Result<Granted, Refusal>>>,
+    links: Numbered<ProviderIndex, Arc<Link>>,
+    models: Numbered<ModelIndex, Known>,
     /// Models that admission forgot and whose metrics are still there.
     forgotten: Vec<Known>,
     /// Providers that are wanted and not there yet.
@@ -108,9 +108,9 @@ impl Dispatch {
             state: Mutex::new(State {
                 admission: Admission::new(limits, first_lease),
                 budget: RetryBudget::default(),
-                waiting: HashMap::new(),
-                links: HashMap::new(),
-                models: HashMap::new(),
+                waiting: Numbered::default(),
+                links: Numbered::default(),
+                models: Numbered::default(),
                 forgotten: Vec::new(),
                 expected: Vec::new(),
                 armed: None,
@@ -168,13 +168,19 @@ impl Dispatch {
 
     /// Runs a change of the core, wakes who was decided on, and re-arms the clock.
     fn change<T>(&self, change: impl FnOnce(&mut State, Instant) -> T) -> T {
+        let now = now();
+        self.apply(|state| change(state, now))
+    }
+
+    /// The same for whoever knows the time.
+    fn apply<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         // Outlives the lock whatever panics: a slot in it takes the lock when it is dropped.
         let result;
         let rearm;
         let forgotten;
         {
             let mut state = self.lock();
-            result = change(&mut state, now());
+            result = change(&mut state);
             state.settle();
             forgotten = std::mem::take(&mut state.forgotten);
             rearm = match (state.admission.next_deadline(), state.armed) {
@@ -211,8 +217,8 @@ impl Dispatch {
     }
 
     /// Asks for a slot.
-    pub(crate) fn admit(self: &Arc<Self>, ask: &Ask) -> Admitted {
-        self.change(|state, now| {
+    pub(crate) fn admit(self: &Arc<Self>, now: Instant, ask: &Ask) -> Admitted {
+        self.apply(|state| {
             if !ask.at_head {
                 state.budget.earn();
             }

@@ -18,7 +18,7 @@ use umbel_wire::secret::SecretHash;
 use umbel_wire::{Code, Error};
 
 use crate::core::admission::KeyNumber;
-pub(crate) use crate::core::keys::{Caller, KeyRefusal, KeyRow};
+pub(crate) use crate::core::keys::{Caller, KeyRefusal, KeyRow, Shown};
 use crate::core::keys::{Key, KeyTable, MAX_KEY_MODELS, MAX_KEYS, MAX_PRIORITY};
 use crate::shell::owing::{not_kept, once_written, store_trouble};
 
@@ -87,15 +87,38 @@ impl Keys {
     }
 
     /// Judges a caller by its `Authorization` header, and while there is no key by whether it is one of this host's own.
+    /// `shown` is what its connection showed before.
     ///
     /// # Errors
     /// Why it is not let in.
+    pub(crate) fn check_again(
+        &self,
+        shown: &std::sync::Mutex<Option<Shown>>,
+        authorization: Option<&[u8]>,
+        of_this_host: impl FnOnce() -> bool,
+    ) -> Result<Caller, KeyRefusal> {
+        let table = self.table.load();
+        let mut shown = lock(shown);
+        let again = shown.as_ref().zip(authorization).and_then(|(shown, text)| shown.again(&table, text));
+        if let Some(key) = again {
+            return Ok(Caller::Key(key));
+        }
+        let authorization = authorization.and_then(|text| std::str::from_utf8(text).ok());
+        let caller = table.check(authorization, of_this_host);
+        if let (Ok(Caller::Key(key)), Some(text)) = (&caller, authorization) {
+            *shown = Some(Shown::new(text, key));
+        }
+        caller
+    }
+
+    /// The same of a connection that showed nothing before.
+    #[cfg(test)]
     pub(crate) fn check(
         &self,
         authorization: Option<&str>,
         of_this_host: impl FnOnce() -> bool,
     ) -> Result<Caller, KeyRefusal> {
-        self.table.load().check(authorization, of_this_host)
+        self.check_again(&std::sync::Mutex::default(), authorization.map(str::as_bytes), of_this_host)
     }
 
     /// All keys, revoked ones included, by name.
@@ -252,8 +275,8 @@ impl Keys {
     }
 }
 
-fn lock(ids: &std::sync::Mutex<HashSet<String>>) -> MutexGuard<'_, HashSet<String>> {
-    ids.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(mutex: &std::sync::Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// When and by whom it was asked for does not make another key.

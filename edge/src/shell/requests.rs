@@ -90,16 +90,16 @@ impl Running {
     }
 
     /// It has a slot.
-    pub(crate) fn granted(&mut self, given: Given) {
+    pub(crate) fn granted(&mut self, now: Instant, given: Given) {
         self.phase = Phase::Prefill;
         self.given = Some(given.clone());
-        self.requests.ring().give(now(), self.place, given);
+        self.requests.ring().give(now, self.place, given);
     }
 
     /// The engine's head is here.
-    pub(crate) fn streaming(&mut self) {
+    pub(crate) fn streaming(&mut self, now: Instant) {
         self.phase = Phase::Streaming;
-        self.requests.ring().stream(now(), self.place);
+        self.requests.ring().stream(now, self.place);
     }
 
     /// The present try failed; `how` is the word of the metrics.
@@ -108,17 +108,20 @@ impl Running {
     }
 
     /// It is over. Only the first end counts.
-    pub(crate) fn ended(&mut self, end: End) {
+    pub(crate) fn ended(&mut self, now: Instant, end: End) {
         if !self.over {
             self.over = true;
-            self.requests.ring().end(now(), self.place, end);
+            self.requests.ring().end(now, self.place, end);
         }
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.ended(End { status: CLIENT_LEFT, reason: None, usage: Usage::default(), answer_bytes: 0 });
+        self.ended(
+            now(),
+            End { status: CLIENT_LEFT, reason: None, usage: Usage::default(), answer_bytes: 0 },
+        );
     }
 }
 

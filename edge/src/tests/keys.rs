@@ -1,6 +1,7 @@
 //! Operations on API keys: limits, changes and their audit, usage by day and in all, on a full disk too.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use serde_json::{Value, json};
 use umbel_contracts::objects::CommandPhase;
@@ -34,7 +35,7 @@ fn use_it(edge: &Edge, header: &str, model: &str) {
     let caller = caller(edge, header);
     let permit = caller.enter(umbel_wire::clock::now(), 10).unwrap();
     let usage = Usage { prompt_tokens: 7, completion_tokens: 3, cached_tokens: 2, ..Usage::default() };
-    edge.running.commands.keys.used(permit, &Arc::from(model), &usage);
+    edge.running.commands.keys.used(Instant::now(), permit, &Arc::from(model), &usage);
 }
 
 #[test]
@@ -195,7 +196,7 @@ fn a_revocation_ends_what_waits_and_nothing_that_runs() {
         let caller = caller(&edge, &header);
         let mut slots = Vec::new();
         let waiting = loop {
-            match dispatch.admit(&ask(&caller)) {
+            match dispatch.admit(Instant::now(), &ask(&caller)) {
                 crate::shell::dispatch::Admitted::Slot(slot) => slots.push(slot),
                 crate::shell::dispatch::Admitted::Waiting(waiting) => break waiting,
                 crate::shell::dispatch::Admitted::Refused(refusal) => panic!("{refusal:?}"),

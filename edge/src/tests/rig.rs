@@ -268,7 +268,7 @@ impl Edge {
         let dispatch = &self.running.site.dispatch;
         let model = dispatch.resolve("llama")?.model;
         let class = crate::core::keys::class_of(50);
-        match dispatch.admit(&Ask::new(model, KeyNumber(0), class)) {
+        match dispatch.admit(Instant::now(), &Ask::new(model, KeyNumber(0), class)) {
             Admitted::Slot(slot) => Some(slot),
             _ => None,
         }

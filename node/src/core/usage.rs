@@ -3,7 +3,11 @@
 //! Owns the bounded look; leaves the bytes to the relay. Invariant: at most [`KEPT`] bytes of either end are looked at,
 //! and an answer without a `usage` object there has no counts rather than zeros.
 
-use memchr::memmem;
+use std::{borrow::Cow, fmt, sync::LazyLock};
+
+use memchr::memmem::Finder;
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde_json::value::RawValue;
 
 /// Bytes of each of an answer's ends that are looked at. A usage object has a few hundred; some engines put their timings
 /// behind it, and vectors or documents, of any length.
@@ -12,9 +16,10 @@ pub(crate) const KEPT: usize = 4096;
 /// The last bytes of an answer, and the first ones of an object. In a stream of events only the last word counts.
 #[derive(Debug, Default)]
 pub(crate) struct UsageTail {
+    /// The answer's first bytes, once they are no more among the last ones; nothing of an answer that is no object.
     head: Vec<u8>,
-    /// The head is as long as it gets, or the answer is no object.
-    past_head: bool,
+    /// Some of the answer was let go of.
+    cut: bool,
     bytes: Vec<u8>,
 }
 
@@ -27,25 +32,89 @@ pub(crate) struct Usage {
     pub(crate) cached_tokens: Option<u32>,
 }
 
+/// What a usage object says of tokens, in the words of chat and of responses; the last word of a name counts.
+#[derive(Default)]
+struct Words<'a> {
+    prompt: [Option<&'a RawValue>; 2],
+    completion: [Option<&'a RawValue>; 2],
+    details: [Option<&'a RawValue>; 2],
+    /// In the details.
+    cached: Option<&'a RawValue>,
+}
+
+impl<'a> Words<'a> {
+    fn place(&mut self, name: &str) -> Option<&mut Option<&'a RawValue>> {
+        let [prompt, input] = &mut self.prompt;
+        let [completion, output] = &mut self.completion;
+        let [prompt_details, input_details] = &mut self.details;
+        Some(match name {
+            "prompt_tokens" => prompt,
+            "input_tokens" => input,
+            "completion_tokens" => completion,
+            "output_tokens" => output,
+            "prompt_tokens_details" => prompt_details,
+            "input_tokens_details" => input_details,
+            "cached_tokens" => &mut self.cached,
+            _ => return None,
+        })
+    }
+}
+
+impl<'de> Deserialize<'de> for Words<'de> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Object;
+
+        impl<'de> Visitor<'de> for Object {
+            type Value = Words<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, mut object: M) -> Result<Self::Value, M::Error> {
+                let mut words = Words::default();
+                while let Some(Name(name)) = object.next_key()? {
+                    match words.place(&name) {
+                        Some(place) => *place = Some(object.next_value()?),
+                        None => drop(object.next_value::<IgnoredAny>()?),
+                    }
+                }
+                Ok(words)
+            }
+        }
+
+        from.deserialize_map(Object)
+    }
+}
+
+/// A name, as it stands in the text where it can.
+#[derive(serde::Deserialize)]
+struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
+
 impl Usage {
-    /// Reads each count on its own, in the words of chat or of responses: some servers give both, and one that cannot be
-    /// read takes none of the others away.
-    fn of(object: &serde_json::Map<String, serde_json::Value>) -> Self {
-        let either = |names: [&str; 2]| names.into_iter().find_map(|name| count(object.get(name)?));
-        let cached = |details| count(object.get(details)?.get("cached_tokens")?);
+    /// Reads each count on its own: some servers give both words, and one that cannot be read takes none of the others
+    /// away.
+    fn of(words: &Words<'_>) -> Self {
+        let either = |counts: [Option<&RawValue>; 2]| counts.into_iter().flatten().find_map(count);
+        let cached =
+            |details: &RawValue| count(serde_json::from_str::<Words<'_>>(details.get()).ok()?.cached?);
         Self {
-            prompt_tokens: either(["prompt_tokens", "input_tokens"]),
-            completion_tokens: either(["completion_tokens", "output_tokens"]),
-            cached_tokens: ["prompt_tokens_details", "input_tokens_details"].into_iter().find_map(cached),
+            prompt_tokens: either(words.prompt),
+            completion_tokens: either(words.completion),
+            cached_tokens: words.details.into_iter().flatten().find_map(cached),
         }
     }
 }
 
 /// A whole number, however it is spelled: 12, 1.2e1, "12".
-fn count(value: &serde_json::Value) -> Option<u32> {
-    let number = match value {
-        serde_json::Value::Number(number) => number.as_f64()?,
-        serde_json::Value::String(text) => text.parse().ok()?,
+fn count(value: &RawValue) -> Option<u32> {
+    let text = value.get();
+    let number: f64 = match text.as_bytes().first()? {
+        b'-' | b'0'..=b'9' => match text.parse() {
+            Ok(plain) => return Some(plain),
+            Err(_) => text.parse().ok()?,
+        },
+        b'"' => serde_json::from_str::<String>(text).ok()?.parse().ok()?,
         _ => return None,
     };
     #[expect(
@@ -59,52 +128,51 @@ fn count(value: &serde_json::Value) -> Option<u32> {
 impl UsageTail {
     /// Takes a part of the answer.
     pub(crate) fn push(&mut self, part: &[u8]) {
-        if !self.past_head {
-            // Nothing of a stream of events is kept: it begins otherwise.
-            let begun = !self.head.trim_ascii_start().is_empty();
-            let is_object = begun || part.trim_ascii_start().first().is_none_or(|first| *first == b'{');
-            if is_object {
-                let room = KEPT - self.head.len();
-                self.head.extend_from_slice(part.get(..room).unwrap_or(part));
-                self.past_head = self.head.len() >= KEPT;
-            } else {
-                (self.head, self.past_head) = (Vec::new(), true);
+        if self.bytes.len() + part.len() > 2 * KEPT {
+            if !std::mem::replace(&mut self.cut, true) {
+                self.keep_head(part);
             }
-        }
-        if part.len() >= KEPT {
-            self.bytes.clear();
-        } else if self.bytes.len() + part.len() > 2 * KEPT {
             // Moved once in a while, not with each token.
-            let cut = self.bytes.len().saturating_sub(KEPT);
+            let kept = KEPT.saturating_sub(part.len());
+            let cut = self.bytes.len().saturating_sub(kept);
             self.bytes.drain(..cut);
         }
-        let from = part.len().saturating_sub(KEPT);
+        let from = part.len().saturating_sub(2 * KEPT);
         self.bytes.extend_from_slice(part.get(from..).unwrap_or_default());
+    }
+
+    /// The first bytes are about to be let go of. Nothing of a stream of events is kept: it begins otherwise.
+    fn keep_head(&mut self, part: &[u8]) {
+        let mut all = self.bytes.iter().chain(part).copied();
+        if all.clone().find(|byte| !byte.is_ascii_whitespace()) == Some(b'{') {
+            self.head.extend(all.by_ref().take(KEPT));
+        }
     }
 
     /// The last usage object that is there in full, else the first one of an object's beginning.
     pub(crate) fn usage(&self) -> Usage {
         // Forwards and then back: only the way forwards looks at many bytes at a time.
-        let places: Vec<usize> = memmem::find_iter(&self.bytes, KEY).collect();
+        let places: Vec<usize> = KEY.find_iter(&self.bytes).collect();
         let last = || places.iter().rev().find_map(|at| usage_at(&self.bytes, *at));
-        let first = || memmem::find_iter(&self.head, KEY).find_map(|at| usage_at(&self.head, at));
+        let first = || KEY.find_iter(&self.head).find_map(|at| usage_at(&self.head, at));
         last().or_else(first).unwrap_or_default()
     }
 }
 
-const KEY: &[u8] = b"\"usage\"";
+static KEY: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"usage\""));
 
 /// The object behind the key that stands there.
 fn usage_at(bytes: &[u8], at: usize) -> Option<Usage> {
     // In a text the quotes are escaped: that is the model talking.
     let quoted = at.checked_sub(1).and_then(|before| bytes.get(before)) == Some(&b'\\');
-    let rest = bytes.get(at + KEY.len()..).unwrap_or_default().trim_ascii_start();
+    let rest = bytes.get(at + KEY.needle().len()..).unwrap_or_default().trim_ascii_start();
     let value = rest.strip_prefix(b":").map(<[u8]>::trim_ascii_start)?;
     if quoted || value.first() != Some(&b'{') {
         return None;
     }
-    let object = serde_json::Deserializer::from_slice(value).into_iter().next()?.ok()?;
-    Some(Usage::of(&object))
+    // What stands behind the object is not looked at.
+    let words = Words::deserialize(&mut serde_json::Deserializer::from_slice(value)).ok()?;
+    Some(Usage::of(&words))
 }
 
 #[cfg(test)]

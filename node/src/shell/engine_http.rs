@@ -68,6 +68,8 @@ impl std::fmt::Display for Place {
 #[derive(Debug)]
 pub(crate) struct Pool {
     place: Place,
+    /// The same, as requests name it.
+    host: String,
     idle: Mutex<Idle>,
     ticks: Arc<Ticks>,
 }
@@ -92,11 +94,17 @@ impl Idle {
 
 impl Pool {
     pub(crate) fn new(place: Place) -> Self {
-        Self { place, idle: Mutex::default(), ticks: Arc::default() }
+        let host = place.to_string();
+        Self { place, host, idle: Mutex::default(), ticks: Arc::default() }
     }
 
     pub(crate) fn place(&self) -> &Place {
         &self.place
+    }
+
+    /// The same, as requests name it.
+    pub(crate) fn host(&self) -> &str {
+        &self.host
     }
 
     /// A kept connection that the engine has not closed.
@@ -241,14 +249,12 @@ pub(crate) async fn ask_in_pieces(
                 answer.end().map_err(|bad| bad.to_string())?;
                 break;
             }
-            let mut rest;
             let mut bytes = part.bytes();
             if head.is_none() {
                 let found = answer.head(bytes).map_err(|bad| bad.to_string())?;
                 let Some((found, behind)) = found else { continue };
                 head = Some(found);
-                rest = behind;
-                bytes = &mut rest;
+                bytes = bytes.get_mut(behind..).unwrap_or_default();
             }
             let payload = answer.body(bytes);
             answer.check().map_err(|bad| bad.to_string())?;

@@ -37,7 +37,8 @@ mod tests;
 /// Relays the streams of every connection to the edge.
 #[derive(Debug)]
 pub(crate) struct Relay {
-    identity: Arc<Identity>,
+    /// What this node's providers are called before their own names.
+    prefix: String,
     engines: Arc<Engines>,
     /// The streams that are not over, by connection and stream id.
     carried: Mutex<Streams>,
@@ -156,9 +157,9 @@ impl Ended {
 }
 
 impl Relay {
-    pub(crate) fn new(identity: Arc<Identity>, engines: Arc<Engines>) -> Self {
+    pub(crate) fn new(identity: &Identity, engines: Arc<Engines>) -> Self {
         Self {
-            identity,
+            prefix: format!("{}/", identity.node_id),
             engines,
             carried: Mutex::default(),
             ended: Notify::new(),
@@ -224,9 +225,8 @@ impl Relay {
         }
         let engine = open
             .provider_id
-            .split_once('/')
-            .filter(|(node, _)| *node == self.identity.node_id.to_string())
-            .and_then(|(_, name)| self.engines.by_name(name))
+            .strip_prefix(&self.prefix)
+            .and_then(|name| self.engines.by_name(name))
             .ok_or_else(|| {
                 Ended::refused(Code::NotFound, "UNKNOWN_PROVIDER", "this node has no such provider")
             })?;
@@ -321,8 +321,9 @@ async fn exchange(
 ) -> Ended {
     let carried = match route {
         Route::Http(http) => over_http::answer(stream, open, http, progress).await,
-        Route::Sim(sim) => by_rule::answer(stream, open, sim, progress).await,
-        Route::Cli(cli) => by_program::answer(stream, open, cli, progress).await,
+        // Boxed: the usual stream shall not be as large as these.
+        Route::Sim(sim) => Box::pin(by_rule::answer(stream, open, sim, progress)).await,
+        Route::Cli(cli) => Box::pin(by_program::answer(stream, open, cli, progress)).await,
     };
     carried.err().unwrap_or_else(Ended::complete)
 }
@@ -345,15 +346,12 @@ async fn body_part(stream: &IncomingStream, left: &mut u64) -> Result<Option<byt
 
 async fn send_head(
     stream: &IncomingStream,
-    head: &Head,
+    head: Head,
     body: &[u8],
     progress: &mut Progress,
 ) -> Result<(), Ended> {
-    let headers = head
-        .headers
-        .iter()
-        .map(|(name, value)| Header { name: (*name).to_owned(), value: value.clone() })
-        .collect();
+    let headers =
+        head.headers.into_iter().map(|(name, value)| Header { name: name.to_owned(), value }).collect();
     let message = InferenceHead { status: u32::from(head.status), headers }.encode_to_vec();
     let (inline, rest) = body.split_at(body.len().min(limits::INLINE_MAX));
     stream.send_head(&message, inline).map_err(|error| {

@@ -70,6 +70,9 @@ impl Connection {
         let mut session = self.0.session.lock().unwrap_or_else(PoisonError::into_inner);
         let result = work(&mut session);
         let effects = &mut session.effects;
+        if effects.is_empty() {
+            return result;
+        }
         let writer = effects.writer.take();
         let wakes = std::mem::take(&mut effects.wakes);
         let terminals = std::mem::take(&mut effects.terminals);

@@ -161,7 +161,7 @@ impl Session {
         if stream.receiving.waiting() > 0 {
             return Poll::Ready(self.take(key));
         }
-        if stream.opener().is_none_or(|part| part.verdict().is_some()) {
+        if stream.opener().is_none_or(|part| part.is_over()) {
             return Poll::Ready(None);
         }
         if !stream.recv_waker.as_ref().is_some_and(|known| known.will_wake(cx.waker())) {
@@ -194,7 +194,7 @@ impl Session {
     /// This side wants no more: what has arrived is thrown away, RESET goes ahead of data, the terminal still comes.
     pub(crate) fn abandon(&mut self, key: Key, error: Error) {
         let Some(stream) = self.streams.get_mut(key) else { return };
-        if stream.opener().is_none_or(|part| part.verdict().is_some()) {
+        if stream.opener().is_none_or(|part| part.is_over()) {
             return;
         }
         stream.receiving.discard();
@@ -221,7 +221,9 @@ impl Session {
 
     /// The handle is gone.
     pub(crate) fn release(&mut self, key: Key) {
-        self.abandon(key, Error::cancelled());
+        if !self.streams.get_mut(key).and_then(Stream::opener).is_some_and(|part| part.is_over()) {
+            self.abandon(key, Error::cancelled());
+        }
         let Some(stream) = self.streams.get_mut(key) else { return };
         let Some(part) = stream.opener() else { return };
         part.held = false;
@@ -298,6 +300,11 @@ impl Terminal {
 }
 
 impl Opener {
+    /// Whether there is a verdict.
+    fn is_over(&self) -> bool {
+        self.terminal.is_some() || self.abandoned.is_some()
+    }
+
     fn verdict(&self) -> Option<Terminal> {
         self.terminal.clone().or_else(|| self.abandoned.clone().map(Terminal::local))
     }

@@ -2,8 +2,7 @@
 //!
 //! Invariant: a key names one thing for ever; after its removal it finds nothing, also if the slot is used again.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
+use crate::numbered::Numbered;
 
 /// Names a slot's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -70,7 +69,7 @@ impl<T> Table<T> {
     }
 
     /// Takes the thing out.
-    pub(crate) fn remove(&mut self, key: Key) -> Option<T> {
+    pub(crate) fn remove(&mut self, key: Key) -> Option<Box<T>> {
         let slot = self.slots.get_mut(key.index as usize)?;
         if slot.as_ref().is_none_or(|(serial, _)| *serial != key.serial) {
             return None;
@@ -81,7 +80,7 @@ impl<T> Table<T> {
             self.slots = Vec::new();
             self.free = Vec::new();
         }
-        Some(*thing)
+        Some(thing)
     }
 
     /// All things with their keys.
@@ -110,28 +109,7 @@ pub(crate) enum Named {
 
 /// Ids on the wire to what they name. Ids grow by two and at most a few thousand are open, so a multiplication
 /// spreads them well enough; a peer that picks worse ones slows its own connection.
-pub(crate) type Ids = HashMap<u64, Named, BuildHasherDefault<IdHasher>>;
-
-/// See [`Ids`].
-#[derive(Default)]
-pub(crate) struct IdHasher(u64);
-
-impl Hasher for IdHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.write_u64(u64::from(*byte));
-        }
-    }
-
-    fn write_u64(&mut self, value: u64) {
-        // The golden ratio; the rotation brings well-mixed high bits to where the map looks.
-        self.0 = (self.0 ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(26);
-    }
-}
+pub(crate) type Ids = Numbered<u64, Named>;
 
 #[cfg(test)]
 mod tests {
@@ -142,7 +120,7 @@ mod tests {
         let mut table = Table::default();
         let first = table.insert(1);
         let second = table.insert(2);
-        assert_eq!(table.remove(first), Some(1));
+        assert_eq!(table.remove(first), Some(Box::new(1)));
         assert_eq!(table.remove(first), None);
         let third = table.insert(3);
         assert_eq!((table.get(first), table.get(second), table.get(third)), (None, Some(&2), Some(&3)));

@@ -59,16 +59,25 @@ pub(in crate::http) fn is_unread(terminal: &Terminal) -> bool {
     matches!(terminal, Terminal::Ended { error: Some(error), .. } if error.reason == SLOW_READER)
 }
 
-/// What a terminal says; `None` if the engine's request came to its end.
-pub(in crate::http) fn judge(terminal: &Terminal) -> Option<Miss> {
-    let (error, not_processed, payload) = match terminal {
+/// The node's message in a terminal, if it can be read.
+pub(in crate::http) fn told(terminal: &Terminal) -> Option<InferenceEnd> {
+    match terminal {
+        Terminal::Ended { payload, .. } => decode(payload).ok(),
+        Terminal::Lost(_) => None,
+    }
+}
+
+/// What a terminal says, and the node's message in it, if that can be read; `None` if the engine's request came to its
+/// end.
+pub(in crate::http) fn judge(terminal: &Terminal, end: Option<&InferenceEnd>) -> Option<Miss> {
+    let (error, not_processed) = match terminal {
         Terminal::Lost(_) => return Some(Miss::Lost),
-        Terminal::Ended { error, not_processed, payload } => (error, *not_processed, payload),
+        Terminal::Ended { error, not_processed, .. } => (error, *not_processed),
     };
     if not_processed {
         return Some(Miss::NotProcessed);
     }
-    let outcome = decode::<InferenceEnd>(payload).map_or(InferenceOutcome::Unspecified, |end| end.outcome());
+    let outcome = end.map_or(InferenceOutcome::Unspecified, InferenceEnd::outcome);
     match (outcome, error) {
         (InferenceOutcome::Complete, None) => None,
         (InferenceOutcome::EngineRefused, _) => Some(Miss::NotProcessed),

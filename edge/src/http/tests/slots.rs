@@ -1,6 +1,7 @@
 //! What holds a slot or a place in the queue gives it back, however it ends.
 
 use std::collections::VecDeque;
+use std::time::Instant;
 
 use super::rig::{Rig, until};
 use crate::core::admission::Class;
@@ -21,7 +22,7 @@ async fn row_61_ten_thousand_handlers_that_end_in_every_way_leave_the_capacity_e
         let mut ask = Ask::new(model, KeyNumber(round % 5), Class::default());
         ask.prompt_bytes = u64::from(round % 7) * 1_000;
         ask.events = round % 2 == 0;
-        match rig.dispatch.admit(&ask) {
+        match rig.dispatch.admit(Instant::now(), &ask) {
             Admitted::Slot(slot) => held.push_back(Held::Slot(slot)),
             Admitted::Waiting(waiting) => held.push_back(Held::Waiting(waiting)),
             Admitted::Refused(refusal) => panic!("{refusal:?}"),
@@ -53,7 +54,7 @@ async fn row_61_ten_thousand_handlers_that_end_in_every_way_leave_the_capacity_e
             // It never looks at what it was given.
             (over @ Held::Waiting(_), 2) => drop(over),
             (Held::Waiting(waiting), _) => drop(waiting.await.unwrap()),
-            (Held::Slot(mut slot), _) => slot.report(Outcome::Answered),
+            (Held::Slot(mut slot), _) => slot.streaming(Instant::now(), Outcome::Answered),
         }
         let figures = rig.dispatch.figures(&node.provider).unwrap();
         assert!(figures.in_flight <= 8);

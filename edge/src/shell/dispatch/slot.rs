@@ -6,7 +6,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 use umbel_wire::{Error, Generation, Open, OutgoingStream, Terminal};
@@ -145,8 +145,8 @@ impl Slot {
         self.grant.affinity
     }
 
-    /// How the try goes, as far as the provider is to blame. `Answered` is to be told with a good head already, since a
-    /// stream may take minutes; what breaks it afterwards is told as well. Not told: a client that left.
+    /// How the try goes, as far as the provider is to blame: what follows its head, or the want of one. Not told: a client
+    /// that left.
     pub(crate) fn report(&mut self, outcome: Outcome) {
         if outcome == Outcome::Stalled && self.stalled {
             return;
@@ -187,9 +187,15 @@ impl Slot {
         Ok(stream)
     }
 
-    /// The engine's head arrived.
-    pub(crate) fn streaming(&self) {
-        self.dispatch.change(|state, now| state.admission.streaming(now, self.grant.lease));
+    /// The engine's head arrived. What it says of the provider is told with it, since a stream may take minutes; what
+    /// breaks the answer afterwards is reported as well.
+    pub(crate) fn streaming(&mut self, now: Instant, outcome: Outcome) {
+        let before = std::mem::replace(&mut self.reported, true);
+        let grant = self.grant;
+        self.dispatch.apply(|state| {
+            state.admission.streaming(now, grant.lease);
+            state.admission.report(now, grant.avoid, grant.lease, outcome, before);
+        });
     }
 
     /// The stream's terminal was seen: nothing is left to give back.

@@ -1,6 +1,8 @@
 //! API keys against the store, in memory and full.
 #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
 
+use std::time::Instant;
+
 use umbel_contracts::operations::KeyLimits;
 use umbel_wire::token::{BearerKind, mint_bearer};
 
@@ -190,7 +192,7 @@ async fn usage_survives_what_a_disk_does_and_never_goes_back() {
     let caller = keys.check(None, || true).unwrap();
     let request = |keys: &Keys| {
         let permit = caller.enter(umbel_wire::clock::now(), 10).unwrap();
-        keys.used(permit, &model, &tokens(3, 4));
+        keys.used(Instant::now(), permit, &model, &tokens(3, 4));
     };
     request(&keys);
     keys.refused(&caller, &none);

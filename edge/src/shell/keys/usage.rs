@@ -7,10 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use umbel_store::{Commit, ReadError, Row, Store};
-use umbel_wire::clock::{Wall, now};
+use umbel_wire::clock::Wall;
 
 use super::Keys;
 use crate::core::keys::ledger::{Counts, Day, DayPart, DayRow, UsageRow};
@@ -103,10 +103,10 @@ async fn first(store: &Store, from: &str) -> Result<Option<String>, ReadError> {
 
 impl Keys {
     /// A request is over, with these tokens, and so is its permit.
-    pub(crate) fn used(&self, permit: KeyPermit, model: &Arc<str>, usage: &Usage) {
+    pub(crate) fn used(&self, now: Instant, permit: KeyPermit, model: &Arc<str>, usage: &Usage) {
         let state = Arc::clone(permit.state());
         let tokens = usage.prompt_tokens.saturating_add(usage.completion_tokens);
-        permit.settle(now(), tokens);
+        permit.settle(now, tokens);
         let counts = Counts {
             requests: 1,
             refused: 0,

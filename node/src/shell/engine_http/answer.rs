@@ -3,6 +3,8 @@
 //! Owns head, length and chunk framing; leaves the connection to its parent. Invariant: `is_complete` is true only
 //! when the framing said so (or the engine closed an answer that has no length), for every cut of the input.
 
+use std::mem::MaybeUninit;
+
 use umbel_contracts::headers::TO_CLIENT;
 
 /// The head: status line and headers, with the interim answers before it.
@@ -104,25 +106,35 @@ impl Answer {
         self.is_complete() && self.keep && !self.excess
     }
 
-    /// Takes bytes of the head. When it is whole: the head, and the bytes behind it.
+    /// Takes bytes of the head. When it is whole: the head, and where in these bytes the body begins.
     ///
     /// # Errors
     /// If it is no answer.
-    pub(crate) fn head(&mut self, bytes: &[u8]) -> Result<Option<(Head, Vec<u8>)>, Bad> {
-        self.head.extend_from_slice(bytes);
+    pub(crate) fn head(&mut self, bytes: &[u8]) -> Result<Option<(Head, usize)>, Bad> {
+        // Nearly every head comes in one piece, and is read where it is.
+        let mut kept = std::mem::take(&mut self.head);
+        if !kept.is_empty() {
+            kept.extend_from_slice(bytes);
+        }
+        let mut input = if kept.is_empty() { bytes } else { &kept };
         loop {
-            let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
-            let mut parsed = httparse::Response::new(&mut headers);
-            let length = match parsed.parse(&self.head) {
+            let mut headers = [const { MaybeUninit::uninit() }; HEADERS_MAX];
+            let mut parsed = httparse::Response::new(&mut []);
+            let config = httparse::ParserConfig::default();
+            let length = match config.parse_response_with_uninit_headers(&mut parsed, input, &mut headers) {
                 Ok(httparse::Status::Complete(length)) => length,
-                Ok(httparse::Status::Partial) if self.head.len() > HEAD_MAX => return Err(Bad::HeadTooLarge),
-                Ok(httparse::Status::Partial) => return Ok(None),
+                Ok(httparse::Status::Partial) if input.len() > HEAD_MAX => return Err(Bad::HeadTooLarge),
+                Ok(httparse::Status::Partial) => {
+                    self.head = input.to_vec();
+                    return Ok(None);
+                }
                 Err(httparse::Error::TooManyHeaders) => return Err(Bad::HeadTooLarge),
                 Err(_) => return Err(Bad::NotHttp),
             };
             if length > HEAD_MAX {
                 return Err(Bad::HeadTooLarge);
             }
+            let behind = input.get(length..).unwrap_or_default();
             let status = parsed.code.unwrap_or_default();
             if (100..200).contains(&status) {
                 // Switching protocols was not asked for; other interim answers say nothing.
@@ -130,19 +142,17 @@ impl Answer {
                     return Err(Bad::NotHttp);
                 }
                 self.interim += length;
-                self.head.drain(..length);
                 if self.interim > HEAD_MAX {
                     return Err(Bad::HeadTooLarge);
                 }
+                input = behind;
                 continue;
             }
             let (phase, keep) = framing(status, parsed.version.unwrap_or_default(), parsed.headers)?;
             let head = Head { status, headers: passed(parsed.headers, phase) };
             (self.phase, self.keep) = (phase, keep);
-            let rest = self.head.split_off(length);
-            self.head = Vec::new();
-            self.excess = self.is_complete() && !rest.is_empty();
-            return Ok(Some((head, rest)));
+            self.excess = self.is_complete() && !behind.is_empty();
+            return Ok(Some((head, bytes.len().saturating_sub(behind.len()))));
         }
     }
 

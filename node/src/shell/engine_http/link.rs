@@ -114,10 +114,11 @@ impl Link {
                 Ok(0) => return Err((io::ErrorKind::WriteZero.into(), done)),
                 Ok(count) => done += count,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    tokio::select! {
-                        biased;
-                        ready = stream.writable() => ready.map_err(|error| (error, done))?,
-                        () = self.answers() => return Ok(Written::Early),
+                    // Apart: nearly every request goes out at once, and its stream shall be small.
+                    match Box::pin(self.room(stream)).await {
+                        Ok(Written::All) => {}
+                        Ok(Written::Early) => return Ok(Written::Early),
+                        Err(error) => return Err((error, done)),
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -125,6 +126,15 @@ impl Link {
             }
         }
         Ok(Written::All)
+    }
+
+    /// Waits until the kernel takes more, or the engine does not want it.
+    async fn room(&self, stream: &TcpStream) -> io::Result<Written> {
+        tokio::select! {
+            biased;
+            ready = stream.writable() => ready.map(|()| Written::All),
+            () = self.answers() => Ok(Written::Early),
+        }
     }
 
     /// Resolves when the engine sent something, closed, or broke the connection.

@@ -12,9 +12,9 @@ fn read(input: &[u8], sizes: &[usize]) -> Result<(Option<Head>, Vec<u8>, Answer)
         let mut part = input[at..until].to_vec();
         at = until;
         if head.is_none() {
-            let Some((found, rest)) = answer.head(&part)? else { continue };
+            let Some((found, behind)) = answer.head(&part)? else { continue };
             head = Some(found);
-            part = rest;
+            part.drain(..behind);
         }
         let count = answer.body(&mut part);
         body.extend_from_slice(&part[..count]);

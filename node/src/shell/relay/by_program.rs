@@ -114,7 +114,7 @@ pub(super) async fn answer(
         }
         if !out.is_empty() {
             if !std::mem::replace(&mut sent_head, true) {
-                send_head(stream, &events(), &[], progress).await?;
+                send_head(stream, events(), &[], progress).await?;
             }
             pass_on(stream, &out, progress).await?;
         }
@@ -138,7 +138,7 @@ pub(super) async fn answer(
         return whole(stream, 200, &last, progress).await;
     }
     if !sent_head {
-        send_head(stream, &events(), &[], progress).await?;
+        send_head(stream, events(), &[], progress).await?;
     }
     pass_on(stream, &last, progress).await
 }
@@ -154,5 +154,5 @@ async fn whole(
     progress: &mut Progress,
 ) -> Result<(), Ended> {
     let head = Head { status, headers: vec![("content-type", "application/json".into())] };
-    send_head(stream, &head, body, progress).await
+    send_head(stream, head, body, progress).await
 }

@@ -33,10 +33,10 @@ pub(super) async fn answer(
     match reply {
         Reply::Whole { body, delay, .. } => {
             pause(delay).await;
-            send_head(stream, &head, &body, progress).await
+            send_head(stream, head, &body, progress).await
         }
         Reply::Stream(mut events) => {
-            send_head(stream, &head, &[], progress).await?;
+            send_head(stream, head, &[], progress).await?;
             while let Some((delay, event)) = events.next() {
                 pause(delay).await;
                 pass_on(stream, &event, progress).await?;

@@ -47,7 +47,7 @@ pub(super) fn request_head(open: &InferenceOpen, http: &HttpRoute) -> Vec<u8> {
         Vec::with_capacity(512 + usize::try_from(open.body_bytes.min(32 * 1024)).unwrap_or_default());
     let mut put = |parts: &[&[u8]]| parts.iter().for_each(|part| head.extend_from_slice(part));
     put(&[open.method.as_bytes(), b" ", http.base.as_bytes(), open.path.as_bytes(), b" HTTP/1.1\r\nhost: "]);
-    put(&[http.pool.place().to_string().as_bytes(), b"\r\n"]);
+    put(&[http.pool.host().as_bytes(), b"\r\n"]);
     for header in &open.headers {
         if let Some(name) = TO_ENGINE.iter().find(|name| header.name.eq_ignore_ascii_case(name))
             && is_value(&header.value)

@@ -1,8 +1,9 @@
 //! Streams on an engine that speaks HTTP: the request out, the answer back.
 //!
-//! Owns the order and what each failure means; leaves connections and framing to `engine_http`. Invariant: a request
+//! Owns the order and what each failure means; leaves connections and framing to `engine_http`. Invariants: a request
 //! goes out a second time only if the engine cannot have read all of it the first time, on a connection that it had kept
-//! and closed meanwhile, and never if a byte of an answer came.
+//! and closed meanwhile, and never if a byte of an answer came; what seldom happens is boxed, since a stream's future is
+//! moved as a whole.
 
 use std::{io, time::Duration};
 
@@ -56,22 +57,21 @@ async fn carry(
     let mut patience = Patience::new(first_byte, open::limit(open.idle_timeout_ms, BETWEEN));
     let mut first = Some(waited(http, first_part(&mut sent, open, http, &mut patience)).await?);
     let (mut link, mut answer) = (sent.link, Answer::new());
-    let (head, rest) = loop {
+    let status = loop {
         let read = match first.take() {
             Some(first) => first,
             None => waited(http, link.read(&mut patience)).await,
         };
         let mut part = judged(read, &mut answer, http).await?;
-        if let Some(found) = answer.head(part.bytes()).map_err(bad)? {
-            break found;
+        if let Some((head, behind)) = answer.head(part.bytes()).map_err(bad)? {
+            http.traffic.brought();
+            patience.later();
+            let (status, rest) = (head.status, part.bytes().get_mut(behind..).unwrap_or_default());
+            let count = answer.body(rest);
+            send_head(stream, head, rest.get(..count).unwrap_or_default(), progress).await?;
+            break status;
         }
     };
-    http.traffic.brought();
-    patience.later();
-    let mut rest = rest;
-    let count = answer.body(&mut rest);
-    rest.truncate(count);
-    send_head(stream, &head, &rest, progress).await?;
     while !answer.is_complete() {
         // What came before it was broken has gone out.
         answer.check().map_err(bad)?;
@@ -91,7 +91,7 @@ async fn carry(
     if answer.is_reusable() {
         http.pool.keep(link);
     }
-    Ok(head.status)
+    Ok(status)
 }
 
 /// Work of the engine that a stream waits for.
@@ -105,7 +105,7 @@ async fn judged(part: io::Result<Part>, answer: &mut Answer, http: &HttpRoute) -
     let why = match part {
         Ok(part) if part.is_empty() => match answer.end() {
             // Its process may have died: then nobody knows whether that was the end.
-            Ok(()) if http.gone.is_some() && is_gone(http).await => "its process ended".to_owned(),
+            Ok(()) if http.gone.is_some() && Box::pin(is_gone(http)).await => "its process ended".to_owned(),
             Ok(()) => return Ok(part),
             Err(bad) => bad.to_string(),
         },
@@ -113,7 +113,7 @@ async fn judged(part: io::Result<Part>, answer: &mut Answer, http: &HttpRoute) -
         Err(error) if error.kind() == io::ErrorKind::TimedOut => return Err(timed_out()),
         Err(error) => says(&error),
     };
-    Err(broke(http, &why).await)
+    Err(Box::pin(broke(http, &why)).await)
 }
 
 /// The first bytes that come back. A kept connection that the engine had closed before the request came to it is replaced
@@ -134,7 +134,7 @@ async fn first_part(
         return Ok(first);
     }
     http.pool.doubt();
-    let had_ended = sent.came_late || (first.is_ok() && sent.link.had_ended().await);
+    let had_ended = sent.came_late || (first.is_ok() && Box::pin(sent.link.had_ended()).await);
     if !had_ended || !open::may_be_repeated(open) {
         return Ok(first);
     }
@@ -142,7 +142,7 @@ async fn first_part(
         let message = "the engine had closed the connection that the request came on";
         return Err(Ended::refused(Code::Unavailable, "ENGINE_CLOSED", message));
     }
-    sent.link = on_new_one(&request, http).await?.0;
+    sent.link = Box::pin(on_new_one(&request, http)).await?.0;
     Ok(sent.link.read(patience).await)
 }
 
@@ -182,23 +182,12 @@ async fn send_request(
     };
     let (mut link, mut early) = match on_kept {
         Some(sent) => sent,
-        None => on_new_one(&request, http).await?,
+        None => Box::pin(on_new_one(&request, http)).await?,
     };
-    while left > 0 && !early {
-        let part = tokio::select! {
-            biased;
-            part = body_part(stream, &mut left) => part?,
-            // An engine that answers before it has the body does not want it.
-            () = link.answers() => break,
-        };
-        let Some(part) = part else { break };
+    if left > 0 && !early {
         // It is more than the first part: nobody here has all of it.
         request = Vec::new();
-        match link.write(&part).await {
-            Ok(written) => early = matches!(written, Written::Early),
-            // It may have said why before it closed.
-            Err((error, _)) => (early, came_late) = (true, engine_http::came_late(&error)),
-        }
+        (early, came_late) = Box::pin(send_rest(stream, &link, &mut left)).await?;
     }
     if left > 0 || early {
         stream.refuse_body();
@@ -222,6 +211,27 @@ async fn on_new_one(request: &[u8], http: &HttpRoute) -> Result<(Link, bool), En
         // Nothing arrived at the engine, but this connection was made for it: it does not want any.
         Err((error, _)) => Err(broke(http, &says(&error)).await),
     }
+}
+
+/// Sends what follows the first part of a body. Whether the engine wants no more, and whether that is since it had closed
+/// the connection before.
+async fn send_rest(stream: &IncomingStream, link: &Link, left: &mut u64) -> Result<(bool, bool), Ended> {
+    while *left > 0 {
+        let part = tokio::select! {
+            biased;
+            part = body_part(stream, left) => part?,
+            // An engine that answers before it has the body does not want it.
+            () = link.answers() => return Ok((true, false)),
+        };
+        let Some(part) = part else { break };
+        match link.write(&part).await {
+            Ok(Written::All) => {}
+            Ok(Written::Early) => return Ok((true, false)),
+            // It may have said why before it closed.
+            Err((error, _)) => return Ok((true, engine_http::came_late(&error))),
+        }
+    }
+    Ok((false, false))
 }
 
 async fn connect(http: &HttpRoute) -> Result<Link, Ended> {

@@ -78,7 +78,7 @@ fn relay(folder: &Path) -> Arc<Relay> {
         key_file: String::new(),
         not_after_unix_ms: 0,
     };
-    Arc::new(Relay::new(Arc::new(identity), engines))
+    Arc::new(Relay::new(&identity, engines))
 }
 
 /// The edge's and the node's end of one connection.
@@ -140,7 +140,7 @@ async fn a_stream_is_carried_from_its_taking_on() {
         tokio::time::timeout(LIMIT, end).await.expect("it ends").unwrap();
         seen
     };
-    let taken = look(format!("{}/echo", relay.identity.node_id)).await;
+    let taken = look(format!("{}echo", relay.prefix)).await;
     assert_eq!(taken, (vec![7], 1, false));
     tokio::time::timeout(LIMIT, relay.idle()).await.expect("it is over");
     // One that is refused leaves nothing.
