@@ -1,6 +1,6 @@
 //! Where replicas can run, and why not elsewhere.
 //!
-//! Owns the choice of nodes and GPUs for one replica ([`place`]), every reason against a node ([`obstacle`]), and the changes
+//! Owns the choice of nodes and GPUs for one replica ([`plan`]), every reason against a node ([`obstacle`]), and the changes
 //! that would take it away ([`remedy`]). Takes a reading of the registry ([`candidate`]) and returns what should be; leaves
 //! loading to others. Invariants: a GPU is given to one replica at a time; a node is chosen only if no check has anything
 //! against it, and a change is suggested only after the same checks were asked again with it; equal input in any order gives
@@ -21,7 +21,6 @@ use umbel_wire::NodeId;
 
 pub(crate) use self::candidate::Candidate;
 pub(crate) use self::choose::take;
-pub(crate) use self::explain::{Explanation, explain, funnel};
 pub(crate) use self::request::Request;
 
 /// Where one replica goes.
@@ -41,15 +40,7 @@ pub(crate) struct Shard {
     pub(crate) acquire: bool,
 }
 
-/// Chooses nodes and GPUs for one more replica.
-///
-/// # Errors
-/// It fits nowhere: why, of every node.
-pub(crate) fn place(request: &Request, candidates: &[Candidate]) -> Result<Plan, Box<Explanation>> {
-    plan(request, candidates).ok_or_else(|| Box::new(explain(request, candidates)))
-}
-
-/// As [`place`], for whoever does not want to know why.
+/// Chooses nodes and GPUs for one more replica; `None` if it fits nowhere, which [`explain::explain_some`] explains.
 pub(crate) fn plan(request: &Request, candidates: &[Candidate]) -> Option<Plan> {
     choose::plan(&check::Ask::new(request), candidates)
 }

@@ -176,6 +176,55 @@ fn what_nodes_report_is_what_placement_sees() {
     });
 }
 
+/// A deployment of the site: what it wants, since when it waits, and what it holds against others.
+#[test]
+fn a_deployment_is_explained_by_its_name() {
+    run(async {
+        let edge = Edge::start().await;
+        let mut a = edge.node("a").await;
+        equip(&mut a, &[("vllm", "0.11.0")]);
+        let connection = a.connect(&edge).await;
+        let apply = async |document: Value| {
+            edge.ask("deployment.apply", "", json!({ "document": document })).await.unwrap();
+        };
+        let why = async |name: &str| {
+            edge.ask("placement.explain", "", json!({ "deployment": name })).await.unwrap().result.unwrap()
+        };
+        apply(document(|one| one["gpus"]["count"] = json!(2))).await;
+        let told = loop {
+            let told = why("qwen").await;
+            if told["replicas_placed"] == 1 {
+                break told;
+            }
+            tokio::task::yield_now().await;
+        };
+        assert_eq!((&told["replicas_wanted"], &told["waiting_since"]), (&json!(1), &Value::Null));
+        apply(document(|one| one["name"] = json!("other"))).await;
+        let told = loop {
+            let told = why("other").await;
+            if told["waiting_since"] != Value::Null {
+                break told;
+            }
+            tokio::task::yield_now().await;
+        };
+        assert_eq!(
+            first_against(&told, "a").1,
+            "0 of 2 GPUs fit, 1 wanted: GPU 0 is held by qwen.r1, GPU 1 is held by qwen.r1"
+        );
+        let change = &told["remedies"][0]["changes"][0];
+        assert_eq!(change["commands"], json!(["umbel ctl model unload qwen -m 'why'"]));
+        // The same document, changed: it may take the place of what is there.
+        let told = explained(&edge, document(|one| one["gpus"]["count"] = json!(1))).await;
+        assert_eq!(told["fits"], true, "{told}");
+
+        connection.close(umbel_wire::CloseReason::Shutdown);
+        until("it is away", || !edge.connected(&a)).await;
+        assert_eq!(first_against(&why("other").await, "a").0, "not_online");
+        edge.ask("deployment.unload", "", json!({ "name": "other" })).await.unwrap();
+        assert_eq!(why("other").await["replicas_wanted"], 0);
+    });
+}
+
 #[test]
 fn what_is_asked_is_checked() {
     run(async {

@@ -105,11 +105,6 @@ impl Gpu {
 }
 
 impl Candidate {
-    /// GPUs that answer and that nobody has.
-    pub(crate) fn idle_gpus(&self) -> usize {
-        self.gpus.iter().filter(|gpu| gpu.holder.is_none() && gpu.condition == Condition::Ok).count()
-    }
-
     /// It can be given work now, whatever the work asks for.
     pub(crate) fn is_here(&self) -> bool {
         self.standing == Standing::Here

@@ -16,8 +16,6 @@ use super::remedy::{Remedy, find};
 use super::request::Request;
 use super::{Plan, remedy};
 
-/// Nodes of which everything is told, unless said otherwise.
-pub(crate) const TOLD: usize = 64;
 /// Nodes of which it is tried out what would make them fit: those that lack least by the look of it.
 const TRIED: usize = 128;
 
@@ -78,11 +76,6 @@ pub(crate) enum Favour {
 pub(crate) struct Detail<'a> {
     pub(crate) most: usize,
     pub(crate) only: &'a dyn Fn(&NodeId) -> bool,
-}
-
-/// The whole explanation, of the nearest nodes.
-pub(crate) fn explain(request: &Request, candidates: &[Candidate]) -> Explanation {
-    explain_some(request, candidates, Detail { most: TOLD, only: &|_| true })
 }
 
 /// One node while it is looked at.

@@ -12,13 +12,23 @@ use quickcheck::{QuickCheck, TestResult};
 use self::brute::{fits_somewhere, is_legal};
 use self::dice::Dice;
 use super::candidate::Candidate;
-use super::explain::{Detail, explain_some, funnel};
+use super::explain::{Detail, Explanation, explain_some, funnel};
 use super::remedy::Remedy;
 use super::request::{Request, Strategy};
-use super::{explain, place, take};
+use super::{Plan, plan, take};
 
 fn all_seeds(tests: u64, property: fn(u64) -> TestResult) {
     QuickCheck::new().tests(tests).max_tests(tests * 4).quickcheck(property as fn(u64) -> TestResult);
+}
+
+/// Everything, of every node.
+fn explain(request: &Request, fleet: &[Candidate]) -> Explanation {
+    explain_some(request, fleet, Detail { most: 64, only: &|_| true })
+}
+
+/// A plan, or why there is none.
+fn place(request: &Request, fleet: &[Candidate]) -> Result<Plan, Box<Explanation>> {
+    plan(request, fleet).ok_or_else(|| Box::new(explain(request, fleet)))
 }
 
 /// The wish and the fleet after a remedy.

@@ -19,6 +19,8 @@ use crate::shell::site::Site;
 /// A deployment of the site, as far as placement is concerned.
 pub(crate) struct Known {
     pub(crate) spec: DeploymentSpec,
+    /// Replicas that are wanted now: none of one that is unloaded.
+    pub(crate) wanted: u32,
     pub(crate) placed: BTreeMap<NodeId, u32>,
     pub(crate) avoid: BTreeMap<NodeId, String>,
     pub(crate) waiting_since_unix_ms: Option<i64>,
@@ -39,7 +41,7 @@ impl super::Deployments {
                 }
             }
             let waiting_since_unix_ms = table.unplaced(name).map(|unplaced| unplaced.since_unix_ms);
-            Some(Known { spec: row.spec.clone(), placed, avoid, waiting_since_unix_ms })
+            Some(Known { spec: row.spec.clone(), wanted: row.wanted(), placed, avoid, waiting_since_unix_ms })
         })
     }
 

@@ -47,6 +47,7 @@ struct Asked {
     spec: DeploymentSpec,
     request: Request,
     given: Given,
+    wanted: u32,
     placed: u32,
     waiting_since_unix_ms: Option<i64>,
     limit: usize,
@@ -82,17 +83,19 @@ impl Asked {
         let mut wish = Request::from(&spec);
         let mut waiting_since_unix_ms = None;
         let mut placed = 0;
+        let mut wanted = spec.replicas;
         if let Some(known) = known {
             (wish.placed, wish.avoid) = (known.placed, known.avoid);
             placed = wish.placed.values().fold(0, |sum: u32, count| sum.saturating_add(*count));
             waiting_since_unix_ms = known.waiting_since_unix_ms;
+            wanted = known.wanted;
         } else {
             // As if it took the place of what has its name.
             wish.displaces = commands.site.deployments.engines_of(&spec.name);
         }
         let given = commands.site.deployments.given();
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        Ok(Self { spec, request: wish, given, placed, waiting_since_unix_ms, limit, only })
+        Ok(Self { spec, request: wish, given, wanted, placed, waiting_since_unix_ms, limit, only })
     }
 
     /// Places what is missing one after the other, and explains the first that fits nowhere, else the last.
@@ -101,7 +104,7 @@ impl Asked {
         let (_, nodes) = site.nodes();
         let mut fleet = candidates(&nodes, &self.given, moment);
         let mut request = self.request;
-        let missing = self.spec.replicas.saturating_sub(self.placed).max(1);
+        let missing = self.wanted.saturating_sub(self.placed).max(1);
         let mut plans: Vec<Plan> = Vec::new();
         let mut last = None;
         for number in 1..=missing {
@@ -124,7 +127,7 @@ impl Asked {
         let why = explain_some(&request, &fleet, Detail { most: self.limit, only: &only });
         debug_assert_eq!(why.plan, last, "one question has one answer");
         let mut object = told::object(&why, &plans, &fleet);
-        object.replicas_wanted = self.spec.replicas;
+        object.replicas_wanted = self.wanted;
         object.replicas_placed = self.placed;
         object.waiting_since = self.waiting_since_unix_ms.map(timestamp);
         bounded(object)

@@ -1,8 +1,8 @@
 //! What an explanation says of one fleet.
 
 use super::dice::{GIB, good_node, gpu};
+use super::explain;
 use crate::core::placement::candidate::{Candidate, Standing};
-use crate::core::placement::explain;
 use crate::core::placement::explain::Explanation;
 use crate::core::placement::request::{ArtifactNeed, EngineNeed, GpuNeed, Request};
 
