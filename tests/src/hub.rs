@@ -58,6 +58,8 @@ pub struct Seen {
 struct State {
     /// By path below both layouts: `REPOSITORY/REVISION/FILE`.
     files: Mutex<BTreeMap<String, Arc<Vec<u8>>>>,
+    /// Of those, what is told of their content, as hubs do of large files.
+    digests: Mutex<BTreeMap<String, String>>,
     /// By end of the path: what the next answers are like.
     faults: Mutex<Vec<(String, Fault, usize)>>,
     seen: Mutex<Vec<Seen>>,
@@ -110,6 +112,11 @@ impl Hub {
     /// Adds a file.
     pub fn add(&self, repository: &str, revision: &str, path: &str, content: impl Into<Vec<u8>>) {
         lock(&self.state.files).insert(format!("{repository}/{revision}/{path}"), Arc::new(content.into()));
+    }
+
+    /// Has the list of files tell the SHA-256 of one, as hubs do of large files.
+    pub fn tell(&self, repository: &str, revision: &str, path: &str, sha256: &str) {
+        lock(&self.state.digests).insert(format!("{repository}/{revision}/{path}"), sha256.to_owned());
     }
 
     /// The next `times` answers for paths that end so are like that.
@@ -316,14 +323,17 @@ fn status_only(stream: &mut TcpStream, status: u16, more: &str) -> std::io::Resu
     write!(stream, "HTTP/1.1 {status} x\r\n{more}Content-Length: 0\r\n\r\n")
 }
 
-/// The tree of `REPOSITORY/tree/REVISION`, as a hub lists it; it tells no digests, as hubs do of small files.
+/// The tree of `REPOSITORY/tree/REVISION`, as a hub lists it.
 fn list(stream: &mut TcpStream, path: &str, state: &State) -> std::io::Result<()> {
     let below = format!("{}/", path.replacen("/tree/", "/", 1));
+    let digests = lock(&state.digests).clone();
     let mut entries = Vec::new();
-    for (name, content) in lock(&state.files).iter() {
-        let Some(name) = name.strip_prefix(&below) else { continue };
+    for (whole, content) in lock(&state.files).iter() {
+        let Some(name) = whole.strip_prefix(&below) else { continue };
         let size = content.len();
-        entries.push(format!(r#"{{"type":"file","oid":"0","path":{name:?},"size":{size}}}"#));
+        let large = digests.get(whole).map(|oid| format!(r#","lfs":{{"oid":"{oid}","size":{size}}}"#));
+        let large = large.unwrap_or_default();
+        entries.push(format!(r#"{{"type":"file","oid":"0","path":{name:?},"size":{size}{large}}}"#));
     }
     json(stream, &format!("[{}]", entries.join(",")))
 }

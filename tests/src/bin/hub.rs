@@ -1,5 +1,5 @@
 //! The tests' hub as a process: `hub REPOSITORY REVISION FOLDER` serves the files of a folder until it is killed, and prints its
-//! URL. For scripts.
+//! URL. Lines of `sha256sum` on its standard input say what it tells of large files, as hubs do. For scripts.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -16,6 +16,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let path = entry?.path();
         if let (true, Some(name)) = (path.is_file(), path.file_name().and_then(|name| name.to_str())) {
             hub.add(repository, revision, name, std::fs::read(&path)?);
+        }
+    }
+    for line in std::io::stdin().lines() {
+        if let Some((sha256, name)) = line?.split_once("  ") {
+            hub.tell(repository, revision, name, sha256);
         }
     }
     writeln!(std::io::stdout(), "{}", hub.url())?;
