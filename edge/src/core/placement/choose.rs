@@ -127,10 +127,10 @@ pub(crate) fn take(plan: &Plan, request: &super::Request, holder: &str, candidat
         for gpu in node.gpus.iter_mut().filter(|gpu| shard.gpus.contains(&gpu.uuid)) {
             gpu.holder = Some(holder.to_owned());
         }
-        if let Some(artifact) = request.artifact.as_ref().filter(|_| shard.acquire) {
-            if node.artifacts.insert(artifact.key.clone()) {
-                node.free_bytes = node.free_bytes.map(|free| free.saturating_sub(artifact.bytes));
-            }
+        if let Some(artifact) = request.artifact.as_ref().filter(|_| shard.acquire)
+            && node.artifacts.insert(artifact.key.clone())
+        {
+            node.free_bytes = node.free_bytes.map(|free| free.saturating_sub(artifact.bytes));
         }
     }
 }
