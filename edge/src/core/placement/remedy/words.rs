@@ -106,7 +106,7 @@ impl Change {
             Self::StopAvoiding => one(format!("umbel ctl model load {deployment}")),
             Self::AddLabel { key, value } => one(format!("umbel ctl node label {node} {key}={value}")),
             Self::FreeGpus(freed) => ending(freed, node),
-            Self::FreeSpace { .. } => one(format!("umbel ctl artifact list --node {node}")),
+            Self::FreeSpace { .. } => one(format!("umbel ctl node show {node}")),
             Self::Install { .. } => one("umbel config check   # on its host, after the change".to_owned()),
             _ => Vec::new(),
         }
