@@ -120,6 +120,10 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Socket<T> {
         cx: &mut Context<'_>,
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        // TLS gives its one record so; the kernel takes it with less ado as plain bytes.
+        if let [piece] = pieces {
+            return self.poll_write(cx, piece);
+        }
         let this = self.get_mut();
         let count = ready!(Pin::new(&mut this.inner).poll_write_vectored(cx, pieces))?;
         this.traffic.stamp(&this.traffic.written_at);
