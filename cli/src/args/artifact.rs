@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ArtifactVerb {
-    /// Find the exact revision, sizes and digests of a model's files: the [artifact] of a deployment
+    /// Find the exact revision, sizes and digests of a model's files: the artifact table of a deployment
     #[command(after_help = RESOLVE_EXAMPLES)]
     Resolve(ArtifactResolve),
 }
