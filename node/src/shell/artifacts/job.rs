@@ -133,7 +133,9 @@ pub(crate) fn fitting(all: impl Iterator<Item = Artifact>, most: usize) -> Vec<A
 /// How far it is, in one sentence.
 pub(crate) fn sentence(progress: &Progress) -> String {
     let Progress { files_done, files_total, bytes_per_second, .. } = progress;
-    format!("{files_done} of {files_total} files, {bytes_per_second} bytes/s")
+    // For people: one decimal is enough.
+    let tenths = bytes_per_second.saturating_mul(10) >> 20;
+    format!("{files_done} of {files_total} files, {}.{} MiB/s", tenths / 10, tenths % 10)
 }
 
 /// How often it is looked whether somebody else changed a root, and what is outworn.
