@@ -1,3 +1,5 @@
+//! Documents: what is read, what is refused and where, canonical forms.
+
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests")]
 
 use std::path::Path;
