@@ -1,10 +1,13 @@
 //! Deployments end to end: a document becomes files on a node, an engine, and answers; it is changed, moved and taken away.
 
+use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
 use umbel_tests::engine::Script;
 use umbel_tests::fleet::{Edge, EdgeOptions, Fleet, Node, NodeOptions, SOON};
+use umbel_tests::http::{Ask, Target};
 use umbel_tests::wait;
 
 const MODEL: &[u8] = b"GGUF\x03\0\0\0";
@@ -137,4 +140,110 @@ fn a_drained_node_gives_its_replica_to_another_and_an_edge_that_restarts_goes_on
     s.answers("org/tiny");
     assert_eq!(s.engines()[0]["since"], before, "the engine went on");
     assert_eq!(s.nodes.len(), 2);
+}
+
+impl Site {
+    fn node(&self, name: &str) -> &Node {
+        self.nodes.iter().find(|node| node.name == name).unwrap()
+    }
+
+    /// Where an engine of a node listens, as its record says.
+    fn engine_at(&self, node: &str, engine: &str) -> SocketAddr {
+        let record = std::fs::read(self.node(node).state.join(format!("engines/{engine}.json"))).unwrap();
+        let record: Value = serde_json::from_slice(&record).unwrap();
+        SocketAddr::from(([127, 0, 0, 1], u16::try_from(record["port"].as_u64().unwrap()).unwrap()))
+    }
+
+    fn replica(&self) -> (String, String) {
+        let replica = self.shown()["replicas"][0].clone();
+        (replica["node"].as_str().unwrap().to_owned(), replica["engine"].as_str().unwrap().to_owned())
+    }
+}
+
+/// Rows 76 and 93: what runs finishes, new work goes elsewhere, and nothing of the engine is left.
+#[test]
+fn a_drain_lets_running_streams_finish_and_leaves_no_engine() {
+    let s = site(&["gpu-1", "gpu-2"]);
+    s.apply("");
+    let (from, engine) = s.replica();
+    let at = s.engine_at(&from, &engine);
+    let script = json!({"events": 6, "gate": "go", "gate_at": 3});
+    let mut streams: Vec<_> = (0..4)
+        .map(|n| s.edge.chat("org/tiny", &format!("runs-{n}"), true, &script).ask(&s.edge.target()).unwrap())
+        .collect();
+    for stream in &mut streams {
+        stream.read_to("tok0").unwrap();
+    }
+    let _ = s.edge.ctl(&["node", "drain", &from, "-m", "new disk", "--detach"]).ok();
+    wait::until("the other node serves new work", SOON, || {
+        let replicas = s.shown()["replicas"].as_array().cloned().unwrap_or_default();
+        replicas.iter().any(|one| one["node"] != from.as_str() && one["state"] == "ready")
+    });
+    s.answers("org/tiny");
+    assert_eq!(s.shown()["replicas"].as_array().unwrap().len(), 2, "the old one waits for its streams");
+    assert_eq!(Ask::post("/_gate/go", "").whole(&Target::Tcp(at)).unwrap().status, 200);
+    for stream in streams {
+        let text = stream.rest().text();
+        assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
+    }
+    wait::until("the engine is gone", SOON, || {
+        s.engines().iter().all(|one| one["node"] != from.as_str()) && TcpStream::connect(at).is_err()
+    });
+    let to = if from == "gpu-1" { "gpu-2" } else { "gpu-1" };
+    wait::until("only the new replica is left", SOON, || {
+        let replicas = s.shown()["replicas"].as_array().cloned().unwrap_or_default();
+        replicas.len() == 1 && replicas[0]["node"] == to
+    });
+}
+
+#[test]
+fn a_change_is_served_through_and_a_site_that_lost_power_serves_again() {
+    let mut s = site(&["gpu-1", "gpu-2"]);
+    s.apply("");
+    let (first, over) = (s.replica(), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        let site = &s;
+        let asking = scope.spawn(|| {
+            let mut asked = 0;
+            while !over.load(Ordering::SeqCst) || asked == 0 {
+                site.answers("org/tiny");
+                asked += 1;
+            }
+        });
+        let document = s.document("");
+        let text = std::fs::read_to_string(&document).unwrap() + "profile = { ctx_size = 4096 }\n";
+        std::fs::write(&document, text).unwrap();
+        let told = s.edge.ctl(&["model", "apply", &document.to_string_lossy()]);
+        over.store(true, Ordering::SeqCst);
+        asking.join().unwrap();
+        let told = told.ok().err;
+        assert!(told.contains("tiny is ready"), "{told}");
+    });
+    assert_ne!(s.replica(), first, "a new engine came beside the old one");
+    assert_eq!(s.engines().len(), 1);
+
+    let (node, engine) = s.replica();
+    let record = std::fs::read(s.node(&node).state.join(format!("engines/{engine}.json"))).unwrap();
+    let record: Value = serde_json::from_slice(&record).unwrap();
+    s.edge.daemon.kill();
+    for node in &mut s.nodes {
+        node.daemon.kill();
+    }
+    // Its holder first, so that nobody is left to tell of the end.
+    for pid in [&record["holder"]["pid"], &record["pid"]] {
+        let pid = pid.as_i64().and_then(|pid| i32::try_from(pid).ok());
+        if let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+    }
+    s.edge.start();
+    for node in &mut s.nodes {
+        node.daemon.start();
+    }
+    wait::until("the site serves again", SOON, || {
+        let got = s.edge.chat("org/tiny", "again", true, &json!({})).whole(&s.edge.target());
+        got.is_ok_and(|got| got.status == 200)
+    });
+    wait::until("it is as it was", SOON, || s.shown()["state"] == "ready");
+    assert_eq!(s.engines().len(), 1);
 }

@@ -16,7 +16,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::sync::Notify;
 use umbel_store::{AuditRecord, Commit, CommitError, ReadError, Store};
-use umbel_wire::Error;
+use umbel_wire::{Error, clock};
 
 use crate::core::deployments::change::Change;
 use crate::core::deployments::{
@@ -32,6 +32,8 @@ pub(crate) use view::object;
 const LOOK: Duration = Duration::from_secs(5);
 /// Rounds begin at most this often: many reports are one round.
 const PAUSE: Duration = Duration::from_millis(250);
+/// Rounds of a large site take so small a part of a core at most.
+const SHARE: u32 = 10;
 /// Rounds one after another before others have their turn.
 const IN_A_ROW: usize = 16;
 /// Jobs that are written at the same time.
@@ -97,6 +99,7 @@ pub(crate) async fn keep(site: Arc<Site>) {
             ended = jobs.changed() => if ended.is_err() { return },
             () = tokio::time::sleep(LOOK) => {}
         }
+        let begun = clock::now();
         for _ in 0..IN_A_ROW {
             match round(&site).await {
                 Ok(true) => {}
@@ -108,7 +111,8 @@ pub(crate) async fn keep(site: Arc<Site>) {
                 }
             }
         }
-        tokio::time::sleep(PAUSE).await;
+        let took = clock::now().saturating_duration_since(begun);
+        tokio::time::sleep((took * SHARE).clamp(PAUSE, LOOK)).await;
     }
 }
 

@@ -108,14 +108,25 @@ pub(super) fn given(table: &Deployments) -> Given {
     Given { gpus: table.holdings(), artifacts }
 }
 
-/// The site's nodes as places for replicas.
-pub(super) struct Fleet(Vec<Candidate>);
+/// The site's nodes as places for replicas; read when the first place is looked for, since most rounds look for none.
+pub(super) struct Fleet<'a> {
+    site: &'a Site,
+    given: Given,
+    nodes: Option<Vec<Candidate>>,
+}
 
-impl Fleet {
-    pub(super) fn of(site: &Site, table: &Deployments) -> Self {
-        let moment = Moment { now: clock::now(), wall: site.wall().unix_ms() };
-        let (_, nodes) = site.nodes();
-        Self(candidates(&nodes, &given(table), moment))
+impl<'a> Fleet<'a> {
+    pub(super) fn of(site: &'a Site, table: &Deployments) -> Self {
+        Self { site, given: given(table), nodes: None }
+    }
+
+    fn nodes(&mut self) -> &mut Vec<Candidate> {
+        let (site, given) = (self.site, &self.given);
+        self.nodes.get_or_insert_with(|| {
+            let moment = Moment { now: clock::now(), wall: site.wall().unix_ms() };
+            let (_, nodes) = site.nodes();
+            candidates(&nodes, given, moment)
+        })
     }
 }
 
@@ -127,11 +138,12 @@ fn request(wanted: &Wanted<'_>) -> Request {
     request
 }
 
-impl Places for Fleet {
+impl Places for Fleet<'_> {
     fn place(&mut self, wanted: &Wanted<'_>) -> Result<Place, String> {
         let request = request(wanted);
-        let Some(found) = plan(&request, &self.0) else {
-            return Err(sentence(&funnel(&request, &self.0), self.0.len()));
+        let nodes = self.nodes();
+        let Some(found) = plan(&request, nodes) else {
+            return Err(sentence(&funnel(&request, nodes), nodes.len()));
         };
         match <[Shard; 1]>::try_from(found.shards) {
             Ok([shard]) => Ok(Place { node: shard.node, gpus: shard.gpus }),
@@ -141,6 +153,6 @@ impl Places for Fleet {
 
     fn take(&mut self, place: &Place, wanted: &Wanted<'_>) {
         let shard = Shard { node: place.node, gpus: place.gpus.clone(), acquire: true };
-        take(&Plan { shards: vec![shard] }, &request(wanted), &wanted.engine, &mut self.0);
+        take(&Plan { shards: vec![shard] }, &request(wanted), &wanted.engine, self.nodes());
     }
 }
