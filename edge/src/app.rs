@@ -160,6 +160,8 @@ impl Running {
         keeping.spawn(parts.clone().kept("settings", move || settings::keep(Arc::clone(&kept))));
         let kept = Arc::clone(&site);
         keeping.spawn(parts.clone().kept("jobs", move || jobs::keep(Arc::clone(&kept))));
+        // Before the first request is taken: what is wanted is known, whatever nodes have said yet.
+        deployments::expect(&site);
         let kept = Arc::clone(&site);
         keeping.spawn(parts.clone().kept("deployments", move || deployments::keep(Arc::clone(&kept))));
         let kept = Arc::clone(&commands.keys);

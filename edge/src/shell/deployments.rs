@@ -16,7 +16,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tokio::sync::Notify;
 use umbel_store::{AuditRecord, Commit, CommitError, ReadError, Store};
-use umbel_wire::{Error, clock};
+use umbel_wire::{Error, NodeId, clock};
 
 use crate::core::deployments::change::Change;
 use crate::core::deployments::{
@@ -92,7 +92,6 @@ impl Deployments {
 /// Brings the site nearer to what is wanted, for ever.
 pub(crate) async fn keep(site: Arc<Site>) {
     let mut jobs = site.jobs.changes();
-    expect(&site);
     loop {
         tokio::select! {
             () = site.deployments.wake.notified() => {}
@@ -132,6 +131,7 @@ async fn round(site: &Arc<Site>) -> Result<bool, CommitError> {
         return Ok(false);
     };
     if outcome.is_empty() {
+        expect(site);
         tell(site, &outcome.told);
         return Ok(false);
     }
@@ -210,10 +210,11 @@ fn tell(site: &Site, told: &[Told]) {
 }
 
 /// Admission waits with requests for models of which a replica is wanted and none is there yet.
-fn expect(site: &Site) {
+pub(crate) fn expect(site: &Site) {
     let busy = site.deployments.read(|table| !table.rows.is_empty());
     site.deployments.busy.store(busy, Ordering::Relaxed);
-    let expected = site.deployments.read(view::expected);
+    let here = |node: &NodeId| site.read(|registry| registry.node(node).is_some_and(|node| node.connected()));
+    let expected = site.deployments.read(|table| view::expected(table, here));
     site.dispatch.expect(expected);
 }
 

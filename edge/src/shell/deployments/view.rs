@@ -56,13 +56,14 @@ impl super::Deployments {
     }
 }
 
-/// Models of which a replica is wanted and none is ready: providers that are not there yet.
-pub(super) fn expected(table: &Deployments) -> Vec<ProviderSpec> {
+/// Models of which a replica is wanted and none is ready on a node that is `here`: providers that are not there yet. After a
+/// restart a row says that a replica is ready before its node has said hello.
+pub(super) fn expected(table: &Deployments, here: impl Fn(&NodeId) -> bool) -> Vec<ProviderSpec> {
     let mut expected = Vec::new();
     for row in table.rows.values().filter(|row| row.wanted() > 0) {
         let (mut ready, mut all, mut given_up) = (false, 0, 0);
         for replica in table.replicas_of(&row.spec.name) {
-            ready |= replica.state == ReplicaState::Ready;
+            ready |= replica.state == ReplicaState::Ready && here(&replica.node);
             all += 1;
             given_up += usize::from(replica.given_up());
         }
