@@ -10,7 +10,6 @@ pub(crate) mod dispatch;
 pub(crate) mod events;
 pub(crate) mod gather;
 pub(crate) mod gauges;
-#[allow(dead_code, reason = "operations and deployments call it next")]
 pub(crate) mod jobs;
 pub(crate) mod keys;
 pub(crate) mod names;

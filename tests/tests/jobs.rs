@@ -1,7 +1,8 @@
 //! Jobs through real processes: what a node does is listed, followed and kept across the loss of each side.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use umbel_tests::fleet::{Edge, EdgeOptions, EngineDeclaration, Fleet, NodeOptions, SOON};
+use umbel_tests::hub::{Fault, Hub};
 use umbel_tests::wait;
 
 use crate::records::lines;
@@ -65,4 +66,46 @@ fn jobs_wait_across_kills_of_both_sides() {
     // And with both alive again, the next one is done at once.
     let next = edge.ctl(&["job", "health", "node:gpu-1", "-o", "json"]).ok().json();
     assert_eq!((&next["state"], &next["attempt"]), (&"succeeded".into(), &1.into()));
+}
+
+/// Row 104 for jobs: one that runs goes on across kill -9 of the edge, as the same attempt under a new lease; with kill -9 of
+/// its agent the attempt is lost and the next one begins; cancelled, it ends at once.
+#[test]
+fn a_running_job_outlives_its_edge_and_is_begun_again_with_its_agent() {
+    let fleet = Fleet::new();
+    let mut edge = fleet.edge("berlin", None, &EdgeOptions { no_key: true, ..EdgeOptions::default() });
+    let hub = Hub::start().unwrap();
+    hub.add("org/tiny", "r1", "model.gguf", vec![7; 1 << 20]);
+    // It never comes to its end by itself.
+    hub.fault("model.gguf", Fault::Drip, 10_000);
+    let dir = fleet.dir().join("files");
+    let (quarantine, root) = (dir.join("quarantine"), dir.join("models"));
+    std::fs::create_dir_all(&quarantine).unwrap();
+    std::fs::create_dir_all(&root).unwrap();
+    let more = format!(
+        "[artifacts]\nquarantine = {quarantine:?}\nreserve = \"1MiB\"\n[artifacts.roots]\nmodels = {root:?}\n\
+         [[source]]\nname = \"hub\"\nkind = \"hub\"\nurl = \"{}\"\n",
+        hub.url()
+    );
+    let engines = vec![EngineDeclaration::sim("chat", "echo", "")];
+    let mut node = fleet.node(&edge, "gpu-1", &NodeOptions { engines, more });
+    let files = json!([{ "path": "model.gguf", "bytes": 1 << 20, "sha256": "a1".repeat(32) }]);
+    let args = json!({ "repository": "org/tiny", "revision": "r1", "source": "hub", "files": files });
+    let begun = edge.command("11111111-2222-4333-8444-555555555555", "artifact.acquire", "node:gpu-1", &args);
+    let id = begun.json()["result"]["jobs"][0]["job_id"].as_str().unwrap().to_owned();
+    let runs = |edge: &Edge, attempt: u64| {
+        let job = job(edge, &id);
+        job["state"] == "running" && job["attempt"] == attempt && job["progress"]["phase"].is_string()
+    };
+    wait::until("the job runs", SOON, || runs(&edge, 1));
+    edge.daemon.kill();
+    edge.start();
+    wait::until("the same attempt goes on", SOON, || runs(&edge, 1));
+    node.daemon.kill();
+    node.daemon.start();
+    wait::until("the next attempt runs", SOON, || runs(&edge, 2));
+    let _ = edge.ctl(&["job", "cancel", &id, "-m", "enough"]).ok();
+    wait::until("the job is cancelled", SOON, || job(&edge, &id)["state"] == "cancelled");
+    let audit = edge.ctl(&["audit", "--action", "job.ended", "-o", "jsonl"]).ok().out;
+    assert_eq!(lines(&audit).len(), 1, "{audit}");
 }

@@ -67,11 +67,6 @@ impl Jobs {
         self.table().list(matches)
     }
 
-    /// The jobs of one owner, the newest first.
-    pub(crate) fn of_owner(&self, owner: &str) -> Vec<JobView> {
-        self.list(|view| view.row.owner == owner)
-    }
-
     /// One job, without what only [`show`] has.
     pub(crate) fn view(&self, id: &str) -> Option<JobView> {
         self.table().view(id)

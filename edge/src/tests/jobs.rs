@@ -143,7 +143,7 @@ fn a_job_reaches_its_node_and_its_end_is_kept() {
         assert_eq!(rig.edge.audited("job.submit").await.len(), 1);
         assert_eq!(rig.edge.audited("job.ended").await.len(), 1);
         let edge = rig.edge.crash().await;
-        let view = edge.running.site.jobs.of_owner("deployment/chat");
+        let view = edge.running.site.jobs.list(|view| view.row.owner == "deployment/chat");
         assert_eq!((view.len(), view[0].state), (1, JobState::Succeeded));
     });
 }
