@@ -11,7 +11,9 @@
 //!                   `------------+----------+--> failed --> acquiring | loading, later and given up in the end
 //! ```
 
+mod balance;
 pub(crate) mod change;
+mod ending;
 pub(crate) mod facts;
 mod guard;
 mod replica;

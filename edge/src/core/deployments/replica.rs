@@ -1,14 +1,14 @@
-//! One replica's steps: up, down, and what follows from what its node and its job say.
+//! One replica's steps: up, and what follows from what its node and its job say. Leaves its end to [`super::ending`].
 //!
 //! Invariants: a replica has one job at a time, and a job that is unknown is ordered again under its own id; nothing is
 //! concluded of a node that is away; a failed replica is tried again later each time, elsewhere first, and given up in the
 //! end with the engine's own reason.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use umbel_wire::NodeId;
 
+use super::ending::patience;
 use super::facts::{EngineWord, JobFact, Standing};
 use super::round::{Order, Round, Work};
 use super::rows::{DeploymentRow, JobKind, ReplicaRow, ReplicaState};
@@ -16,13 +16,13 @@ use super::rows::{DeploymentRow, JobKind, ReplicaRow, ReplicaState};
 /// A replica that failed so often in a row is given up.
 pub(super) const FAILURES_MAX: u32 = 5;
 /// The first retry comes after this, each further one after three times as long.
-const RETRY_FIRST_MS: i64 = 10_000;
+pub(super) const RETRY_FIRST_MS: i64 = 10_000;
 /// But at most after this.
 const RETRY_LAST_MS: i64 = 600_000;
 /// One that was ready for so long before it failed starts anew with its count.
 const STEADY_MS: i64 = 600_000;
 /// A node has so long to report what its job said it did.
-const REPORT_MS: i64 = 60_000;
+pub(super) const REPORT_MS: i64 = 60_000;
 /// Without a place it is looked for one this often.
 const LOOK_MS: i64 = 60_000;
 /// Nodes that are remembered as failed.
@@ -323,128 +323,6 @@ impl Round<'_> {
             }
         }
     }
-
-    /// Down, from wherever it is.
-    pub(super) fn end(&mut self, mut row: ReplicaRow, why: &str) {
-        let now = self.facts.wall;
-        let Some(deployment) = self.state.rows.get(&row.deployment).cloned() else { return };
-        let engine = self.facts.engine(&row.node, &row.engine()).is_some();
-        match row.state {
-            ReplicaState::Lost => {
-                self.cancel(&row);
-                self.forget(&row);
-            }
-            ReplicaState::Acquiring | ReplicaState::Failed if !engine => {
-                self.cancel(&row);
-                let message = format!("{} is given up: {why}", row.engine());
-                self.tell("replica_unloaded", row.engine(), Some(row.node), message, true);
-                self.forget(&row);
-            }
-            ReplicaState::Acquiring | ReplicaState::Failed | ReplicaState::Loading => {
-                row.retry_at_unix_ms = None;
-                if row.job.is_some() {
-                    self.cancel(&row);
-                } else {
-                    self.order_unload(&mut row);
-                }
-                row.turn(ReplicaState::Unloading, why, now);
-                self.put(row);
-            }
-            ReplicaState::Ready | ReplicaState::Stopped => {
-                let message = format!("{} takes no new request: {why}", row.engine());
-                self.tell("replica_draining", row.engine(), Some(row.node), message, true);
-                row.turn(ReplicaState::Draining, why, now);
-                if row.job.is_none() {
-                    self.drain(&deployment, &mut row);
-                }
-                self.put(row);
-            }
-            ReplicaState::Draining | ReplicaState::Unloading => {}
-        }
-    }
-
-    /// Waits for its requests, or ends it at once where nobody wants to wait.
-    fn drain(&mut self, deployment: &DeploymentRow, row: &mut ReplicaRow) {
-        let deadline = patience(deployment, row);
-        if deadline.is_zero() {
-            let why = row.cause.clone();
-            self.order_unload(row);
-            return row.turn(ReplicaState::Unloading, why, self.facts.wall);
-        }
-        let engine = row.engine();
-        self.order(row, JobKind::Drain, Work::Drain { engine, deadline });
-    }
-
-    fn draining(&mut self, deployment: &DeploymentRow, mut row: ReplicaRow) {
-        let job = row.job.as_ref().map(|job| (job.kind, self.facts.job(&job.id).clone()));
-        match job {
-            Some((_, JobFact::Open | JobFact::Unknown)) => {}
-            Some((JobKind::Drain, _)) => {
-                row.job = None;
-                self.order_unload(&mut row);
-                let why = row.cause.clone();
-                row.turn(ReplicaState::Unloading, why, self.facts.wall);
-                self.put(row);
-            }
-            Some(_) | None => {
-                self.drain(deployment, &mut row);
-                self.put(row);
-            }
-        }
-    }
-
-    fn unloading(&mut self, mut row: ReplicaRow) {
-        let now = self.facts.wall;
-        let engine = self.facts.engine(&row.node, &row.engine()).is_some();
-        let job = row.job.as_ref().map(|job| (job.kind, self.facts.job(&job.id).clone()));
-        match job {
-            Some((_, JobFact::Open | JobFact::Unknown)) => return,
-            Some((JobKind::Unload, _)) | None if !engine => {
-                let message = format!("{} has ended on {}", row.engine(), self.facts.name(&row.node));
-                self.tell("replica_unloaded", row.engine(), Some(row.node), message, true);
-                return self.forget(&row);
-            }
-            Some((JobKind::Unload, JobFact::Done)) if row.retry_at_unix_ms.is_none() => {
-                // The job says that it has ended; its node will.
-                row.retry_at_unix_ms = Some(now.saturating_add(REPORT_MS));
-            }
-            Some((JobKind::Unload, JobFact::Failed { message, .. })) if row.retry_at_unix_ms.is_none() => {
-                row.cause = format!("it did not end: {message}");
-                row.retry_at_unix_ms = Some(now.saturating_add(RETRY_FIRST_MS));
-            }
-            Some((JobKind::Unload, _)) if row.retry_at_unix_ms.is_some_and(|at| at > now) => return,
-            _ => {
-                row.retry_at_unix_ms = None;
-                self.order_unload(&mut row);
-            }
-        }
-        self.put(row);
-    }
-
-    fn order_unload(&mut self, row: &mut ReplicaRow) {
-        let engine = row.engine();
-        self.order(row, JobKind::Unload, Work::Unload { engine });
-    }
-
-    /// Its job is no longer wanted, unless others wait for it too.
-    fn cancel(&mut self, row: &ReplicaRow) {
-        // What ends an engine is always wanted.
-        let Some(job) = row.job.as_ref().filter(|job| job.kind != JobKind::Unload) else { return };
-        let shared = self
-            .work
-            .values()
-            .any(|other| other.key() != row.key() && other.job.as_ref().is_some_and(|one| one.id == job.id));
-        if !shared {
-            self.out.cancels.push(job.id.clone());
-        }
-    }
-}
-
-/// How long requests of a replica that goes may take.
-fn patience(deployment: &DeploymentRow, row: &ReplicaRow) -> Duration {
-    let of_deployment = deployment.leave_ms.filter(|_| deployment.wanted() == 0);
-    let asked = row.leave_ms.or(of_deployment).map(Duration::from_millis);
-    asked.unwrap_or(deployment.spec.drain_deadline.into())
 }
 
 fn pause_after(failures: u32) -> i64 {

@@ -1,0 +1,267 @@
+//! One deployment nearer to what is wanted: what is placed, replaced, changed and taken away.
+//!
+//! Leaves one replica's steps to [`super::replica`] and [`super::ending`]. Invariants: a change takes an old replica down only
+//! when a new one is ready, or its place is the only one; replicas begun are never above wanted and one, of those that are
+//! not lost and not on a draining node; why fewer are there than wanted is always known.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use umbel_contracts::deployment::ArtifactSpec;
+use umbel_wire::NodeId;
+
+use super::Unplaced;
+use super::facts::{Place, Wanted};
+use super::round::Round;
+use super::rows::{DeploymentRow, ReplicaKey, ReplicaRow, ReplicaState};
+
+/// What a replica held is told free within this time after its end: a report of GPUs or two.
+const FREED: Duration = Duration::from_secs(15);
+
+impl Round<'_> {
+    /// Brings one deployment nearer to what is wanted.
+    pub(super) fn balance(&mut self, row: &DeploymentRow) {
+        let name = &row.spec.name;
+        if row.paused && !row.deleting {
+            self.state.unplaced.remove(name);
+            return;
+        }
+        for replica in self.of(name) {
+            let outdated = row.outdates(&replica);
+            if replica.state.goes() {
+                continue;
+            }
+            if replica.leave_ms.is_some() {
+                self.end(replica, "an operator wants it to go");
+            } else if self.facts.draining(&replica.node) && replica.state != ReplicaState::Lost {
+                self.end(replica, "its node is drained");
+            } else if outdated && !matches!(replica.state, ReplicaState::Ready | ReplicaState::Lost) {
+                self.end(replica, "the deployment says something else now");
+            }
+        }
+        self.drop_replaced(row);
+        self.take_away(row);
+        let missing = self.place_missing(row);
+        let reason = missing.or_else(|| self.change(row));
+        self.note_unplaced(name, reason);
+        if row.deleting && self.of(name).is_empty() {
+            self.out.gone.push(name.clone());
+            let message = format!("deployment {name} is gone, with all its replicas");
+            self.tell("deployment_deleted", name.clone(), None, message, false);
+        }
+    }
+
+    /// Lost replicas go once others do their work.
+    fn drop_replaced(&mut self, row: &DeploymentRow) {
+        let rows = self.of(&row.spec.name);
+        let ready = rows.iter().filter(|one| one.state == ReplicaState::Ready).count();
+        if ready < wanted(row) {
+            return;
+        }
+        for replica in rows {
+            if !self.is_overdue(row, &replica) {
+                continue;
+            }
+            self.end(replica, "others do its work");
+        }
+    }
+
+    /// Replicas above what is wanted go; while a change brings one up, one more may be there.
+    fn take_away(&mut self, row: &DeploymentRow) {
+        let mut live = self.live(row);
+        let changing = live.iter().any(|one| row.outdates(one))
+            && live.iter().any(|one| !row.outdates(one) && one.state != ReplicaState::Ready);
+        let allowed = if wanted(row) == 0 { 0 } else { wanted(row) + usize::from(changing) };
+        let crowd = |node: NodeId, live: &[ReplicaRow]| live.iter().filter(|one| one.node == node).count();
+        while live.len() > allowed {
+            let worth = |one: &ReplicaRow| {
+                let by_state = match one.state {
+                    ReplicaState::Failed if one.given_up() => 0,
+                    ReplicaState::Failed => 1,
+                    ReplicaState::Lost => 2,
+                    ReplicaState::Stopped => 3,
+                    ReplicaState::Acquiring => 4,
+                    ReplicaState::Loading => 5,
+                    _ if row.outdates(one) => 6,
+                    _ => 7,
+                };
+                (by_state, std::cmp::Reverse(crowd(one.node, &live)), std::cmp::Reverse(one.number))
+            };
+            let Some(index) = (0..live.len()).min_by_key(|index| live.get(*index).map(worth)) else { return };
+            let victim = live.swap_remove(index);
+            let why =
+                if wanted(row) == 0 { "the deployment is not wanted" } else { "there are more than wanted" };
+            self.end(victim, why);
+        }
+    }
+
+    /// Why some are missing still.
+    fn place_missing(&mut self, row: &DeploymentRow) -> Option<String> {
+        let name = &row.spec.name;
+        while self.live(row).len() < wanted(row) && !self.is_full() {
+            if self.on_site(name) > wanted(row) {
+                return Some("a replica that goes has not ended yet".to_owned());
+            }
+            let with_lost = self.of(name).iter().filter(|one| !one.state.goes()).count();
+            if let Some(held) = self.state.guard.held().filter(|_| with_lost >= wanted(row)) {
+                return Some(held.sentence());
+            }
+            match self.find(row, BTreeSet::new()) {
+                Ok((number, place)) => self.begin(row, number, place),
+                Err(_) if self.waits_for_room() => return None,
+                Err(why) => {
+                    let going = self.of(name).into_iter().find(|one| one.state.goes());
+                    return Some(going.map_or(why, |one| format!("it waits for {} to end", one.engine())));
+                }
+            }
+        }
+        None
+    }
+
+    fn note_unplaced(&mut self, name: &str, reason: Option<String>) {
+        let Some(reason) = reason else {
+            self.state.unplaced.remove(name);
+            return;
+        };
+        let before = self.state.unplaced.get(name);
+        if before.is_some_and(|before| before.reason == reason) {
+            return;
+        }
+        let since_unix_ms = before.map_or(self.facts.wall, |before| before.since_unix_ms);
+        if before.is_none() {
+            let message = format!("{name} has fewer replicas than it wants: {reason}");
+            self.tell("deployment_unplaced", name.to_owned(), None, message, false);
+        }
+        self.state.unplaced.insert(name.to_owned(), Unplaced { reason, since_unix_ms });
+    }
+
+    /// The next step of a change: beside the old ones if there is room, else in the place of one of them. Why it waits.
+    fn change(&mut self, row: &DeploymentRow) -> Option<String> {
+        let name = &row.spec.name;
+        let rows = self.of(name);
+        let mut old: Vec<&ReplicaRow> = rows.iter().filter(|one| row.outdates(one)).collect();
+        if old.iter().all(|one| one.state == ReplicaState::Lost) {
+            self.state.one_by_one.remove(name);
+            return None;
+        }
+        old.retain(|one| one.state == ReplicaState::Ready);
+        let new = rows.iter().find(|one| !row.outdates(one) && one.state != ReplicaState::Ready);
+        if let Some(new) = new.filter(|new| new.state == ReplicaState::Failed) {
+            return Some(format!("the change stands still: {} failed: {}", new.engine(), new.cause));
+        }
+        let quiet = new.is_none() && !rows.iter().any(|one| one.state.goes());
+        if !quiet || old.is_empty() || self.live(row).len() < wanted(row) || self.on_site(name) > wanted(row)
+        {
+            return None;
+        }
+        let no_room = match self.find(row, BTreeSet::new()) {
+            Ok((number, place)) => {
+                self.begin(row, number, place);
+                return None;
+            }
+            Err(no_room) => no_room,
+        };
+        if self.waits_for_room() {
+            return None;
+        }
+        let gives_way = old.iter().find(|one| self.find(row, BTreeSet::from([one.engine()])).is_ok());
+        let Some(gives_way) = gives_way else { return Some(format!("the change waits: {no_room}")) };
+        let victim = (*gives_way).clone();
+        if self.state.one_by_one.insert(name.clone()) {
+            let message = format!(
+                "{name} changes one replica after the other, with one less meanwhile: beside them there is no room ({no_room})"
+            );
+            self.tell("deployment_one_by_one", name.clone(), None, message, true);
+        }
+        self.end(victim, "its place is needed for the change");
+        None
+    }
+
+    /// A replica has just gone, and its room is not told free yet.
+    fn waits_for_room(&self) -> bool {
+        self.state.gone_at.is_some_and(|at| self.facts.now.saturating_duration_since(at) < FREED)
+    }
+
+    /// A number and a place for one more replica.
+    fn find(&mut self, row: &DeploymentRow, displaces: BTreeSet<String>) -> Result<(u32, Place), String> {
+        let taken: BTreeSet<u32> = self.of(&row.spec.name).iter().map(|one| one.number).collect();
+        let number = (1..).find(|number| !taken.contains(number)).unwrap_or(u32::MAX);
+        let key = ReplicaKey { deployment: row.spec.name.clone(), number };
+        let place = self.places.place(&self.wanted(row, &key, displaces, BTreeMap::new()))?;
+        Ok((number, place))
+    }
+
+    /// A replica that looks for a place.
+    pub(super) fn wanted<'a>(
+        &self,
+        row: &'a DeploymentRow,
+        key: &ReplicaKey,
+        displaces: BTreeSet<String>,
+        avoid: BTreeMap<NodeId, String>,
+    ) -> Wanted<'a> {
+        let mut placed = BTreeMap::new();
+        let others = self.of(&row.spec.name);
+        for other in
+            others.iter().filter(|one| one.number != key.number && !displaces.contains(&one.engine()))
+        {
+            *placed.entry(other.node).or_insert(0) += 1;
+        }
+        Wanted { spec: &row.spec, engine: key.engine(), placed, avoid, displaces }
+    }
+
+    fn begin(&mut self, row: &DeploymentRow, number: u32, place: Place) {
+        let key = ReplicaKey { deployment: row.spec.name.clone(), number };
+        let wanted = self.wanted(row, &key, BTreeSet::new(), BTreeMap::new());
+        self.places.take(&place, &wanted);
+        let replica = ReplicaRow {
+            deployment: row.spec.name.clone(),
+            number,
+            version: row.version,
+            engine_digest: row.engine_digest.clone(),
+            artifact: row.spec.artifact.as_ref().map(ArtifactSpec::digest).unwrap_or_default(),
+            restarts: row.restarts,
+            condemned: false,
+            node: place.node,
+            gpus: place.gpus,
+            state: ReplicaState::Acquiring,
+            since_unix_ms: self.facts.wall,
+            cause: String::new(),
+            job: None,
+            failures: 0,
+            retry_at_unix_ms: None,
+            avoid: Vec::new(),
+            elsewhere_only: false,
+            leave_ms: None,
+        };
+        let message = format!("{} is placed on {}", replica.engine(), self.facts.name(&replica.node));
+        self.tell("replica_placed", replica.engine(), Some(replica.node), message, true);
+        self.bring_up(row, replica);
+    }
+
+    /// Those that count as what is wanted.
+    fn live(&self, row: &DeploymentRow) -> Vec<ReplicaRow> {
+        let mut rows = self.of(&row.spec.name);
+        rows.retain(|one| !one.state.goes() && !self.is_overdue(row, one));
+        rows
+    }
+
+    /// How many take room on nodes that can be counted on.
+    fn on_site(&self, name: &str) -> usize {
+        let rows = self.of(name);
+        let here = |one: &&ReplicaRow| one.state != ReplicaState::Lost && !self.facts.draining(&one.node);
+        rows.iter().filter(here).count()
+    }
+
+    /// Its node is lost for longer than it is waited for, and nothing holds its replacement up.
+    fn is_overdue(&self, row: &DeploymentRow, one: &ReplicaRow) -> bool {
+        let since = self.state.lost.get(&one.node);
+        let long = since.is_some_and(|since| {
+            self.facts.now.saturating_duration_since(*since) >= Duration::from(row.spec.replace_delay)
+        });
+        one.state == ReplicaState::Lost && long
+    }
+}
+
+fn wanted(row: &DeploymentRow) -> usize {
+    usize::try_from(row.wanted()).unwrap_or(usize::MAX)
+}
