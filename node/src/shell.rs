@@ -11,6 +11,7 @@ pub(crate) mod gpu;
 pub(crate) mod holder;
 pub(crate) mod host;
 pub(crate) mod jobs;
+pub(crate) mod leash;
 pub(crate) mod metrics;
 pub(crate) mod output;
 pub(crate) mod places;

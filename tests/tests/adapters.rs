@@ -223,3 +223,39 @@ fn a_deployment_starts_vllm_on_its_gpu_and_a_lost_agent_is_explained() {
             && (says.contains("not connected") || says.contains("stale") || says.contains("offline"))
     });
 }
+
+/// A program that does not know `--version`, and one that answers a request, end with their agent even where it is killed.
+#[test]
+fn programs_end_with_an_agent_that_is_killed() {
+    let fleet = Fleet::new();
+    let edge = fleet.edge("berlin", None, &EdgeOptions::default());
+    let (asked, answering) = (fleet.dir().join("asked"), fleet.dir().join("answering"));
+    let serves = |pid: &Path| {
+        format!("sleep 1000 & echo $$ $! > {0}.next; mv {0}.next {0}; printf 'begun'; wait", pid.display())
+    };
+    let options = NodeOptions {
+        engines: vec![EngineDeclaration {
+            toml: "[[engine]]\nname = \"e\"\nkind = \"cli\"\nmodel = \"e\"\nprogram = \"e\"\n".to_owned(),
+        }],
+        more: format!(
+            "[programs]\nllama_server = {:?}\n[programs.cli]\ne = {:?}\n",
+            script(&fleet, "asked.sh", &serves(&asked)),
+            script(&fleet, "answering.sh", &serves(&answering)),
+        ),
+    };
+    let mut node = fleet.node(&edge, "gpu-1", &options);
+    let mut open = edge.chat("e", "killed", true, &json!({})).ask(&edge.target()).unwrap();
+    open.read_to("begun").unwrap();
+    let pids = |file: &Path| -> Vec<u32> {
+        let text = std::fs::read_to_string(file).unwrap_or_default();
+        text.split_ascii_whitespace().filter_map(|word| word.parse().ok()).collect()
+    };
+    wait::until("both programs to run", SOON, || pids(&asked).len() == 2 && pids(&answering).len() == 2);
+    let all = [pids(&asked), pids(&answering)].concat();
+    let lives = |pid: &u32| {
+        std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+    };
+    assert!(all.iter().all(lives), "{all:?}");
+    node.daemon.kill();
+    wait::until("nothing of them to be left", SOON, || !all.iter().any(lives));
+}

@@ -246,3 +246,35 @@ fn a_change_is_served_through_and_a_site_that_lost_power_serves_again() {
     wait::until("it is as it was", SOON, || s.shown()["state"] == "ready");
     assert_eq!(s.engines().len(), 1);
 }
+
+/// Row 80: a list of deployments that cannot be read ends no engine; it goes on as it was started, is said to be a problem,
+/// and is one of the list again when the edge loads it.
+#[test]
+fn row_80_a_damaged_list_of_deployments_ends_no_engine() {
+    let mut s = site(&["gpu-1"]);
+    s.apply("");
+    let file = s.nodes[0].state.join("deployments.json");
+    let pid = |s: &Site| {
+        let record = std::fs::read(s.nodes[0].state.join("engines/tiny.r1.json")).unwrap_or_default();
+        serde_json::from_slice::<Value>(&record).unwrap_or_default()["pid"].as_u64()
+    };
+    let before = pid(&s);
+    assert!(before.is_some());
+    s.nodes[0].daemon.kill();
+    std::fs::write(&file, b"[{").unwrap();
+    s.nodes[0].daemon.start();
+    let lost = |node: &Value| node["problems"].to_string().contains("DEPLOYMENTS_LOST");
+    s.edge.wait_node("gpu-1", "with the problem", SOON, lost);
+    wait::until("it is ready again", SOON, || s.shown()["state"] == "ready");
+    s.answers("org/tiny");
+    assert_eq!(pid(&s), before, "the engine went on");
+    // Once more: what was salvaged stands on the disk.
+    s.nodes[0].daemon.kill();
+    s.nodes[0].daemon.start();
+    s.edge.wait_node("gpu-1", "with the problem", SOON, lost);
+    assert_eq!(pid(&s), before, "the engine went on");
+    s.apply("capacity = 2\n");
+    s.edge.wait_node("gpu-1", "without the problem", SOON, |node| !lost(node));
+    s.answers("org/tiny");
+    assert_eq!(pid(&s), before, "the engine went on");
+}

@@ -15,6 +15,8 @@ pub(crate) struct Cli {
     /// Longest run of one request.
     pub(crate) timeout: Duration,
     pub(crate) model: String,
+    /// How this program becomes the leash of that one.
+    pub(crate) holder: &'static [&'static str],
 }
 
 /// What a request asks for, as far as it matters here.
@@ -174,7 +176,7 @@ mod tests {
     use super::*;
 
     fn answer(path: &str, body: &str) -> Result<Answer, (u16, Vec<u8>)> {
-        let cli = Cli { program: "/bin/cat".into(), timeout: Duration::ZERO, model: "m".into() };
+        let cli = Cli { program: "/bin/cat".into(), timeout: Duration::ZERO, model: "m".into(), holder: &[] };
         cli.answer(("POST", path), body.as_bytes(), "id", 1)
     }
 

@@ -113,7 +113,7 @@ impl Deployments {
             artifacts: Arc::clone(artifacts),
             watch: Arc::clone(watch),
             // The engines have told why, if it cannot be read.
-            kept: Mutex::new(state.deployments().unwrap_or_default()),
+            kept: Mutex::new(state.deployments().ok().flatten().unwrap_or_default()),
         }
     }
 
@@ -179,7 +179,15 @@ impl Deployments {
             let says = "runs with other files, GPUs, name or profile: unload it first, then load it anew";
             return Err(failure("ENGINE_DIFFERS", "engine", format!("{} {says}", wanted.engine), false));
         }
-        if there.is_none() && self.engines.is_there(&wanted.engine) {
+        let salvaged = self.engines.salvaged(&wanted.engine);
+        if let Some(started) = &salvaged {
+            let wanted = wanted.config(&self.engines.grounds());
+            if started.source.kind() != wanted.source.kind() || started.digest() != wanted.digest() {
+                let says = "runs as it was started before the list of deployments was lost, and that is not this: unload it first";
+                return Err(failure("ENGINE_DIFFERS", "engine", format!("{} {says}", wanted.name), false));
+            }
+        }
+        if there.is_none() && salvaged.is_none() && self.engines.is_there(&wanted.engine) {
             let says =
                 format!("something of the last {} is left: it is loaded when that is gone", wanted.engine);
             return Err(failure("STILL_LEAVING", "engine", says, true));
@@ -194,11 +202,14 @@ impl Deployments {
             }
             None => {
                 next.push(wanted);
-                true
+                salvaged.is_none()
             }
         };
         self.write(&next).await?;
         self.engines.deploy(next.clone(), None);
+        if salvaged.is_some() {
+            self.write_salvaged().await;
+        }
         *kept = next;
         Ok(is_new)
     }
@@ -214,6 +225,12 @@ impl Deployments {
             }
             Err(_) => Err(failure("INTERNAL", "", "writing the list of engines broke off", true)),
         }
+    }
+
+    async fn write_salvaged(&self) {
+        let (state, left) = (Arc::clone(&self.state), self.engines.all_salvaged());
+        // What cannot be written is told in the log: an engine too many stands there then, which the edge unloads again.
+        let _ = spawn_blocking(move || state.set_salvaged(&left)).await;
     }
 
     /// Bounds of a node's engines together.
@@ -453,6 +470,10 @@ impl Deployments {
                 self.write(&next).await?;
                 self.engines.deploy(next.clone(), Some((name, drain)));
                 *kept = next;
+            } else if self.engines.salvaged(name).is_some() {
+                self.engines.let_go(name);
+                self.write_salvaged().await;
+                self.engines.deploy(kept.clone(), Some((name, drain)));
             } else if !self.engines.is_there(name) {
                 return Ok(false);
             }

@@ -30,7 +30,10 @@ mod changing;
 mod driver;
 mod leftovers;
 mod output;
+mod remembering;
 mod traffic;
+
+pub(crate) use remembering::TRIED;
 
 pub(crate) use changing::{Declaration, Standing};
 pub(crate) use traffic::{Traffic, Verdict};
@@ -346,12 +349,14 @@ impl Engines {
             own: own.clone(),
         });
         // Before anything of an earlier agent is judged: these are wanted.
-        match state.deployments() {
-            Ok(deployed) => engines.deploy(deployed, None),
-            Err(why) => tracing::error!("{why}"),
-        }
+        engines.remember();
         engines.apply(config);
         engines
+    }
+
+    /// How this program becomes a holder or a leash: the arguments of itself.
+    pub(crate) fn holder(&self) -> &'static [&'static str] {
+        self.host.holder
     }
 
     /// An engine takes no new streams, or takes them again.

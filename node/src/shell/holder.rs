@@ -32,6 +32,7 @@ use crate::{
         supervisor::{Exit, GRACE},
     },
     shell::{
+        leash,
         process::{self, Launch, Process},
         state::{EngineEnd, EngineRecord},
     },
@@ -66,15 +67,17 @@ const KEPT_UNWRITTEN: Duration = Duration::from_secs(600);
 const WRITE_AGAIN: Duration = Duration::from_millis(50);
 const WRITES: usize = 3;
 
-/// Becomes the holder of one engine; returns with the process's exit code when the engine is gone. Blocks.
+/// Becomes the holder of one engine, or the leash of a program that is no engine; returns with the process's exit code when the engine is gone. Blocks.
 ///
 /// Standard input is a socket that brings the instruction, and is the first connection to the agent.
 #[must_use]
 pub fn hold() -> u8 {
     // From here on no terminal's signal and no end of a session reaches it or the engine.
     let _ = rustix::process::setsid();
+    let leash = leash::order();
     // `ps` shows how it was started otherwise; a kernel that refuses takes only the name.
-    let _ = std::fs::write("/proc/self/comm", "umbel-holder");
+    let name = if leash.is_some() { "umbel-leash" } else { "umbel-holder" };
+    let _ = std::fs::write("/proc/self/comm", name);
     process::become_subreaper();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -82,7 +85,10 @@ pub fn hold() -> u8 {
         .thread_keep_alive(Duration::from_secs(1))
         .build();
     let Ok(runtime) = runtime else { return 1 };
-    let code = runtime.block_on(holder());
+    let code = match leash {
+        Some(order) => runtime.block_on(leash::lead(order)),
+        None => runtime.block_on(holder()),
+    };
     // A disk that hangs is not waited for.
     runtime.shutdown_background();
     code

@@ -219,6 +219,12 @@ pub(crate) fn own() -> Born {
     Born { pid, start_time: facts(pid).map_or(StartTime(0), |facts| facts.start) }
 }
 
+/// A child of this process that nobody has waited for.
+pub(crate) fn born(id: i32) -> Born {
+    let pid = ProcessId(id);
+    Born { pid, start_time: facts(pid).map_or(StartTime(0), |facts| facts.start) }
+}
+
 fn own_id() -> ProcessId {
     ProcessId(rustix::process::getpid().as_raw_nonzero().get())
 }

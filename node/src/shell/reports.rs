@@ -43,6 +43,8 @@ const TAILS_MAX: usize = 24 * 1024;
 const CAUSE_MAX: usize = 512;
 /// The numbers of reports had to come from the edge: shown until they have.
 const SEQUENCES_LOST: &str = "SEQUENCES_LOST";
+/// Engines of deployments go on without the list of them.
+const DEPLOYMENTS_LOST: &str = "DEPLOYMENTS_LOST";
 /// Problems of one heartbeat: the boundary's bound.
 const PROBLEMS_MAX: usize = 32;
 
@@ -239,6 +241,7 @@ impl Reports {
 
     /// What is wrong with this node, besides lost GPUs.
     pub(crate) fn problems(&self) -> Vec<NodeProblem> {
+        self.set_problem(DEPLOYMENTS_LOST, self.engines.lost_deployments());
         let own =
             self.problems.lock().unwrap_or_else(PoisonError::into_inner).all().cloned().collect::<Vec<_>>();
         own.into_iter()

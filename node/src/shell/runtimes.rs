@@ -15,21 +15,21 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::{Pid, Signal};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::{io::AsyncReadExt, process::Command, task::spawn_blocking, time::timeout};
 use umbel_contracts::deployment::EngineKind;
 
-use super::{engines::Engines, process::Waited, state::State};
+use super::{engines::Engines, leash::Leashed, state::State};
 use crate::engines::adapter;
 
 /// Kinds that have a program here.
 const KINDS: [EngineKind; 3] = [EngineKind::Vllm, EngineKind::Sglang, EngineKind::LlamaServer];
 /// Between two looks at the programs' files.
 const LOOK: Duration = Duration::from_secs(60);
-/// A program in Python reads gigabytes of libraries before it says its version.
-const LIMIT: Duration = Duration::from_secs(120);
+/// A program in Python reads gigabytes of libraries before it says its version; one that does not know the option may
+/// serve for ever.
+const LIMIT: Duration = Duration::from_secs(30);
 /// Bytes of an answer.
 const ANSWER_MAX: u64 = 64 * 1024;
 /// Bytes of a program whose digest is taken.
@@ -100,7 +100,7 @@ impl Runtimes {
             if self.known().get(kind.as_str()).is_some_and(|known| known.seen == seen) {
                 continue;
             }
-            let said = ask(&program, adapter::version_arguments(kind)).await;
+            let said = ask(engines.holder(), &program, adapter::version_arguments(kind)).await;
             let version = said.as_deref().and_then(adapter::version).unwrap_or_default();
             let digest = spawn_blocking(move || digest(&program)).await.ok().flatten().unwrap_or_default();
             tracing::info!(%kind, version, "an engine is installed");
@@ -139,37 +139,19 @@ fn digest(program: &Path) -> Option<String> {
     }
 }
 
-/// Ends what a program that was asked has started, and itself.
-struct Group(Option<Pid>);
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        if let Some(pid) = self.0 {
-            // It is gone already where all went well.
-            let _ = rustix::process::kill_process_group(pid, Signal::KILL);
-        }
-    }
-}
-
-/// What a program says to these arguments, on both of its outputs.
-async fn ask(program: &Path, arguments: &[&str]) -> Option<String> {
-    let mut command = Command::new(program);
-    command
-        .args(arguments)
-        .env_clear()
-        .envs(adapter::inherited())
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .process_group(0);
-    let (mut child, _waited) = Waited::spawn(&mut command).ok()?;
-    let _group = Group(child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)));
-    let (mut out, mut err) = (child.stdout.take()?.take(ANSWER_MAX), child.stderr.take()?.take(ANSWER_MAX));
+/// What a program says to these arguments, on both of its outputs. One that serves instead, or hangs, is ended.
+async fn ask(holder: &[&str], program: &Path, arguments: &[&str]) -> Option<String> {
+    let pipes = |command: &mut Command| {
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    };
+    let mut leashed = Leashed::start(holder, program, arguments, pipes).ok()?;
+    let (out, err) = (leashed.child.stdout.take()?, leashed.child.stderr.take()?);
+    let (mut out, mut err) = (out.take(ANSWER_MAX), err.take(ANSWER_MAX));
     let asking = async {
         let (mut said, mut complained) = (Vec::new(), Vec::new());
         // Both at once: one that is full must not hold the other up.
         let _ = tokio::join!(out.read_to_end(&mut said), err.read_to_end(&mut complained));
-        let well = child.wait().await.is_ok_and(|status| status.success());
+        let well = leashed.ended().await.is_ok_and(|status| status.success());
         said.push(b'\n');
         said.extend_from_slice(&complained);
         well.then(|| String::from_utf8_lossy(&said).into_owned())

@@ -20,6 +20,7 @@ use umbel_wire::{files, tls::KeyPair};
 
 use crate::{
     StartError,
+    config::EngineConfig,
     core::{
         deployments::Kept,
         identity::{Identity, KEY_FILES, PendingCredential},
@@ -38,6 +39,7 @@ const SEQUENCES: &str = "sequences.json";
 const GPUS: &str = "gpus.pb";
 const SETTINGS: &str = "settings.json";
 const DEPLOYMENTS: &str = "deployments.json";
+const SALVAGED: &str = "deployments.salvaged.json";
 const RUNTIMES: &str = "runtimes.json";
 const LOCK: &str = "agent.lock";
 /// The first key's file name; rotations use both of the names in turn.
@@ -261,20 +263,42 @@ impl State {
         }
     }
 
-    /// The engines of deployments that this node has. A list that cannot be read is set aside: the edge loads them again.
+    /// The engines of deployments that this node has; nothing if it never had a list. One that cannot be read is set aside.
     ///
     /// # Errors
     /// Why it cannot be used.
-    pub(crate) fn deployments(&self) -> Result<Vec<Kept>, String> {
-        let path = self.path(DEPLOYMENTS);
+    pub(crate) fn deployments(&self) -> Result<Option<Vec<Kept>>, String> {
+        self.listed(DEPLOYMENTS)
+    }
+
+    /// The engines of deployments of which only what they were started as is known.
+    pub(crate) fn salvaged(&self) -> Vec<EngineConfig> {
+        self.listed(SALVAGED).ok().flatten().unwrap_or_default()
+    }
+
+    /// Keeps those. Blocks on the disk.
+    pub(crate) fn set_salvaged(&self, engines: &[EngineConfig]) {
+        let path = self.path(SALVAGED);
+        let content = serde_json::to_vec_pretty(engines).unwrap_or_default();
+        let written =
+            if engines.is_empty() { files::remove(&path) } else { files::write_private(&path, &content) };
+        if let Err(error) = written {
+            tracing::warn!(%error, "the list of salvaged engines cannot be written to the state directory");
+        }
+    }
+
+    fn listed<T: serde::de::DeserializeOwned>(&self, name: &str) -> Result<Option<T>, String> {
+        let path = self.path(name);
         let unusable = |why: String| {
             // If that fails, the next write replaces it.
             let _ = fs::rename(&path, path.with_extension("json.damaged"));
-            format!("the deployments that were kept cannot be read ({why}); the edge loads them again")
+            format!("{name} cannot be read ({why})")
         };
         match files::read_private(&path) {
-            Ok(content) => serde_json::from_slice(&content).map_err(|error| unusable(error.to_string())),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            Ok(content) => {
+                serde_json::from_slice(&content).map(Some).map_err(|error| unusable(error.to_string()))
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(unusable(error.kind().to_string())),
         }
     }

@@ -20,7 +20,7 @@ use crate::{
     core::{deployments::Kept, process_tree::ProcessId, supervisor::State as EngineState},
     shell::{
         engine_http::ask_in_pieces,
-        engines::{Engine, HttpRoute, Route},
+        engines::{Engine, HttpRoute, Route, TRIED},
     },
 };
 
@@ -67,7 +67,7 @@ impl Deployments {
         }
         let mut wanted = Kept::read(load)?;
         // Beside the deployment's own engine; its record, if this agent is killed, is nobody's.
-        wanted.engine = format!("probe.{}", wanted.engine);
+        wanted.engine = format!("{TRIED}{}", wanted.engine);
         self.fits(&wanted).await?;
         let config = wanted.config(&self.engines.grounds());
         let limit = match body.timeout_ms {

@@ -34,6 +34,10 @@ pub(super) struct List {
     own: Vec<EngineConfig>,
     /// Of deployments.
     deployed: Vec<Kept>,
+    /// Of deployments whose list was lost: as they were started.
+    pub(super) salvaged: Vec<EngineConfig>,
+    /// Why there are such.
+    pub(super) lost: Option<String>,
     /// What engines of deployments need of the node's file.
     grounds: Grounds,
     /// For the streams of an engine that is wanted no more.
@@ -173,6 +177,7 @@ impl Engines {
     /// it is the named one, else what the node's file says.
     pub(crate) fn deploy(&self, deployed: Vec<Kept>, goes: Option<(&str, Duration)>) {
         let mut list = self.lock();
+        list.salvaged.retain(|one| !deployed.iter().any(|kept| kept.engine == one.name));
         list.deployed = deployed;
         let named = goes.and_then(|(name, drain)| {
             let engine = list.engines.iter().find(|engine| engine.name == name)?;
@@ -240,7 +245,7 @@ impl Engines {
     /// Makes the engines what they shall be.
     fn make(&self, list: &mut List) {
         let of_deployments = list.deployed.iter().map(|kept| kept.config(&list.grounds));
-        list.wanted = list.own.iter().cloned().chain(of_deployments).collect();
+        list.wanted = list.own.iter().cloned().chain(of_deployments).chain(list.salvaged.clone()).collect();
         let mut kept = Vec::new();
         for engine in std::mem::take(&mut list.engines) {
             let wanted = list.wanted.iter().find(|wanted| {

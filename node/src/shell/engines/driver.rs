@@ -131,7 +131,7 @@ fn traits(config: &EngineConfig) -> Traits {
 }
 
 /// The way to an engine that has no process here.
-fn direct(config: &EngineConfig) -> Option<Route> {
+fn direct(config: &EngineConfig, host: &Host) -> Option<Route> {
     match &config.source {
         EngineSource::Sim { first_token_delay, token_delay, tokens } => Some(Route::Sim(Sim {
             model: config.model.clone(),
@@ -146,9 +146,12 @@ fn direct(config: &EngineConfig) -> Option<Route> {
             gone: None,
             traffic: Arc::default(),
         })),
-        EngineSource::Cli { program, timeout } => {
-            Some(Route::Cli(Cli { program: program.clone(), timeout: *timeout, model: config.model.clone() }))
-        }
+        EngineSource::Cli { program, timeout } => Some(Route::Cli(Cli {
+            program: program.clone(),
+            timeout: *timeout,
+            model: config.model.clone(),
+            holder: host.holder,
+        })),
         EngineSource::Process(_) | EngineSource::Missing { .. } => None,
     }
 }
@@ -210,7 +213,7 @@ impl Driver {
     /// it was started.
     fn reconfigure(&mut self) -> Input {
         let config = self.engine.config();
-        if let Some(route) = direct(&config) {
+        if let Some(route) = direct(&config, &self.host) {
             self.route = Some(Arc::new(route));
             self.report();
         }
@@ -220,7 +223,7 @@ impl Driver {
     fn validate(&mut self) {
         self.start += 1;
         let config = self.engine.config();
-        if let Some(route) = direct(&config) {
+        if let Some(route) = direct(&config, &self.host) {
             self.route = Some(Arc::new(route));
             return self.answer_later(Input::Validated(Ok(())), async { Input::Validated(Ok(())) });
         }

@@ -1,12 +1,11 @@
 //! Streams on a program that is started for each: the request on its standard input, its text as the answer.
 //!
 //! Owns the process of one request; leaves the answer's shape to `engines/cli`. Invariants: no shell comes between, and no
-//! value of the request is an argument; however the stream ends, the program's process group has ended; an answer ends well
+//! value of the request is an argument; however the stream ends, and however the agent does, all that the program started ends; an answer ends well
 //! only if the program did.
 
 use std::{process::Stdio, time::Duration};
 
-use rustix::process::{Pid, Signal};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     process::Command,
@@ -17,11 +16,8 @@ use umbel_wire::{Code, IncomingStream, clock::Wall};
 
 use super::{Ended, Progress, by_rule::whole_body, pass_on, send_head};
 use crate::{
-    engines::{
-        adapter::inherited,
-        cli::{self, Cli},
-    },
-    shell::{engine_http::Head, process::Waited},
+    engines::cli::{self, Cli},
+    shell::{engine_http::Head, leash::Leashed},
 };
 
 /// One read of the program's output.
@@ -30,18 +26,6 @@ const READ: usize = 16 * 1024;
 const ANSWER_MAX: usize = 16 * 1024 * 1024;
 /// After its output has ended the program has to end.
 const END: Duration = Duration::from_secs(10);
-
-/// The processes of one request: dropped, they end.
-struct Group(Option<Pid>);
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        if let Some(pid) = self.0 {
-            // It is gone already where all went well.
-            let _ = rustix::process::kill_process_group(pid, Signal::KILL);
-        }
-    }
-}
 
 fn broke(reason: &'static str, message: impl Into<String>) -> Ended {
     Ended::failed(InferenceOutcome::EngineBroke, Code::BadGateway, reason, message)
@@ -62,21 +46,15 @@ pub(super) async fn answer(
         Err((status, body)) => return whole(stream, status, &body, progress).await,
     };
     let deadline = Instant::now() + cli.timeout;
-    let mut command = Command::new(&cli.program);
-    command
-        .env_clear()
-        .envs(inherited())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        // What it says there may repeat the request.
-        .stderr(Stdio::null())
-        .process_group(0);
-    let (mut child, _waited) = Waited::spawn(&mut command).map_err(|error| {
+    let pipes = |command: &mut Command| {
+        // What it says as an error may repeat the request.
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    };
+    let mut leashed = Leashed::start(cli.holder, &cli.program, &[], pipes).map_err(|error| {
         let says = format!("the program cannot be started: {}", error.kind());
         Ended::failed(InferenceOutcome::EngineRefused, Code::BadGateway, "PROGRAM_NOT_STARTED", says)
     })?;
-    let group = Group(child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)));
-    let (input, output) = (child.stdin.take(), child.stdout.take());
+    let (input, output) = (leashed.child.stdin.take(), leashed.child.stdout.take());
     let (Some(mut input), Some(mut output)) = (input, output) else {
         return Err(broke("PROGRAM_BROKE", "the program has no pipes"));
     };
@@ -119,8 +97,7 @@ pub(super) async fn answer(
             pass_on(stream, &out, progress).await?;
         }
     }
-    let ended = timeout_at(deadline.min(Instant::now() + END), child.wait()).await;
-    drop(group);
+    let ended = timeout_at(deadline.min(Instant::now() + END), leashed.ended()).await;
     let well = matches!(&ended, Ok(Ok(status)) if status.success());
     if !well {
         let says = match ended {
