@@ -83,6 +83,7 @@ async fn agent(config: Config, holder: &'static [&'static str]) -> Result<(), St
     let metrics = bind_if_on("listen.metrics", config.metrics).await?;
 
     let inheritance = engines::find_inherited(&state).await;
+    let lost_records = inheritance.problem.clone();
     // Before any engine: what loses its holder comes here.
     process::become_subreaper();
     let children = signal(SignalKind::child())
@@ -110,6 +111,7 @@ async fn agent(config: Config, holder: &'static [&'static str]) -> Result<(), St
         &artifacts,
     ));
     reports.set_problem("STATE_NOT_DURABLE", volatile);
+    reports.set_problem("ENGINE_RECORD_LOST", lost_records);
     keep_reports(&pieces, &reports, &engines);
     let credentials = Arc::new(Credentials::open(&state, (*identity).clone())?);
     let edge = Edge::new(

@@ -3,7 +3,7 @@
 //! Owns the order; leaves finding and ending to `shell/engines`. Invariant: while an agent runs nothing is done, since it
 //! would start its engines again; and no agent starts meanwhile.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use crate::{
     Config, StartError,
@@ -30,24 +30,22 @@ pub fn stop_engines(config: &Config) -> Result<Vec<String>, StartError> {
     })?;
     let state = Arc::new(state);
     let runtime = runtime()?;
-    let stopped = runtime.block_on(async {
+    let (stopped, stuck) = runtime.block_on(async {
         let found = engines::find_inherited(&state).await;
-        let names: Vec<String> = found.keys().cloned().collect();
-        let mut ending = tokio::task::JoinSet::new();
-        for inherited in found.into_values() {
-            let state = Arc::clone(&state);
-            ending.spawn(async move { engines::end_inherited(&state, inherited).await });
-        }
-        ending.join_all().await;
-        names
+        let unnamed = || "an engine without a record".to_owned();
+        let mut names: BTreeSet<String> = found.engines.keys().cloned().collect();
+        names.extend(found.strays.iter().map(|stray| stray.trace.name.clone().unwrap_or_else(unnamed)));
+        let stuck = engines::end_all_inherited(&state, found).await;
+        (names, stuck.into_iter().map(move |trace| trace.name.unwrap_or_else(unnamed)))
     });
     runtime.shutdown_background();
-    let left: Vec<String> = state.engine_records().into_iter().map(|record| record.name).collect();
+    let mut left: BTreeSet<String> = state.engine_records().into_iter().map(|record| record.name).collect();
+    left.extend(stuck);
     if left.is_empty() {
-        return Ok(stopped);
+        return Ok(stopped.into_iter().collect());
     }
     Err(StartError::Failed(format!(
         "processes of {} cannot be ended: they hang in the kernel, mostly in a driver; the host wants a restart",
-        left.join(", ")
+        left.into_iter().collect::<Vec<_>>().join(", ")
     )))
 }

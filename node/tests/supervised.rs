@@ -258,6 +258,90 @@ async fn engines_are_stopped_without_an_agent() {
     assert!(bench.record().is_none() && stop(&bench.folder).await.unwrap().is_empty());
 }
 
+/// The runs of engines that work in a node's folder, by their marks.
+fn runs(folder: &Folder) -> std::collections::BTreeSet<String> {
+    let place = folder.path("state/engines").canonicalize().unwrap();
+    let mut runs = std::collections::BTreeSet::new();
+    for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+        let is_here = std::fs::read_link(entry.path().join("cwd")).is_ok_and(|path| path == place);
+        let environment = std::fs::read(entry.path().join("environ")).unwrap_or_default();
+        let mut entries = environment.split(|byte| *byte == 0).filter(|_| is_here);
+        runs.extend(
+            entries.find_map(|one| {
+                Some(String::from_utf8_lossy(one.strip_prefix(b"UMBEL_ENGINE_NONCE=")?).into())
+            }),
+        );
+    }
+    runs
+}
+
+/// Row 83: whatever became of an engine's record while no agent was there, the next one goes on with the engine that runs,
+/// starts no second one, and says what it found.
+#[tokio::test]
+async fn row_83_a_lost_record_doubles_no_engine() {
+    let mut bench = Bench::start("children").await;
+    bench.folder.edit("engines = \"stop\"", "engines = \"keep\"");
+    bench.edge.engine("own", EngineState::Ready).await;
+    let (pid, nonce, record) =
+        (bench.pid().await, bench.nonce(), bench.folder.path("state/engines/own.json"));
+    let whole = std::fs::read(&record).unwrap();
+    let damages: [(&str, Option<&[u8]>); 5] = [
+        ("cut", Some(&whole[..200])),
+        ("garbage", Some(b"\xff\x00 not a record")),
+        ("empty", Some(b"")),
+        ("of another shape", Some(b"{}")),
+        ("removed", None),
+    ];
+    for (damage, content) in damages {
+        bench.agent.signal(Signal::KILL);
+        bench.agent.ended().await;
+        match content {
+            Some(content) => std::fs::write(&record, content).unwrap(),
+            None => std::fs::remove_file(&record).unwrap(),
+        }
+        bench.again().await;
+        bench.edge.engine("own", EngineState::Ready).await;
+        assert_eq!((bench.pid().await, bench.nonce()), (pid, nonce.clone()), "{damage}");
+        assert_eq!(runs(&bench.folder), [nonce.clone()].into(), "{damage}");
+        bench.serves().await;
+        let problems = bench.folder.status().await["problems"].to_string();
+        assert!(problems.contains("ENGINE_RECORD_LOST") && problems.contains("gone on with"), "{problems}");
+        let aside = std::fs::read(bench.folder.path("state/engines/own.json.unreadable")).ok();
+        assert!(content.is_none_or(|content| aside.as_deref() == Some(content)), "{damage}");
+    }
+}
+
+/// Row 83: with its socket gone as well nobody can go on with it: it is ended, with all that it started, before another one
+/// is started; also by `stop-engines`.
+#[tokio::test]
+async fn row_83_without_record_and_socket_it_is_ended_first() {
+    let mut bench = Bench::start("children").await;
+    let lose = |bench: &Bench| {
+        for name in ["own.json", "own.sock"] {
+            std::fs::remove_file(bench.folder.path("state/engines").join(name)).unwrap();
+        }
+    };
+    bench.edge.engine("own", EngineState::Ready).await;
+    let first = bench.nonce();
+    bench.agent.signal(Signal::KILL);
+    bench.agent.ended().await;
+    lose(&bench);
+    bench.again().await;
+    bench.edge.engine("own", EngineState::Ready).await;
+    let second = bench.nonce();
+    assert_eq!((runs(&bench.folder), marked(&first)), ([second.clone()].into(), Vec::new()));
+    bench.serves().await;
+    let problems = bench.folder.status().await["problems"].to_string();
+    assert!(problems.contains("ENGINE_RECORD_LOST") && problems.contains("ended first"), "{problems}");
+    bench.agent.signal(Signal::KILL);
+    bench.agent.ended().await;
+    lose(&bench);
+    let config = bench.folder.config();
+    let stopped = tokio::task::spawn_blocking(move || umbel_node::stop_engines(&config)).await.unwrap();
+    assert_eq!(stopped.unwrap(), ["own"]);
+    assert_eq!((runs(&bench.folder).len(), marked(&second)), (0, Vec::new()));
+}
+
 /// A record whose process id was given to somebody else ends nobody.
 #[tokio::test]
 async fn a_reused_process_id_is_left_alone() {

@@ -41,6 +41,8 @@ pub(crate) enum Ask {
         /// At most so many.
         lines: usize,
     },
+    /// Write the engine's record again, where none stands any more. Standing is told when that was tried.
+    Record,
     /// The end was read: the holder may go.
     Release,
 }

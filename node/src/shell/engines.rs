@@ -31,6 +31,7 @@ mod driver;
 mod leftovers;
 mod output;
 mod remembering;
+mod strays;
 mod traffic;
 
 pub(crate) use remembering::TRIED;
@@ -38,9 +39,9 @@ pub(crate) use remembering::TRIED;
 pub(crate) use changing::{Declaration, Standing};
 pub(crate) use traffic::{Traffic, Verdict};
 
+pub(crate) use leftovers::{Inheritance, end_all as end_all_inherited, find as find_inherited};
 #[cfg(test)]
-pub(crate) use leftovers::Left;
-pub(crate) use leftovers::{Inheritance, end as end_inherited, find as find_inherited};
+pub(crate) use leftovers::{Left, end as end_inherited};
 
 /// One word of a change, and demands to stop: a second one overtakes the first; more are the same.
 const COMMANDS: usize = 4;
@@ -296,7 +297,9 @@ pub(crate) struct Host {
     holder: &'static [&'static str],
     /// What earlier agents left, until somebody goes on with it or it is ended.
     inheritance: Mutex<Inheritance>,
-    /// Nothing is left of what nobody goes on with.
+    /// What could not be ended of that.
+    stuck: Mutex<Vec<strays::Trace>>,
+    /// Whatever nobody goes on with was ended, as far as that could be done.
     cleared: watch::Sender<bool>,
     /// The node's file may name other programs while the agent runs: then the next start takes those.
     facts: Mutex<HostFacts>,
@@ -333,6 +336,7 @@ impl Engines {
             holder,
             cleared: watch::Sender::new(inheritance.is_empty()),
             inheritance: Mutex::new(inheritance),
+            stuck: Mutex::default(),
             facts: Mutex::new(HostFacts {
                 programs: config.programs.clone(),
                 accelerator: config.accelerator,
@@ -426,7 +430,7 @@ mod tests {
         let config = Config::parse(text, std::path::Path::new("/etc/umbel/node.toml")).unwrap();
         let state = Arc::new(state::State::open(&dir.path().join("state")).unwrap());
         let engines =
-            Engines::start(&config, &state, &Arc::new(Holders::new(false)), &[], Inheritance::new());
+            Engines::start(&config, &state, &Arc::new(Holders::new(false)), &[], Inheritance::default());
         let mut changes = engines.changes();
         let becomes = async |changes: &mut watch::Receiver<u64>, name: &str, state: State| {
             let is = || engines.by_name(name).is_some_and(|engine| engine.view().state == state);

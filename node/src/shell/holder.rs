@@ -3,7 +3,8 @@
 //! Owns being the engine's parent: its own session, the pipe and the log, orphans, the exit status, the end of everything
 //! that descends from it; leaves when what is due to `core/holding`, talking with agents to `callers`, and whether the
 //! engine shall run to them. Invariants: the record names the holder before the engine exists; the holder goes only when
-//! nothing of the engine is left and that stands in the record, or nobody came to hear it.
+//! nothing of the engine is left and that stands in the record, or nobody came to hear it; it writes over no record and
+//! takes no socket of another.
 //!
 //! It gets its instruction over a socket that is its standard input: the engine's key is in it, which no command line or
 //! environment of a holder ever has.
@@ -34,7 +35,7 @@ use crate::{
     shell::{
         leash,
         process::{self, Launch, Process},
-        state::{EngineEnd, EngineRecord},
+        state::{EngineEnd, EngineRecord, Stands},
     },
 };
 
@@ -42,7 +43,7 @@ mod callers;
 mod cgroup;
 mod link;
 
-pub(crate) use link::{Held, Lost, attach, start};
+pub(crate) use link::{Held, Lost, attach, find, start};
 
 /// What a holder is told by the agent that starts it.
 #[derive(Serialize, Deserialize)]
@@ -66,6 +67,8 @@ const KEPT_UNWRITTEN: Duration = Duration::from_secs(600);
 /// Between two attempts to write the record, and how many there are before the start.
 const WRITE_AGAIN: Duration = Duration::from_millis(50);
 const WRITES: usize = 3;
+/// Of a record that was removed, or is another run's.
+const NOT_OWN: &str = "the one that the agent wrote is not there any more";
 
 /// Becomes the holder of one engine, or the leash of a program that is no engine; returns with the process's exit code when the engine is gone. Blocks.
 ///
@@ -76,7 +79,7 @@ pub fn hold() -> u8 {
     let _ = rustix::process::setsid();
     let leash = leash::order();
     // `ps` shows how it was started otherwise; a kernel that refuses takes only the name.
-    let name = if leash.is_some() { "umbel-leash" } else { "umbel-holder" };
+    let name = if leash.is_some() { "umbel-leash" } else { process::HOLDER };
     let _ = std::fs::write("/proc/self/comm", name);
     process::become_subreaper();
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -137,6 +140,7 @@ struct Holder {
     /// Takes what `/proc` shows late: everything in it can be ended at one stroke.
     cgroup: Option<cgroup::Cgroup>,
     standing: watch::Sender<Standing>,
+    door: callers::Door,
     callers: callers::Callers,
     orders: mpsc::Receiver<callers::Order>,
 }
@@ -145,11 +149,15 @@ impl Holder {
     /// Takes the socket, completes the record and starts the engine.
     async fn start(instruction: Instruction) -> Result<Self, String> {
         let Instruction { mut record, folder, launch } = instruction;
-        let unwritable = |error| format!("its record cannot be written to the state directory: {error}");
+        let unwritable = |error: Option<io::Error>| {
+            let error = error.map_or_else(|| NOT_OWN.to_owned(), |error| error.to_string());
+            format!("its record cannot be written to the state directory: {error}")
+        };
         record.holder = process::own();
         // From here on an agent that comes new finds who answers for it.
         write(&record, &folder).await.map_err(unwritable)?;
-        let listener = callers::listen(&folder, &record.name)
+        let (listener, door) = callers::listen(&folder, &record.name)
+            .await
             .map_err(|error| format!("its holder's socket cannot be made in the state directory: {error}"))?;
         let cgroup = cgroup::Cgroup::enter(&record.nonce);
         let started = Process::start(&launch);
@@ -158,7 +166,7 @@ impl Holder {
         let process = match started {
             Ok(process) => process,
             Err(error) => {
-                forget(&record, &folder, cgroup);
+                forget(&door, cgroup);
                 return Err(format!("cannot be started: {error}"));
             }
         };
@@ -182,12 +190,13 @@ impl Holder {
             holding: Holding::default(),
             cgroup,
             standing,
+            door,
             callers,
             orders,
         };
         if let Err(error) = write(&holder.record, &holder.folder).await {
             holder.end_now().await;
-            forget(&holder.record, &holder.folder, holder.cgroup.take());
+            forget(&holder.door, holder.cgroup.take());
             return Err(unwritable(error));
         }
         Ok(holder)
@@ -206,6 +215,7 @@ impl Holder {
                 }
                 Some(order) = self.orders.recv() => match order {
                     callers::Order::End(grace) => self.holding.end(now(), grace),
+                    callers::Order::Record => { self.record_again().await; None }
                     callers::Order::Release => None,
                 },
                 () = came(&mut signals.terminate) => self.holding.end(now(), GRACE),
@@ -220,7 +230,7 @@ impl Holder {
             self.carry_out(act).await;
         }
         self.tell_the_end().await;
-        forget(&self.record, &self.folder, self.cgroup.take());
+        forget(&self.door, self.cgroup.take());
     }
 
     async fn carry_out(&mut self, act: Option<Act>) {
@@ -264,6 +274,23 @@ impl Holder {
         }
     }
 
+    /// Writes the record, if it is still its own: without one nobody waits for the end.
+    async fn is_written(&self) -> bool {
+        !matches!(write(&self.record, &self.folder).await, Err(Some(_)))
+    }
+
+    /// An agent has found no record of it: without one nobody can go on with it.
+    async fn record_again(&self) {
+        let (record, folder) = (self.record.clone(), self.folder.clone());
+        let again = move || match record.stands(&folder) {
+            Stands::Missing => record.write(&folder),
+            Stands::Own | Stands::Other | Stands::Damaged => Ok(()),
+        };
+        // Whoever asked looks whether it is there.
+        let _ = tokio::task::spawn_blocking(again).await;
+        self.standing.send_modify(|_| ());
+    }
+
     /// Writes how it ended and tells it, until somebody has heard it or nobody is there to.
     async fn tell_the_end(&mut self) {
         if let Some(all_read) = self.process.all_read.take() {
@@ -273,7 +300,7 @@ impl Holder {
         let exit = self.standing.borrow().exit.unwrap_or(Exit::Unknown);
         let tail = self.process.output.report();
         self.record.end = Some(EngineEnd { exit, at_unix_ms: Wall::now().unix_ms(), tail: tail.clone() });
-        let mut written = write(&self.record, &self.folder).await.is_ok();
+        let mut written = self.is_written().await;
         self.standing.send_modify(|standing| standing.gone = Some(tail));
         let since = Instant::now();
         loop {
@@ -285,7 +312,7 @@ impl Holder {
                 Some(order) = self.orders.recv() => if matches!(order, callers::Order::Release) { return },
                 () = self.callers.accept() => {}
                 () = sleep(Duration::from_secs(1)) => {
-                    written = written || write(&self.record, &self.folder).await.is_ok();
+                    written = written || self.is_written().await;
                 }
             }
         }
@@ -312,23 +339,28 @@ impl Signals {
 }
 
 /// The places of a holder go with it. The record stays: an agent reads it.
-fn forget(record: &EngineRecord, folder: &Path, cgroup: Option<cgroup::Cgroup>) {
-    // A later holder of the same engine begins by removing it, too.
-    let _ = std::fs::remove_file(folder.join(socket_name(&record.name)));
+fn forget(door: &callers::Door, cgroup: Option<cgroup::Cgroup>) {
+    door.remove();
     if let Some(cgroup) = cgroup {
         cgroup.remove();
     }
 }
 
-/// Writes the record. An agent that starts sweeps away what half-made writes have left, and may take a whole one for such.
-async fn write(record: &EngineRecord, folder: &Path) -> io::Result<()> {
+/// Writes the record, where the one that stands is this run's or nobody's. An agent that starts sweeps away what half-made writes have left, and may take a whole one for such.
+///
+/// # Errors
+/// Of the disk; nothing, if it was removed or is another run's.
+async fn write(record: &EngineRecord, folder: &Path) -> Result<(), Option<io::Error>> {
     let mut result = Ok(());
     for _ in 0..WRITES {
         let (record, folder) = (record.clone(), folder.to_owned());
-        let written = tokio::task::spawn_blocking(move || record.write(&folder));
-        result = written.await.unwrap_or_else(|broken| Err(io::Error::other(broken)));
-        if result.is_ok() {
-            return Ok(());
+        let written = tokio::task::spawn_blocking(move || match record.stands(&folder) {
+            Stands::Own | Stands::Damaged => record.write(&folder).map_err(Some),
+            Stands::Missing | Stands::Other => Err(None),
+        });
+        result = written.await.unwrap_or_else(|broken| Err(Some(io::Error::other(broken))));
+        if !matches!(result, Err(Some(_))) {
+            return result;
         }
         sleep(WRITE_AGAIN).await;
     }

@@ -84,7 +84,7 @@ impl Leashed {
                 .env_clear()
                 .envs(adapter::inherited())
                 .env(ORDER, serde_json::to_string(&order).map_err(io::Error::other)?)
-                .env(process::NONCE, "leash");
+                .env(process::NONCE, process::NO_ENGINE);
             command
         };
         with(&mut command);

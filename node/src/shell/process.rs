@@ -8,7 +8,10 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::OsString,
     fs, io,
-    os::{fd::OwnedFd, unix::process::CommandExt},
+    os::{
+        fd::OwnedFd,
+        unix::{fs::MetadataExt, process::CommandExt},
+    },
     path::Path,
     process::{Command, Stdio},
     sync::{Mutex, PoisonError},
@@ -28,6 +31,12 @@ use crate::{
 
 /// The variable that marks an engine and all it starts.
 pub(crate) const NONCE: &str = "UMBEL_ENGINE_NONCE";
+/// Stands beside it in the environment of a holder: the name of its engine.
+pub(crate) const ENGINE: &str = "UMBEL_HOLDER_OF";
+/// The nonce of what is no engine's: see `leash`.
+pub(crate) const NO_ENGINE: &str = "leash";
+/// The name that a holder gives itself.
+pub(crate) const HOLDER: &str = "umbel-holder";
 /// Between two looks while waiting for the end of an engine.
 pub(crate) const LOOK: Duration = Duration::from_millis(50);
 /// Bytes of an environment that are looked at.
@@ -202,15 +211,77 @@ pub(crate) fn boot_id() -> String {
 }
 
 /// Whether a process carries a nonce in the environment it was started with.
-fn is_marked(id: ProcessId, nonce: &str) -> bool {
+pub(crate) fn is_marked(id: ProcessId, nonce: &str) -> bool {
+    let wanted = format!("{NONCE}={nonce}");
+    environment(id).is_some_and(|all| all.split(|byte| *byte == 0).any(|entry| entry == wanted.as_bytes()))
+}
+
+/// What a process was started with, if this user may know.
+fn environment(id: ProcessId) -> Option<Vec<u8>> {
     use io::Read;
     let mut environment = Vec::new();
-    let Ok(file) = fs::File::open(format!("/proc/{}/environ", id.0)) else { return false };
-    if file.take(ENVIRONMENT_MAX as u64).read_to_end(&mut environment).is_err() {
-        return false;
+    let file = fs::File::open(format!("/proc/{}/environ", id.0)).ok()?;
+    file.take(ENVIRONMENT_MAX as u64).read_to_end(&mut environment).ok()?;
+    Some(environment)
+}
+
+/// A process that carries the mark of an engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Marked {
+    pub(crate) born: Born,
+    pub(crate) nonce: String,
+    /// Its engine's name; holders have it.
+    pub(crate) engine: Option<String>,
+    pub(crate) is_holder: bool,
+}
+
+/// The living processes that carry an engine's mark and work in this folder, which holders do all their life.
+pub(crate) fn marked_in(folder: &Path) -> Vec<Marked> {
+    let own = own_id();
+    let Ok(place) = Place::of(folder) else { return Vec::new() };
+    let strangers = all().into_iter().filter(|facts| !facts.zombie && facts.id != own);
+    strangers.filter(|facts| place.is_of(facts.id)).filter_map(|facts| marked(&facts)).collect()
+}
+
+fn marked(facts: &ProcessFacts) -> Option<Marked> {
+    let environment = environment(facts.id)?;
+    let variable = |name: &str| {
+        let mut entries = environment.split(|byte| *byte == 0);
+        let value = entries.find_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
+        Some(String::from_utf8_lossy(value).into_owned())
+    };
+    let nonce = variable(NONCE).filter(|nonce| !nonce.is_empty() && nonce != NO_ENGINE)?;
+    let engine = variable(ENGINE);
+    let name = fs::read_to_string(format!("/proc/{}/comm", facts.id.0)).unwrap_or_default();
+    let is_holder = engine.is_some() || name.trim_end() == HOLDER;
+    let born = Born { pid: facts.id, start_time: facts.start };
+    Some(Marked { born, nonce, engine, is_holder })
+}
+
+/// A folder, whatever it is called.
+struct Place {
+    file: (u64, u64),
+    /// What the kernel calls one that stood here and was removed.
+    removed: OsString,
+}
+
+impl Place {
+    fn of(folder: &Path) -> io::Result<Self> {
+        let folder = folder.canonicalize()?;
+        let file = fs::metadata(&folder)?;
+        let mut removed = folder.into_os_string();
+        removed.push(" (deleted)");
+        Ok(Self { file: (file.dev(), file.ino()), removed })
     }
-    let wanted = format!("{NONCE}={nonce}");
-    environment.split(|byte| *byte == 0).any(|entry| entry == wanted.as_bytes())
+
+    /// Whether a process works in it. A path says so only to those who see the same mounts.
+    fn is_of(&self, id: ProcessId) -> bool {
+        let path = format!("/proc/{}/cwd", id.0);
+        let is_it = fs::metadata(&path).is_ok_and(|file| (file.dev(), file.ino()) == self.file);
+        let was_here = || fs::read_link(&path).is_ok_and(|path| path.as_os_str() == self.removed);
+        let mounts = |id: &str| fs::read_link(format!("/proc/{id}/ns/mnt")).ok();
+        is_it || (was_here() && mounts("self").is_some_and(|own| mounts(&id.0.to_string()) == Some(own)))
+    }
 }
 
 /// This process.

@@ -31,7 +31,7 @@ use crate::{
 
 mod records;
 
-pub(crate) use records::{EngineEnd, EngineRecord};
+pub(crate) use records::{EngineEnd, EngineRecord, Stands};
 
 const IDENTITY: &str = "identity.json";
 const PENDING: &str = "pending.json";

@@ -231,6 +231,9 @@ impl Driver {
         let broken = Input::Validated(Err("the check of its profile failed".into()));
         self.answer_later(broken, async move {
             host.cleared().await;
+            if let Err(why) = host.alone(&config.name).await {
+                return Input::Validated(Err(why));
+            }
             // A start into memory that is not free yet would fail, and count as a crash.
             if let Err(pid) = host.holders.released(&ended).await {
                 return Input::Validated(Err(format!(

@@ -1,7 +1,7 @@
 //! Engines that an agent before this one left running: it was stopped, replaced or killed.
 //!
-//! Owns finding them by their records and ending those that nobody wants; leaves the records' files to `shell/state`, and
-//! what becomes of a wanted one to its `driver`. Invariants: a process is ended only if boot, process id and start time
+//! Owns finding them by their records and ending those that nobody wants; leaves the records' files to `shell/state`,
+//! runs without one to `strays`, and what becomes of a wanted one to its `driver`. Invariants: a process is ended only if boot, process id and start time
 //! are those of the record, or if it carries the record's nonce; until the unwanted ones are gone nothing new is started.
 
 use std::{
@@ -16,10 +16,13 @@ use tokio::{
     time::Instant,
 };
 
-use super::{Engines, Host};
+use super::{
+    Engines, Host,
+    strays::{self, Stray, Trace},
+};
 use crate::{
     config::EngineConfig,
-    core::supervisor,
+    core::{process_tree::Family, supervisor},
     shell::{
         holder::{self, Held},
         process,
@@ -28,9 +31,9 @@ use crate::{
 };
 
 /// Without a holder nobody takes its output any more, and it has no running requests: a short grace.
-const GRACE: Duration = Duration::from_secs(3);
+pub(super) const GRACE: Duration = Duration::from_secs(3);
 /// After this the agent goes on; what cannot be killed by then hangs in the kernel.
-const LIMIT: Duration = Duration::from_secs(15);
+pub(super) const LIMIT: Duration = Duration::from_secs(15);
 
 /// What is left of one engine.
 #[derive(Debug)]
@@ -51,19 +54,39 @@ pub(crate) struct Inherited {
     pub(crate) left: Left,
 }
 
-/// All of them, by the engine's name.
-pub(crate) type Inheritance = BTreeMap<String, Inherited>;
+/// All of them.
+#[derive(Debug, Default)]
+pub(crate) struct Inheritance {
+    /// By the engine's name.
+    pub(crate) engines: BTreeMap<String, Inherited>,
+    /// Runs that no record names: they are ended.
+    pub(crate) strays: Vec<Stray>,
+    /// What was wrong with the records, for people.
+    pub(crate) problem: Option<String>,
+}
 
-/// Finds what the records name. Those of another start of the kernel are forgotten: nothing of them can be left.
+impl Inheritance {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.engines.is_empty() && self.strays.is_empty()
+    }
+}
+
+/// Finds what the records name, and what runs without one. Records that cannot be read are set aside. Those of another start of the kernel are forgotten: nothing of them can be left.
 pub(crate) async fn find(state: &Arc<State>) -> Inheritance {
     let boot = process::boot_id();
     let folder = state.engines();
+    let damaged = state.set_aside_engine_records();
+    for record in state.engine_records().iter().filter(|record| record.boot_id != boot) {
+        state.forget_engine(record);
+    }
+    // A holder may write its record again.
+    let strays = strays::find(state).await;
+    let problem = strays.problem(&damaged);
+    if let Some(problem) = &problem {
+        tracing::warn!("{problem}");
+    }
     let mut asked = JoinSet::new();
     for record in state.engine_records() {
-        if record.boot_id != boot {
-            state.forget_engine(&record);
-            continue;
-        }
         let folder = folder.clone();
         asked.spawn(async move {
             let left = match holder::attach(&record, &folder).await {
@@ -74,11 +97,28 @@ pub(crate) async fn find(state: &Arc<State>) -> Inheritance {
         });
     }
     let found = asked.join_all().await;
-    found.into_iter().map(|inherited| (inherited.record.name.clone(), inherited)).collect()
+    let engines = found.into_iter().map(|inherited| (inherited.record.name.clone(), inherited)).collect();
+    Inheritance { engines, strays: strays.strays, problem }
 }
 
-/// Ends one of them and forgets it. Its record stays where something of it cannot be ended.
-pub(crate) async fn end(state: &Arc<State>, inherited: Inherited) {
+/// Ends all of them; what is left where something cannot be ended.
+pub(crate) async fn end_all(state: &Arc<State>, inheritance: Inheritance) -> Vec<Trace> {
+    let mut ending = JoinSet::new();
+    for inherited in inheritance.engines.into_values() {
+        let state = Arc::clone(state);
+        ending.spawn(async move { end(&state, inherited).await });
+    }
+    for stray in inheritance.strays {
+        ending.spawn(stray.end());
+    }
+    ending.join_all().await.into_iter().filter_map(Result::err).collect()
+}
+
+/// Ends one of them and forgets it.
+///
+/// # Errors
+/// Something of it is left; its record stays.
+pub(crate) async fn end(state: &Arc<State>, inherited: Inherited) -> Result<(), Trace> {
     let Inherited { record, left } = inherited;
     let is_gone = match left {
         Left::Over(_) => true,
@@ -92,20 +132,27 @@ pub(crate) async fn end(state: &Arc<State>, inherited: Inherited) {
         }
         Left::Unheld => end_unheld(&record, Some(LIMIT)).await,
     };
-    if is_gone {
-        let state = Arc::clone(state);
-        // The disk's word is not waited for longer than it takes.
-        let _ = spawn_blocking(move || state.forget_engine(&record)).await;
+    if !is_gone {
+        return Err(Trace::of(&record));
     }
+    let state = Arc::clone(state);
+    // The disk's word is not waited for longer than it takes.
+    let _ = spawn_blocking(move || state.forget_engine(&record)).await;
+    Ok(())
 }
 
 /// Ends whatever is found of a run for which no holder answers, a hanging one included; whether nothing is left.
 pub(super) async fn end_unheld(record: &EngineRecord, limit: Option<Duration>) -> bool {
+    end_found(&Trace::of(record), limit).await
+}
+
+/// The same by what a run is found by.
+pub(super) async fn end_found(trace: &Trace, limit: Option<Duration>) -> bool {
     let started = Instant::now();
-    let mut family = record.family();
+    let mut family = Family::new(&trace.roots);
     let mut told = false;
     loop {
-        let nonce = record.nonce.clone();
+        let nonce = trace.nonce.clone();
         let looked = spawn_blocking(move || {
             let members = process::members(&mut family, &nonce, true);
             (family, members)
@@ -116,10 +163,14 @@ pub(super) async fn end_unheld(record: &EngineRecord, limit: Option<Duration>) -
             return true;
         }
         if !std::mem::replace(&mut told, true) {
-            tracing::warn!(engine = %record.name, processes = members.len(), "an engine has no holder: it is ended");
+            tracing::warn!(
+                engine = trace.name,
+                processes = members.len(),
+                "an engine has no holder: it is ended"
+            );
             process::signal(&members, Signal::TERM);
         } else if limit.is_some_and(|limit| started.elapsed() >= limit) {
-            tracing::error!(engine = %record.name, ?members, "processes of an engine cannot be ended");
+            tracing::error!(engine = trace.name, ?members, "processes of an engine cannot be ended");
             return false;
         } else if started.elapsed() >= GRACE {
             process::signal(&members, Signal::KILL);
@@ -141,12 +192,12 @@ impl Host {
     /// What an earlier agent left of this engine, if its driver can go on with it, and what it was started as.
     pub(super) fn inherit(&self, wanted: &EngineConfig) -> Option<(Inherited, EngineConfig)> {
         let mut inheritance = self.inheritance.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = inheritance.get(&wanted.name)?;
+        let found = inheritance.engines.get(&wanted.name)?;
         if matches!(found.left, Left::Unheld) {
             return None;
         }
         let started = started_as(&found.record, wanted)?;
-        Some((inheritance.remove(&wanted.name)?, started))
+        Some((inheritance.engines.remove(&wanted.name)?, started))
     }
 
     /// Waits until what earlier agents left and nobody wants is gone: it may hold a port, or a GPU's memory.
@@ -163,12 +214,9 @@ impl Engines {
         let host = Arc::clone(&self.host);
         let left = std::mem::take(&mut *host.inheritance.lock().unwrap_or_else(PoisonError::into_inner));
         tokio::spawn(async move {
-            let mut ending = JoinSet::new();
-            for inherited in left.into_values() {
-                let state = Arc::clone(&host.state);
-                ending.spawn(async move { end(&state, inherited).await });
+            for trace in end_all(&host.state, left).await {
+                host.stuck(trace);
             }
-            while ending.join_next().await.is_some() {}
             host.cleared.send_replace(true);
         });
     }

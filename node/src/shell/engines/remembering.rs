@@ -42,7 +42,7 @@ impl Engines {
     /// Engines of deployments by the records of their processes.
     fn of_records(&self) -> Vec<EngineConfig> {
         let inheritance = self.host.inheritance.lock().unwrap_or_else(PoisonError::into_inner);
-        let started = inheritance.values().filter_map(|inherited| {
+        let started = inheritance.engines.values().filter_map(|inherited| {
             let config: EngineConfig = serde_json::from_value(inherited.record.started.clone()).ok()?;
             let is_whole = config.name == inherited.record.name && config.origin.is_some();
             (is_whole && !config.name.starts_with(TRIED)).then_some(config)

@@ -6,7 +6,7 @@
 use std::{
     io,
     os::fd::AsRawFd,
-    os::unix::fs::PermissionsExt,
+    os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -38,6 +38,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(super) enum Order {
     /// End the engine; SIGKILL after this.
     End(Duration),
+    /// Write the record again, where none stands.
+    Record,
     /// Its end was heard.
     Release,
 }
@@ -50,17 +52,51 @@ pub(super) fn short_path(folder: &Path, name: &str) -> io::Result<(std::fs::File
     Ok((opened, path))
 }
 
+/// The socket of a holder in the folder of engines.
+#[derive(Debug)]
+pub(super) struct Door {
+    path: PathBuf,
+    file: (u64, u64),
+}
+
+impl Door {
+    /// Removes it, if it is still this holder's.
+    pub(super) fn remove(&self) {
+        if std::fs::symlink_metadata(&self.path).is_ok_and(|file| (file.dev(), file.ino()) == self.file) {
+            // A later holder of the same engine begins by removing it, too.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
 /// Listens for the agents of this engine, and nobody else's user.
-pub(super) fn listen(folder: &Path, engine: &str) -> io::Result<UnixListener> {
-    let (_opened, path) = short_path(folder, &socket_name(engine))?;
-    match std::fs::remove_file(&path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
+///
+/// # Errors
+/// `AddrInUse` if another holder lives there: its socket is never taken over.
+pub(super) async fn listen(folder: &Path, engine: &str) -> io::Result<(UnixListener, Door)> {
+    let name = socket_name(engine);
+    let (_opened, path) = short_path(folder, &name)?;
+    // One that is stopped is connected to as well.
+    match timeout(PATIENCE, UnixStream::connect(&path)).await {
+        Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => {}
+        Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            match std::fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        _ => {
+            return Err(io::Error::new(
+                io::ErrorKind::AddrInUse,
+                "another holder of this engine lives there",
+            ));
+        }
     }
     // The folder is 0700: nobody else comes between.
     let listener = UnixListener::bind(&path)?;
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
-    Ok(listener)
+    let file = std::fs::symlink_metadata(&path)?;
+    Ok((listener, Door { path: folder.join(name), file: (file.dev(), file.ino()) }))
 }
 
 /// A connection on which each line is one JSON object.
@@ -186,6 +222,7 @@ async fn talk(
                         continue;
                     }
                     Some(Ask::End { grace_ms }) => Order::End(Duration::from_millis(grace_ms)),
+                    Some(Ask::Record) => Order::Record,
                     Some(Ask::Release) => Order::Release,
                 };
                 // Nobody takes it once the holder goes.

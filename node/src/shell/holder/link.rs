@@ -72,8 +72,9 @@ pub(crate) async fn start(holder: &[&str], instruction: Instruction) -> Result<H
     let (ours, theirs) = StdUnixStream::pair().map_err(failed)?;
     ours.set_nonblocking(true).map_err(failed)?;
     let (arguments, folder) = (holder.iter().map(ToString::to_string).collect(), instruction.folder.clone());
-    let nonce = instruction.record.nonce.clone();
-    let spawned = tokio::task::spawn_blocking(move || spawn(arguments, &folder, &nonce, theirs.into()));
+    let (nonce, name) = (instruction.record.nonce.clone(), instruction.record.name.clone());
+    let spawned =
+        tokio::task::spawn_blocking(move || spawn(arguments, &folder, (&nonce, &name), theirs.into()));
     spawned.await.unwrap_or_else(|broken| Err(io::Error::other(broken))).map_err(failed)?;
     let mut line = Line::new(UnixStream::from_std(ours).map_err(failed)?);
     let told = async {
@@ -92,7 +93,12 @@ pub(crate) async fn start(holder: &[&str], instruction: Instruction) -> Result<H
 }
 
 /// This program again: the very file that this process runs, also if another has taken its place on the disk since.
-fn spawn(arguments: Vec<String>, folder: &Path, nonce: &str, socket: OwnedFd) -> io::Result<()> {
+fn spawn(
+    arguments: Vec<String>,
+    folder: &Path,
+    (nonce, name): (&str, &str),
+    socket: OwnedFd,
+) -> io::Result<()> {
     let mut command = Command::new("/proc/self/exe");
     std::os::unix::process::CommandExt::arg0(&mut command, "umbel");
     command
@@ -100,6 +106,7 @@ fn spawn(arguments: Vec<String>, folder: &Path, nonce: &str, socket: OwnedFd) ->
         .env_clear()
         // Where nothing else is known of a run, this finds its holder as well.
         .env(process::NONCE, nonce)
+        .env(process::ENGINE, name)
         .current_dir(folder)
         .stdin(Stdio::from(socket))
         // It outlives whoever reads these of the agent.
@@ -114,20 +121,29 @@ fn spawn(arguments: Vec<String>, folder: &Path, nonce: &str, socket: OwnedFd) ->
 /// # Errors
 /// Nobody answers for it, or not as the record says.
 pub(crate) async fn attach(record: &EngineRecord, folder: &Path) -> Result<Held, Lost> {
+    let Some((line, standing)) = connect(&record.name, folder).await else { return Err(Lost) };
+    let same = standing.nonce == record.nonce && standing.holder == record.holder;
+    // A record that its holder has not completed yet knows no engine.
+    let known = record.engine == Born::NOBODY || standing.engine == record.engine;
+    let is_there = standing.exit.is_some() || process::lives(standing.engine);
+    if same && known && is_there { Ok(follow(line, standing)) } else { Err(Lost) }
+}
+
+/// Finds whoever answers at an engine's socket, whatever is known of it.
+pub(crate) async fn find(engine: &str, folder: &Path) -> Option<Held> {
+    connect(engine, folder).await.map(|(line, standing)| follow(line, standing))
+}
+
+async fn connect(engine: &str, folder: &Path) -> Option<(Line, Standing)> {
     let asked = async {
-        let (_opened, path) = short_path(folder, &socket_name(&record.name)).ok()?;
+        let (_opened, path) = short_path(folder, &socket_name(engine)).ok()?;
         let mut line = Line::new(UnixStream::connect(&path).await.ok()?);
         match line.read::<Told>().await.ok()?? {
             Told::Standing(standing) => Some((line, standing)),
             Told::Output(_) | Told::Refused { .. } => None,
         }
     };
-    let Ok(Some((line, standing))) = timeout(ANSWER, asked).await else { return Err(Lost) };
-    let same = standing.nonce == record.nonce && standing.holder == record.holder;
-    // A record that its holder has not completed yet knows no engine.
-    let known = record.engine == Born::NOBODY || standing.engine == record.engine;
-    let is_there = standing.exit.is_some() || process::lives(standing.engine);
-    if same && known && is_there { Ok(follow(line, standing)) } else { Err(Lost) }
+    timeout(ANSWER, asked).await.ok().flatten()
 }
 
 fn follow(line: Line, standing: Standing) -> Held {
@@ -192,6 +208,26 @@ impl Held {
 
     pub(crate) fn holder(&self) -> Born {
         self.known.borrow().standing.holder
+    }
+
+    /// The run that it is.
+    pub(crate) fn nonce(&self) -> String {
+        self.known.borrow().standing.nonce.clone()
+    }
+
+    /// Something of it is left.
+    pub(crate) fn is_there(&self) -> bool {
+        self.known.borrow().standing.gone.is_none()
+    }
+
+    /// Has its record written again, where none stands; when this returns, that was tried. A holder that does not know how
+    /// ends the connection.
+    pub(crate) async fn record(&self) {
+        let mut known = self.known.clone();
+        known.mark_unchanged();
+        if self.orders.send(Order::Ask(Ask::Record)).await.is_ok() {
+            let _ = timeout(ANSWER, known.changed()).await;
+        }
     }
 
     /// Everything that belongs to it, its holder included.

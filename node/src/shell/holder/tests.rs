@@ -87,7 +87,7 @@ impl Bench {
 impl Drop for Bench {
     /// Whatever a test came to, nothing of it runs on.
     fn drop(&mut self) {
-        let mut family = self.record.family();
+        let mut family = Family::new(&[self.record.holder, self.record.engine]);
         let end = Instant::now() + LIMIT;
         loop {
             let left = process::members(&mut family, &self.record.nonce, true);
@@ -158,7 +158,7 @@ async fn row_83_agents_come_one_after_another() {
     other.nonce = "other".into();
     assert_eq!(attach(&other, &bench.state.engines()).await.unwrap_err(), Lost);
     let mut found = engines::find_inherited(&bench.state).await;
-    assert!(matches!(found.remove("chat.r1").unwrap().left, engines::Left::Held(_)));
+    assert!(matches!(found.engines.remove("chat.r1").unwrap().left, engines::Left::Held(_)));
     fs::write(bench.state.engines().join("go"), b"").unwrap();
     assert_eq!(soon("its exit", bench.held.exited()).await, Ok(Exit::Code(7)));
     assert_eq!(soon("its end", bench.held.gone()).await, Ok("up\nlast".into()));
@@ -170,7 +170,7 @@ async fn row_83_agents_come_one_after_another() {
     bench.held.release().await;
     until("the holder's end", || !process::lives(bench.record.holder)).await;
     assert!(!bench.state.engines().join("chat.r1.sock").exists());
-    let found = engines::find_inherited(&bench.state).await.remove("chat.r1").unwrap();
+    let found = engines::find_inherited(&bench.state).await.engines.remove("chat.r1").unwrap();
     assert!(matches!(found.left, engines::Left::Over(end) if end.exit == Exit::Code(7)));
 }
 
@@ -249,9 +249,9 @@ async fn a_lost_holder_takes_its_engine_along() {
     process::signal(&[facts(bench.held.holder())], Signal::KILL);
     assert_eq!(soon("the loss", bench.held.exited()).await, Err(Lost));
     assert!(process::lives(engine), "nobody has ended it yet");
-    let found = engines::find_inherited(&bench.state).await.remove("chat.r1").unwrap();
+    let found = engines::find_inherited(&bench.state).await.engines.remove("chat.r1").unwrap();
     assert!(matches!(found.left, engines::Left::Unheld));
-    engines::end_inherited(&bench.state, found).await;
+    engines::end_inherited(&bench.state, found).await.unwrap();
     assert!(!process::lives(engine) && bench.state.engine_records().is_empty());
 }
 
@@ -260,11 +260,93 @@ async fn a_lost_holder_takes_its_engine_along() {
 async fn a_record_of_another_boot_is_forgotten() {
     let bench = Bench::start("exec sleep 1000").await;
     let mut record = bench.stands();
-    record.boot_id = "another".into();
+    (record.boot_id, record.name, record.nonce) = ("another".into(), "other".into(), "n".into());
     bench.state.set_engine(&record).unwrap();
-    assert!(engines::find_inherited(&bench.state).await.is_empty());
-    assert!(bench.state.engine_records().is_empty());
+    let found = engines::find_inherited(&bench.state).await;
+    assert!(found.engines.keys().eq(["chat.r1"]) && found.strays.is_empty() && found.problem.is_none());
+    assert_eq!(bench.state.engine_records().len(), 1);
     assert!(process::lives(bench.held.engine()), "nobody is ended by it");
+}
+
+/// A second holder of an engine never takes the socket of the first, and is told to nobody as the engine.
+#[tokio::test]
+async fn a_living_holders_socket_is_not_taken() {
+    let bench = Bench::start("exec sleep 1000").await;
+    let second = instruction(&bench.state, "exec sleep 1000");
+    let why = start(HOLDER, second).await.unwrap_err();
+    assert!(why.contains("another holder of this engine lives there"), "{why}");
+    bench.state.set_engine(&bench.record).unwrap();
+    let held = attach(&bench.record, &bench.state.engines()).await.unwrap();
+    assert_eq!(held.engine(), bench.record.engine);
+}
+
+/// A holder whose record and socket are another's by now leaves both alone when its engine ends.
+#[tokio::test]
+async fn what_is_anothers_stays_anothers() {
+    let mut bench = Bench::start("while [ ! -e go ]; do sleep 0.01; done").await;
+    let folder = bench.state.engines();
+    fs::remove_file(folder.join("chat.r1.sock")).unwrap();
+    let second = instruction(&bench.state, "exec sleep 1000");
+    let held = start(HOLDER, second).await.unwrap();
+    let first = bench.record.clone();
+    bench.record = bench.stands();
+    assert_ne!(bench.record.nonce, first.nonce);
+    fs::write(folder.join("go"), b"").unwrap();
+    soon("its end", bench.held.gone()).await.unwrap();
+    bench.held.release().await;
+    until("the first holder's end", || !process::lives(first.holder)).await;
+    assert_eq!(bench.stands(), bench.record);
+    let again = attach(&bench.record, &folder).await.unwrap();
+    assert_eq!(again.engine(), held.engine());
+}
+
+/// A record that was lost while the engine runs is written again by its holder; one that was damaged is set aside.
+#[tokio::test]
+async fn a_lost_record_is_written_again() {
+    let bench = Bench::start("exec sleep 1000").await;
+    let path = bench.state.engines().join("chat.r1.json");
+    fs::remove_file(&path).unwrap();
+    let found = engines::find_inherited(&bench.state).await;
+    assert!(matches!(found.engines.get("chat.r1").unwrap().left, engines::Left::Held(_)));
+    assert!(found.strays.is_empty());
+    let says = found.problem.unwrap();
+    assert!(says.starts_with("no record named a run of engine chat.r1; it ran"), "{says}");
+    assert_eq!(bench.stands(), bench.record);
+    fs::write(&path, b"{").unwrap();
+    let found = engines::find_inherited(&bench.state).await;
+    assert_eq!(found.engines.len(), 1);
+    let says = found.problem.unwrap();
+    assert!(says.contains("set aside as chat.r1.json.unreadable; the engine ran, and its holder"), "{says}");
+    assert_eq!(bench.stands(), bench.record);
+    assert_eq!(engines::find_inherited(&bench.state).await.problem, None, "told once");
+}
+
+/// Without record and socket it is found by where its holder works, and ended; also if it is the holder that is gone.
+#[tokio::test]
+async fn a_run_without_record_and_socket_is_ended() {
+    for holder_lives in [true, false] {
+        let mut bench =
+            Bench::start("trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.01; done").await;
+        until("its trap", || bench.said("chat.r1.log").contains("up")).await;
+        for name in ["chat.r1.json", "chat.r1.sock"] {
+            fs::remove_file(bench.state.engines().join(name)).unwrap();
+        }
+        if !holder_lives {
+            process::signal(&[facts(bench.record.holder)], Signal::KILL);
+            until("the holder's end", || !process::lives(bench.record.holder)).await;
+        }
+        // The agent that started it is gone.
+        bench.held = Held::nobody();
+        let found = engines::find_inherited(&bench.state).await;
+        assert!(found.engines.is_empty() && found.strays.len() == 1);
+        assert!(found.problem.as_ref().is_some_and(|says| says.contains("it is ended first")), "{found:?}");
+        let left = engines::end_all_inherited(&bench.state, found).await;
+        assert!(left.is_empty() && !process::lives(bench.record.engine), "{left:?}");
+        assert!(!process::lives(bench.record.holder));
+        assert_eq!(bench.said("chat.r1.log").contains("bye"), holder_lives, "with grace, through its holder");
+        assert!(bench.state.engine_records().is_empty(), "its holder wrote no record");
+        assert!(engines::find_inherited(&bench.state).await.is_empty());
+    }
 }
 
 /// Row 86: 100 MB through the holder; it stays small, and so does the log.

@@ -13,10 +13,7 @@ use serde_json::Value;
 use umbel_wire::files;
 
 use super::State;
-use crate::core::{
-    process_tree::{Born, Family},
-    supervisor::Exit,
-};
+use crate::core::{process_tree::Born, supervisor::Exit};
 
 /// What is known of an engine's process, for whoever comes after this agent. The agent writes it before the start; from
 /// then on its holder does, until nothing of the engine is left.
@@ -51,6 +48,19 @@ pub(crate) struct EngineRecord {
     pub(crate) end: Option<EngineEnd>,
 }
 
+/// Whose record it is that stands on the disk under an engine's name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stands {
+    /// This run's.
+    Own,
+    /// Another run's.
+    Other,
+    /// Nobody's: it cannot be read.
+    Damaged,
+    /// None is there.
+    Missing,
+}
+
 /// How an engine ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct EngineEnd {
@@ -74,14 +84,19 @@ impl std::fmt::Debug for EngineRecord {
 }
 
 impl EngineRecord {
-    /// What may belong to it, as far as the record knows.
-    pub(crate) fn family(&self) -> Family {
-        Family::new(&[self.holder, self.engine])
-    }
-
     /// The file's name of a record.
     pub(crate) fn file_name(engine: &str) -> String {
         format!("{engine}.json")
+    }
+
+    /// Whose record stands in the folder under this engine's name. Blocks on the disk.
+    pub(crate) fn stands(&self, folder: &Path) -> Stands {
+        match read(&folder.join(Self::file_name(&self.name))) {
+            Ok(record) if record.nonce == self.nonce => Stands::Own,
+            Ok(_) => Stands::Other,
+            Err(Unread::Missing) => Stands::Missing,
+            Err(Unread::Damaged(_)) => Stands::Damaged,
+        }
     }
 
     /// Writes it into the folder of engines. Blocks on the disk.
@@ -92,6 +107,24 @@ impl EngineRecord {
         let content = serde_json::to_vec_pretty(self).map_err(io::Error::other)?;
         files::write_private(&folder.join(Self::file_name(&self.name)), &content)
     }
+}
+
+/// Why a record was not read.
+enum Unread {
+    Missing,
+    Damaged(String),
+}
+
+fn read(path: &Path) -> Result<EngineRecord, Unread> {
+    let content = files::read_private(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => Unread::Missing,
+        _ => Unread::Damaged(error.to_string()),
+    })?;
+    let record: EngineRecord =
+        serde_json::from_slice(&content).map_err(|error| Unread::Damaged(error.to_string()))?;
+    // One that was copied or renamed speaks of another engine.
+    let is_named = path.file_name().is_some_and(|name| *name == *EngineRecord::file_name(&record.name));
+    is_named.then_some(record).ok_or_else(|| Unread::Damaged("it is another engine's".into()))
 }
 
 impl State {
@@ -122,24 +155,39 @@ impl State {
         }
     }
 
-    /// The records that are there. One that cannot be read is told and left alone.
+    /// The record of one engine, if it can be read.
+    pub(crate) fn engine_record(&self, engine: &str) -> Option<EngineRecord> {
+        read(&self.engines().join(EngineRecord::file_name(engine))).ok()
+    }
+
+    /// The records that are there. One that cannot be read is left alone.
     pub(crate) fn engine_records(&self) -> Vec<EngineRecord> {
+        self.engine_files("json").iter().filter_map(|name| self.engine_record(name)).collect()
+    }
+
+    /// The names before this ending, of the files in the folder of engines.
+    pub(crate) fn engine_files(&self, ending: &str) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.engines()) else { return Vec::new() };
-        let mut records = Vec::new();
-        for path in entries.flatten().map(|entry| entry.path()) {
-            if path.extension().is_none_or(|extension| extension != "json") {
-                continue;
-            }
-            match files::read_private(&path).map_err(|error| error.to_string()).and_then(|content| {
-                serde_json::from_slice::<EngineRecord>(&content).map_err(|error| error.to_string())
-            }) {
-                Ok(record) => records.push(record),
-                Err(error) => {
-                    tracing::warn!(path = %path.display(), error, "an engine's record cannot be read")
-                }
-            }
+        let name = |path: PathBuf| {
+            let is_such = path.extension().is_some_and(|extension| extension == ending);
+            is_such.then(|| path.file_stem()?.to_str().map(ToOwned::to_owned))?
+        };
+        entries.flatten().filter_map(|entry| name(entry.path())).collect()
+    }
+
+    /// Moves records that cannot be read out of the way of those to come; the engines they were for. One that cannot be
+    /// moved is replaced by the next.
+    pub(crate) fn set_aside_engine_records(&self) -> Vec<String> {
+        let mut damaged = Vec::new();
+        for engine in self.engine_files("json") {
+            let path = self.engines().join(EngineRecord::file_name(&engine));
+            let Err(Unread::Damaged(error)) = read(&path) else { continue };
+            let aside = path.with_extension("json.unreadable");
+            let moved = fs::rename(&path, &aside);
+            tracing::warn!(path = %path.display(), error, moved = moved.is_ok(), "an engine's record cannot be read: it is set aside");
+            damaged.push(engine);
         }
-        records
+        damaged
     }
 }
 
@@ -165,7 +213,20 @@ mod tests {
         fs::write(folder.path().join("x"), b"x").unwrap();
         state.set_engine(&record).unwrap();
         fs::write(state.engines().join("broken.json"), b"{").unwrap();
+        fs::copy(state.engines().join("chat.json"), state.engines().join("copied.json")).unwrap();
         assert_eq!(state.engine_records(), [record.clone()]);
+        let mut aside = state.set_aside_engine_records();
+        aside.sort();
+        assert_eq!(aside, ["broken", "copied"]);
+        assert_eq!(fs::read(state.engines().join("broken.json.unreadable")).unwrap(), b"{");
+        assert_eq!((state.set_aside_engine_records().len(), state.engine_records().len()), (0, 1));
+        // Whose it is decides whether a holder may write there.
+        let folder_of = state.engines();
+        assert_eq!(record.stands(&folder_of), Stands::Own);
+        let other = EngineRecord { nonce: "other".into(), ..record.clone() };
+        assert_eq!(other.stands(&folder_of), Stands::Other);
+        let missing = EngineRecord { name: "nobody".into(), ..record.clone() };
+        assert_eq!(missing.stands(&folder_of), Stands::Missing);
         state.forget_engine(&record);
         assert!(state.engine_records().is_empty());
         assert!(!state.engines().join("chat.key").exists() && folder.path().join("x").exists());

@@ -1,0 +1,302 @@
+//! Runs of engines that no record names: it was cut, damaged or removed while the engine ran.
+//!
+//! Owns finding them, by the sockets in the folder of engines and by the processes that work in it, and ending them through
+//! their holders; leaves what a record names to `leftovers`. Invariants: a holder that can write its record again is asked
+//! to, so that its engine is gone on with; an engine is not started while anything of another run of it is left.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
+
+use rustix::process::Signal;
+use tokio::{
+    task::{JoinSet, spawn_blocking},
+    time::{Instant, sleep, timeout},
+};
+
+use super::{
+    Host,
+    leftovers::{GRACE, LIMIT, end_found},
+};
+use crate::{
+    core::{
+        process_tree::{Born, Family, ProcessFacts},
+        supervisor,
+    },
+    shell::{
+        holder::{self, Held},
+        process,
+        state::{EngineRecord, State},
+    },
+};
+
+/// Sentences of one problem; more are counted.
+const SENTENCES: usize = 4;
+/// Process ids of one cause.
+const PIDS: usize = 4;
+
+/// What a run of an engine is found by.
+#[derive(Debug, Clone)]
+pub(crate) struct Trace {
+    /// Nothing where nobody says which engine it is: it may be any.
+    pub(crate) name: Option<String>,
+    pub(super) nonce: String,
+    pub(super) roots: Vec<Born>,
+}
+
+impl Trace {
+    pub(super) fn of(record: &EngineRecord) -> Self {
+        let (name, nonce) = (Some(record.name.clone()), record.nonce.clone());
+        Self { name, nonce, roots: vec![record.holder, record.engine] }
+    }
+
+    /// What is left of it. Blocks on `/proc`.
+    fn members(&self) -> Vec<ProcessFacts> {
+        process::members(&mut Family::new(&self.roots), &self.nonce, true)
+    }
+}
+
+/// A run that no record names.
+#[derive(Debug)]
+pub(crate) struct Stray {
+    pub(crate) trace: Trace,
+    holder: Option<Born>,
+    held: Option<Held>,
+}
+
+/// What was found, and what there is to tell of it.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    pub(super) strays: Vec<Stray>,
+    /// By the engine's name.
+    told: BTreeMap<String, &'static str>,
+}
+
+/// Finds them. Those whose holder has written its record again are none when this returns.
+pub(super) async fn find(state: &Arc<State>) -> Found {
+    let mut found = Found::default();
+    let mut by_nonce = BTreeMap::new();
+    for (name, held) in answering(state).await {
+        let named = state.engine_record(&name);
+        let is_known = |record: &EngineRecord| record.nonce == held.nonce();
+        if named.as_ref().is_some_and(is_known) {
+            continue;
+        }
+        if named.is_none() && held.is_there() {
+            held.record().await;
+            if state.engine_record(&name).as_ref().is_some_and(is_known) {
+                found.told.insert(name, "ran, and its holder wrote its record anew: it is gone on with");
+                continue;
+            }
+        }
+        let trace = Trace { name: Some(name), nonce: held.nonce(), roots: Vec::new() };
+        by_nonce.insert(held.nonce(), Stray { trace, holder: None, held: Some(held) });
+    }
+    add_working(state, &mut by_nonce).await;
+    for stray in by_nonce.into_values() {
+        if stray.runs().await {
+            let name = stray.trace.name.clone().unwrap_or_else(|| "of an unknown name".into());
+            found
+                .told
+                .insert(name, "ran without a record, so its port and key are not known: it is ended first");
+        }
+        found.strays.push(stray);
+    }
+    found
+}
+
+/// Whoever answers at a socket in the folder of engines.
+async fn answering(state: &State) -> Vec<(String, Held)> {
+    let mut asked = JoinSet::new();
+    for name in state.engine_files("sock") {
+        let folder = state.engines();
+        asked.spawn(async move { holder::find(&name, &folder).await.map(|held| (name, held)) });
+    }
+    asked.join_all().await.into_iter().flatten().collect()
+}
+
+/// Adds what works in the folder of engines and carries the mark of a run that no record names.
+async fn add_working(state: &Arc<State>, strays: &mut BTreeMap<String, Stray>) {
+    let state = Arc::clone(state);
+    let looked = spawn_blocking(move || {
+        let records = state.engine_records();
+        let known: BTreeSet<String> = records.into_iter().map(|record| record.nonce).collect();
+        let mut marked = process::marked_in(Path::new(&state.engines()));
+        marked.retain(|process| !known.contains(&process.nonce));
+        marked
+    });
+    for process in looked.await.unwrap_or_default() {
+        let stray = strays.entry(process.nonce.clone()).or_insert_with(|| Stray {
+            trace: Trace { name: None, nonce: process.nonce, roots: Vec::new() },
+            holder: None,
+            held: None,
+        });
+        stray.trace.roots.push(process.born);
+        if process.is_holder {
+            stray.holder = Some(process.born);
+        }
+        if stray.trace.name.is_none() {
+            stray.trace.name = process.engine;
+        }
+    }
+}
+
+impl Stray {
+    /// Whether anything of the engine is left, besides a holder that goes.
+    async fn runs(&self) -> bool {
+        if self.held.as_ref().is_some_and(Held::is_there) {
+            return true;
+        }
+        let (trace, holder) = (self.trace.clone(), self.holder);
+        let is_more = move |facts: &ProcessFacts| holder.is_none_or(|holder| !holder.is(facts));
+        spawn_blocking(move || trace.members().iter().any(is_more)).await.unwrap_or(true)
+    }
+
+    /// Ends it, with grace where it has a holder.
+    ///
+    /// # Errors
+    /// Something of it is left.
+    pub(super) async fn end(self) -> Result<(), Trace> {
+        let Self { trace, holder, held } = self;
+        tracing::warn!(engine = trace.name, "a run of an engine that no record names is ended");
+        let patience = match (held, holder) {
+            (Some(held), _) => {
+                held.end(supervisor::GRACE);
+                let gone = timeout(supervisor::GRACE + LIMIT, held.gone()).await;
+                held.release().await;
+                // Then only the holder itself is left to go.
+                if matches!(gone, Ok(Ok(_))) { GRACE } else { Duration::ZERO }
+            }
+            // It has lost its socket; told to end it does the same.
+            (None, Some(holder)) => {
+                let facts = process::facts(holder.pid).filter(|facts| holder.is(facts));
+                process::signal(facts.as_slice(), Signal::TERM);
+                supervisor::GRACE + LIMIT
+            }
+            (None, None) => Duration::ZERO,
+        };
+        let until = Instant::now() + patience;
+        while Instant::now() < until {
+            let look = trace.clone();
+            if spawn_blocking(move || look.members().is_empty()).await.unwrap_or(false) {
+                return Ok(());
+            }
+            sleep(process::LOOK).await;
+        }
+        if end_found(&trace, Some(LIMIT)).await { Ok(()) } else { Err(trace) }
+    }
+}
+
+impl Found {
+    /// One problem of all that was found. `damaged`: engines whose records could not be read and were set aside.
+    pub(super) fn problem(&self, damaged: &[String]) -> Option<String> {
+        let mut sentences: Vec<String> = Vec::new();
+        for name in damaged {
+            let what = self.told.get(name).map_or("did not run any more", |what| *what);
+            sentences.push(format!(
+                "the record of engine {name} could not be read and was set aside as {}.unreadable; the engine {what}",
+                EngineRecord::file_name(name)
+            ));
+        }
+        let others = self.told.iter().filter(|(name, _)| !damaged.contains(name));
+        sentences
+            .extend(others.map(|(name, what)| format!("no record named a run of engine {name}; it {what}")));
+        let more = sentences.len().saturating_sub(SENTENCES);
+        sentences.truncate(SENTENCES);
+        if more > 0 {
+            sentences.push(format!("and {more} more"));
+        }
+        (!sentences.is_empty()).then(|| sentences.join("; "))
+    }
+}
+
+impl Host {
+    /// Remembers what could not be ended: whatever has its name is not started.
+    pub(super) fn stuck(&self, trace: Trace) {
+        self.stuck.lock().unwrap_or_else(PoisonError::into_inner).push(trace);
+    }
+
+    /// Looks whether anything is left of other runs of this engine, and tries to end it once more.
+    ///
+    /// # Errors
+    /// Why the engine cannot be started.
+    pub(super) async fn alone(&self, engine: &str) -> Result<(), String> {
+        let stuck = self.stuck.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for trace in stuck.into_iter().filter(|trace| trace.name.as_deref().is_none_or(|name| name == engine))
+        {
+            let nonce = trace.nonce.clone();
+            let looked = spawn_blocking(move || {
+                let members = trace.members();
+                process::signal(&members, Signal::KILL);
+                members
+            });
+            let unknown =
+                |_| "LEFT_OVER: it could not be looked for what is left of an earlier run".to_owned();
+            let members = looked.await.map_err(unknown)?;
+            if !members.is_empty() {
+                let pids: Vec<_> = members.iter().take(PIDS).map(|facts| facts.id.0.to_string()).collect();
+                return Err(format!(
+                    "LEFT_OVER: {} processes of an earlier run cannot be ended ({}); it is started when they are gone. If they hang in the kernel, mostly in a driver, the host wants a restart",
+                    members.len(),
+                    pids.join(", ")
+                ));
+            }
+            self.stuck.lock().unwrap_or_else(PoisonError::into_inner).retain(|trace| trace.nonce != nonce);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Config,
+        shell::{
+            engines::{Engines, Inheritance},
+            gpu::Holders,
+        },
+    };
+
+    /// While something of an earlier run is left, its engine is not started and says why; others are.
+    #[tokio::test]
+    async fn an_engine_waits_for_what_is_left_of_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let config =
+            Config::parse("[node]\nstate_dir = \"/s\"\n", Path::new("/etc/umbel/node.toml")).unwrap();
+        let state = Arc::new(State::open(&dir.path().join("state")).unwrap());
+        let engines =
+            Engines::start(&config, &state, &Arc::new(Holders::new(false)), &[], Inheritance::default());
+        let nonce = format!("left-over-{}", std::process::id());
+        let mut left =
+            std::process::Command::new("sleep").arg("1000").env(process::NONCE, &nonce).spawn().unwrap();
+        engines.host.stuck(Trace { name: Some("chat.r1".into()), nonce: nonce.clone(), roots: Vec::new() });
+        assert_eq!(engines.host.alone("other").await, Ok(()));
+        let pid = i32::try_from(left.id()).unwrap();
+        let marked = async {
+            while !process::is_marked(crate::core::process_tree::ProcessId(pid), &nonce) {
+                sleep(process::LOOK).await
+            }
+        };
+        timeout(Duration::from_secs(20), marked).await.unwrap();
+        let why = engines.host.alone("chat.r1").await.unwrap_err();
+        assert!(why.starts_with("LEFT_OVER: 1 processes") && why.contains(&left.id().to_string()), "{why}");
+        left.wait().unwrap();
+        assert_eq!(engines.host.alone("chat.r1").await, Ok(()));
+        assert!(engines.host.stuck.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_problem_stays_short() {
+        let told = (0..9).map(|n| (format!("e{n}"), "ran")).collect();
+        let says = Found { strays: Vec::new(), told }.problem(&["a".into()]).unwrap();
+        assert!(
+            says.starts_with("the record of engine a could not be read") && says.ends_with("and 6 more"),
+            "{says}"
+        );
+        assert_eq!(Found::default().problem(&[]), None);
+    }
+}
