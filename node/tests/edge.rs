@@ -74,6 +74,8 @@ struct Inner {
     lose_answers: AtomicUsize,
     /// Hellos are refused as from a revoked node.
     revoked: AtomicBool,
+    /// Every lease that it gave, with the generation of its connection; the first is 1.
+    given: Mutex<Vec<u64>>,
     /// The highest sequence numbers that it knows, of inventories and of telemetry.
     cursors: (AtomicU64, AtomicU64),
 }
@@ -106,6 +108,7 @@ impl Edge {
             connection: Mutex::new(None),
             lose_answers: AtomicUsize::new(0),
             revoked: AtomicBool::new(false),
+            given: Mutex::default(),
             cursors: Default::default(),
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -265,7 +268,7 @@ impl Edge {
             } else {
                 self.provider(&ask.engine)
             },
-            lease_id: ask.lease,
+            lease_id: self.inner.give(connection),
             generation: ask.generation.unwrap_or(connection.generation().0),
             method: "POST".into(),
             path: ask.path,
@@ -294,7 +297,6 @@ pub(crate) struct Ask {
     pub(crate) path: String,
     pub(crate) body: Bytes,
     pub(crate) headers: Vec<Header>,
-    pub(crate) lease: u64,
     pub(crate) generation: Option<u64>,
     pub(crate) first_byte_timeout_ms: u32,
     pub(crate) idle_timeout_ms: u32,
@@ -307,7 +309,6 @@ impl Ask {
             path: "/v1/chat/completions".into(),
             body: body.into(),
             headers: vec![Header { name: "content-type".into(), value: b"application/json".to_vec() }],
-            lease: 1,
             generation: None,
             first_byte_timeout_ms: 0,
             idle_timeout_ms: 0,
@@ -402,6 +403,19 @@ impl Door for Gate {
 }
 
 impl Inner {
+    /// A new lease for a stream of this connection.
+    fn give(&self, connection: &Connection) -> u64 {
+        let mut given = self.given.lock().unwrap();
+        given.push(connection.generation().0);
+        given.len() as u64
+    }
+
+    /// Whether it stands: its connection has not ended.
+    fn owns(&self, lease: u64, connection: &Connection) -> bool {
+        let at = usize::try_from(lease).unwrap().checked_sub(1);
+        at.and_then(|at| self.given.lock().unwrap().get(at).copied()) == Some(connection.generation().0)
+    }
+
     fn enroll(&self, newcomer: Newcomer) {
         let request: NodeEnrollRequest = bounds::decode(&newcomer.hello().payload).unwrap();
         assert_eq!(request.token_id, self.token_id);
@@ -496,9 +510,12 @@ impl Handler for Ear {
         match request.method {
             method::NODE_LEASES => {
                 let leases = bounds::decode::<NodeLeases>(&request.payload).unwrap();
-                // Still carried, and owned by nobody any more.
-                let ack = NodeLeasesAck { cancel_lease_ids: leases.lease_ids.clone() };
-                if leases.lease_ids.is_empty() {
+                // Still carried, and owned by nobody any more: of connections before this one. It may be named again
+                // while it gives work already.
+                let mut cancel_lease_ids = leases.lease_ids.clone();
+                cancel_lease_ids.retain(|lease| !self.0.owns(*lease, connection));
+                let ack = NodeLeasesAck { cancel_lease_ids };
+                if ack.cancel_lease_ids.is_empty() {
                     *self.0.connection.lock().unwrap() = Some(connection.clone());
                 }
                 heard.leases.push(leases);
