@@ -335,6 +335,10 @@ operations! {
     RequestShow = "request.show", Read, Nothing, RequestShowArgs => RequestShowResult;
     /// Has nodes look at their engines, layer by layer; each look is a job.
     RuntimeHealth = "runtime.health", Operate, Nodes, RuntimeHealthArgs => JobsResult;
+    /// Has nodes start an engine beside those that serve, look at it, measure it and end it; each is a job.
+    RuntimeProbe = "runtime.probe", Operate, Nodes, RuntimeProbeArgs => JobsResult;
+    /// Has nodes end and forget an engine that no deployment wants any more; each is a job.
+    RuntimeUnload = "runtime.unload", Operate, Nodes, RuntimeUnloadArgs => JobsResult;
     /// Compares two versions of the settings.
     SettingsDiff = "settings.diff", Read, Nothing, SettingsDiffArgs => SettingsDiffResult;
     /// Shows the site's settings, and how far they have got.

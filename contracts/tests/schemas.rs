@@ -39,7 +39,7 @@ fn codecs() -> BTreeMap<&'static str, (Again, Again)> {
         DeploymentApply DeploymentDelete DeploymentDrain DeploymentList DeploymentLoad DeploymentPause DeploymentRestart DeploymentShow DeploymentUnload
         EdgeBackup EngineList EngineLogs EngineRestart EngineShow EngineStop EnrollmentCreate EnrollmentList EnrollmentRevoke JobCancel JobList JobShow CredentialApprove CredentialRevoke
         CredentialRotate NodeDecommission NodeDisable NodeDrain NodeEligible NodeEnable NodeLabel NodeList
-        NodeReadinessCheck NodeRename NodeShow NodeUndrain PlacementExplain QueueShow RequestList RequestRelease RequestShow RuntimeHealth SettingsDiff SettingsGet SettingsHistory
+        NodeReadinessCheck NodeRename NodeShow NodeUndrain PlacementExplain QueueShow RequestList RequestRelease RequestShow RuntimeHealth RuntimeProbe RuntimeUnload SettingsDiff SettingsGet SettingsHistory
         SettingsRollback SettingsSet
     };
     all.into_iter().map(|(name, args, result)| (name, (args, result))).collect()

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::artifact::ArtifactFile;
+use crate::deployment::ArtifactSpec;
 
 /// `artifact.list`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -36,6 +36,9 @@ pub struct ArtifactObject {
     pub root: String,
     /// The folder's name below the root.
     pub folder: String,
+    /// Engines of deployments on that node that need it: it stays there while there are any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub used_by: Vec<String>,
 }
 
 /// `artifact.list`.
@@ -48,22 +51,13 @@ pub struct ArtifactListResult {
     pub truncated: bool,
 }
 
-/// `artifact.acquire`: what a deployment's `[artifact]` says.
+/// `artifact.acquire`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ArtifactAcquireArgs {
-    /// `Qwen/Qwen3-8B`.
-    #[schemars(length(min = 1, max = 200))]
-    pub repository: String,
-    /// The exact revision.
-    #[schemars(length(min = 1, max = 128))]
-    pub revision: String,
-    /// Name of one of the nodes' own sources.
-    #[schemars(length(min = 1, max = 63))]
-    pub source: String,
-    /// All files, with their sizes and digests.
-    #[schemars(length(max = 256))]
-    pub files: Vec<ArtifactFile>,
+    /// What a deployment's `[artifact]` says; nothing is done with its `main_file` here.
+    #[serde(flatten)]
+    pub artifact: ArtifactSpec,
     /// Name of one of the nodes' own roots; absent: the first of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 63))]
@@ -71,10 +65,6 @@ pub struct ArtifactAcquireArgs {
     /// Bytes to leave free there, where that is more than the node's file says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reserve_bytes: Option<u64>,
-    /// Of a deployment's `[artifact]`; nothing is done with it here.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 512))]
-    pub main_file: Option<String>,
 }
 
 /// `artifact.remove`.

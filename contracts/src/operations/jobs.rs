@@ -2,6 +2,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 use crate::objects::{JobObject, JobState};
 
@@ -63,6 +64,44 @@ pub struct RuntimeHealthArgs {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 128))]
     pub engine: Option<String>,
+}
+
+/// `runtime.probe`: exactly one of `deployment` and `document`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RuntimeProbeArgs {
+    /// The name of a deployment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 40))]
+    pub deployment: Option<String>,
+    /// A whole document as `deployment.apply` takes it; it need not be applied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub document: Option<Map<String, Value>>,
+    /// What the engine is asked to go on with; a fixed sentence unless said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 4096))]
+    pub input: Option<String>,
+    /// Tokens of its answer; 32 unless said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1024))]
+    pub answer_tokens: Option<u32>,
+    /// For start and answer together; what the node allows an engine's start, and five minutes, unless said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 86400))]
+    pub timeout_seconds: Option<u64>,
+}
+
+/// `runtime.unload`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RuntimeUnloadArgs {
+    /// Its name on the chosen node.
+    #[schemars(length(min = 1, max = 128))]
+    pub engine: String,
+    /// How long running requests may take before its process ends; none unless said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 86400))]
+    pub deadline_seconds: Option<u64>,
 }
 
 /// What was begun: a job a node. Follow them with `job.show`.

@@ -15,6 +15,7 @@ mod balance;
 pub(crate) mod change;
 mod ending;
 pub(crate) mod facts;
+mod files;
 mod guard;
 mod replica;
 mod round;
@@ -28,6 +29,7 @@ use std::time::Instant;
 use umbel_wire::NodeId;
 
 pub(crate) use facts::{EngineFact, EngineWord, Facts, JobFact, NodeFact, Place, Places, Standing, Wanted};
+pub(crate) use files::NeededFiles;
 pub(crate) use guard::Held;
 pub(crate) use round::{Order, Outcome, Told, Work};
 pub(crate) use rows::{DeploymentRow, JobKind, ReplicaKey, ReplicaRow, ReplicaState};

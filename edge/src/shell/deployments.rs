@@ -26,6 +26,7 @@ use crate::core::jobs;
 use crate::shell::events::Happened;
 use crate::shell::site::Site;
 
+pub(crate) use bodies::{acquire as acquire_body, load as load_body};
 pub(crate) use view::object;
 
 /// Without news everybody is looked at again this often: delays end, and what was missed is seen.

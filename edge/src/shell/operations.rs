@@ -21,6 +21,7 @@ mod nodes;
 mod placement;
 mod reading;
 mod requests;
+mod runtime;
 mod secrets;
 mod settings;
 
@@ -46,7 +47,7 @@ use lifecycle::Simple;
 pub(crate) use ca::catch_up;
 
 /// Operations that take something away from somebody: whoever asks has to say why.
-const REASONED: [&str; 11] = [
+const REASONED: [&str; 12] = [
     operations::ArtifactRemove::NAME,
     NodeDrain::NAME,
     NodeDisable::NAME,
@@ -58,6 +59,7 @@ const REASONED: [&str; 11] = [
     operations::DeploymentDrain::NAME,
     operations::DeploymentDelete::NAME,
     operations::EngineStop::NAME,
+    operations::RuntimeUnload::NAME,
 ];
 
 fn invalid(reason: &'static str, message: impl Into<String>) -> Error {
@@ -302,8 +304,9 @@ pub(crate) async fn dry_run(commands: &Arc<Commands>, request: &Request) -> Resu
             "engine" => engines::dry_run(commands, request),
             "edge" => backup::dry_run(commands, request).await,
             "node.credential" => credential::dry_run(commands, request).await,
-            "job" | "runtime" => jobs::dry_run(commands, request).await,
+            "job" => jobs::dry_run(commands, request).await,
             "request" => requests::dry_run(commands, request),
+            "runtime" => runtime::dry_run(commands, request),
             "settings" => settings::dry_run(commands, request).await,
             _ => Err(unknown(other)),
         },
@@ -356,8 +359,9 @@ pub(crate) async fn start(context: &Context<'_>) -> Result<(), Error> {
             "engine" => engines::start(context).await,
             "edge" => backup::start(context).await,
             "node.credential" => credential::start(context).await,
-            "job" | "runtime" => jobs::start(context).await,
+            "job" => jobs::start(context).await,
             "request" => requests::start(context).await,
+            "runtime" => runtime::start(context).await,
             "settings" => settings::start(context).await,
             _ => Err(unknown(other)),
         },

@@ -37,7 +37,11 @@ fn milliseconds(duration: Duration) -> u32 {
     u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
 }
 
-fn acquire(artifact: &ArtifactSpec) -> Result<ArtifactAcquire, String> {
+/// What a node is told of files that it is to fetch; the root is its own choice.
+///
+/// # Errors
+/// One sentence, if a digest is none.
+pub(crate) fn acquire(artifact: &ArtifactSpec) -> Result<ArtifactAcquire, String> {
     let mut files = Vec::with_capacity(artifact.files.len());
     for file in &artifact.files {
         let sha256 =
@@ -49,14 +53,17 @@ fn acquire(artifact: &ArtifactSpec) -> Result<ArtifactAcquire, String> {
         revision: artifact.revision.clone(),
         files,
         source: artifact.source.clone(),
-        // The node's own choice.
         root: String::new(),
         reserve_bytes: RESERVE,
         total_bytes: artifact.bytes(),
     })
 }
 
-fn load(
+/// What a node is told of an engine that it is to start.
+///
+/// # Errors
+/// One sentence, if the document has no legal profile.
+pub(crate) fn load(
     site: &Site,
     node: NodeId,
     spec: &DeploymentSpec,

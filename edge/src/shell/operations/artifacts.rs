@@ -1,20 +1,25 @@
 //! `artifact.list`, `artifact.acquire`, `artifact.remove`.
 //!
 //! Owns the checks of what is asked, and which jobs come of it. Leaves beginning jobs to [`super::jobs`], and the work to nodes.
-//! Invariant: a list of files that no node would take is refused here, by the path of what is wrong.
+//! Invariants: a list of files that no node would take is refused here, by the path of what is wrong; files that a replica needs
+//! stay where they are.
 
 use serde_json::Value;
-use umbel_contracts::artifact::{check_files, check_repository, check_revision, is_sha256};
+use umbel_contracts::artifact::{check_repository, check_revision, is_sha256};
 use umbel_contracts::operations::{
     ArtifactAcquire, ArtifactAcquireArgs, ArtifactList, ArtifactListArgs, ArtifactListResult, ArtifactObject,
     ArtifactRemove, ArtifactRemoveArgs, JobsResult, LARGEST_RESULT, Operation,
 };
 use umbel_contracts::proto::node::{self, job_lease::Body};
-use umbel_wire::Error;
+use umbel_wire::{Code, Error};
 
 use super::{args, invalid, jobs, result, select_any, unknown};
 use crate::core::commands::Request;
+use crate::core::deployments::NeededFiles;
+use crate::core::jobs::Order;
+use crate::core::registry::node::Node;
 use crate::shell::commands::{Commands, Context};
+use crate::shell::deployments;
 
 /// The artifacts of an answer end at this size.
 const LIST_BYTES: usize = LARGEST_RESULT - LARGEST_RESULT / 8;
@@ -35,6 +40,7 @@ fn list(commands: &Commands, selector: &str, asked: &ArtifactListArgs) -> Result
         "" => commands.site.nodes().1,
         text => select_any(commands, text)?,
     };
+    let needed = commands.site.deployments.read(|table| table.needed_files());
     let mut artifacts: Vec<ArtifactObject> = Vec::new();
     for node in nodes.iter().filter(|node| !node.is_tombstone()) {
         let wanted = node.report.artifacts.iter().filter(|artifact| {
@@ -50,6 +56,7 @@ fn list(commands: &Commands, selector: &str, asked: &ArtifactListArgs) -> Result
             files: artifact.files,
             root: artifact.root.clone(),
             folder: artifact.path.clone(),
+            used_by: needed.by(node.id, &artifact.repository, &artifact.revision, &artifact.digest),
         }));
     }
     artifacts.sort_by(|a, b| {
@@ -70,53 +77,46 @@ fn list(commands: &Commands, selector: &str, asked: &ArtifactListArgs) -> Result
 }
 
 pub(super) fn dry_run(commands: &Commands, request: &Request) -> Result<Value, Error> {
+    orders(commands, request)?;
+    result::<ArtifactAcquire>(JobsResult { jobs: Vec::new() })
+}
+
+pub(super) async fn start(context: &Context<'_>) -> Result<(), Error> {
+    jobs::begin(context, orders(context.commands, context.request)?).await
+}
+
+/// What each node is to do.
+fn orders(commands: &Commands, request: &Request) -> Result<Vec<Order>, Error> {
     match request.operation.as_str() {
-        ArtifactAcquire::NAME | ArtifactRemove::NAME => {
-            jobs::orders(commands, request, &body(request)?)?;
-            result::<ArtifactAcquire>(JobsResult { jobs: Vec::new() })
+        ArtifactAcquire::NAME => {
+            let body = acquire(args::<ArtifactAcquire>(request)?)?;
+            jobs::orders(commands, request, |_| Ok(body.clone()))
+        }
+        ArtifactRemove::NAME => {
+            let asked = args::<ArtifactRemove>(request)?;
+            let body = remove(&asked)?;
+            let needed = commands.site.deployments.read(|table| table.needed_files());
+            jobs::orders(commands, request, |node| {
+                unneeded(&needed, node, &asked)?;
+                Ok(body.clone())
+            })
         }
         other => Err(unknown(other)),
     }
 }
 
-pub(super) async fn start(context: &Context<'_>) -> Result<(), Error> {
-    let orders = jobs::orders(context.commands, context.request, &body(context.request)?)?;
-    jobs::begin(context, orders).await
-}
-
-/// What each node is to do.
-fn body(request: &Request) -> Result<Body, Error> {
-    match request.operation.as_str() {
-        ArtifactAcquire::NAME => acquire(args::<ArtifactAcquire>(request)?),
-        ArtifactRemove::NAME => remove(args::<ArtifactRemove>(request)?),
-        other => Err(unknown(other)),
-    }
-}
-
 fn acquire(asked: ArtifactAcquireArgs) -> Result<Body, Error> {
-    let refused = |what: &str, says: String| invalid("ARGS", format!("{what}: {says}"));
-    check_repository(&asked.repository).map_err(|says| refused("repository", says))?;
-    check_revision(&asked.revision).map_err(|says| refused("revision", says))?;
-    check_files(&asked.files).map_err(|fault| refused(&format!("files{}", fault.place()), fault.says))?;
-    let total_bytes = asked.files.iter().map(|file| file.bytes).sum();
-    let files = asked.files.into_iter().map(|file| node::ArtifactFile {
-        // It was seen to be hexadecimal.
-        sha256: data_encoding::HEXLOWER.decode(file.sha256.as_bytes()).unwrap_or_default(),
-        path: file.path,
-        bytes: file.bytes,
-    });
+    let ArtifactAcquireArgs { artifact, root, reserve_bytes } = asked;
+    artifact.check().map_err(|faults| invalid("ARGS", faults.to_string()))?;
+    let body = deployments::acquire_body(&artifact).map_err(|why| invalid("ARGS", why))?;
     Ok(Body::ArtifactAcquire(node::ArtifactAcquire {
-        files: files.collect(),
-        repository: asked.repository,
-        revision: asked.revision,
-        source: asked.source,
-        root: asked.root.unwrap_or_default(),
-        reserve_bytes: asked.reserve_bytes.unwrap_or_default(),
-        total_bytes,
+        root: root.unwrap_or_default(),
+        reserve_bytes: reserve_bytes.unwrap_or_default(),
+        ..body
     }))
 }
 
-fn remove(asked: ArtifactRemoveArgs) -> Result<Body, Error> {
+fn remove(asked: &ArtifactRemoveArgs) -> Result<Body, Error> {
     let refused = |what: &str, says: String| invalid("ARGS", format!("{what}: {says}"));
     check_repository(&asked.repository).map_err(|says| refused("repository", says))?;
     check_revision(&asked.revision).map_err(|says| refused("revision", says))?;
@@ -127,9 +127,24 @@ fn remove(asked: ArtifactRemoveArgs) -> Result<Body, Error> {
         ));
     }
     Ok(Body::ArtifactRemove(node::ArtifactRemove {
-        repository: asked.repository,
-        revision: asked.revision,
-        digest: asked.digest,
-        root: asked.root.unwrap_or_default(),
+        repository: asked.repository.clone(),
+        revision: asked.revision.clone(),
+        digest: asked.digest.clone(),
+        root: asked.root.clone().unwrap_or_default(),
     }))
+}
+
+/// That no replica needs it there. Of engines of the node's own file the node knows, and refuses.
+fn unneeded(needed: &NeededFiles, node: &Node, asked: &ArtifactRemoveArgs) -> Result<(), Error> {
+    let users = needed.by(node.id, &asked.repository, &asked.revision, &asked.digest);
+    let Some(first) = users.first() else { return Ok(()) };
+    let deployment = first.rsplit_once('.').map_or(first.as_str(), |(name, _)| name);
+    let message = format!(
+        "{}@{} on {} is used by {}: umbel ctl model unload {deployment} first",
+        asked.repository,
+        asked.revision,
+        node.row.name,
+        users.join(", ")
+    );
+    Err(Error::new(Code::Conflict, "ARTIFACT_IN_USE", message))
 }

@@ -1,6 +1,6 @@
-//! `job.list`, `job.show`, `job.cancel`, and operations whose work is a job a node: `runtime.health`.
+//! `job.list`, `job.show`, `job.cancel`, and how an operation begins whose work is a job a node.
 //!
-//! Owns their pages and what they begin. Leaves jobs themselves to [`crate::shell::jobs`]. Invariant: a command that begins
+//! Owns their pages, and storing what begins. Leaves what the work is to whoever asks for it, and jobs themselves to [`crate::shell::jobs`]. Invariant: a command that begins
 //! jobs is stored with them in one transaction; it has succeeded then, and the jobs go on by themselves.
 
 use std::collections::HashSet;
@@ -10,9 +10,8 @@ use serde_json::Value;
 use umbel_contracts::objects::JobObject;
 use umbel_contracts::operations::{
     JOBS_AT_ONCE, JobCancel, JobList, JobListArgs, JobListResult, JobShow, JobsResult, Operation,
-    RuntimeHealth, RuntimeHealthArgs,
+    RuntimeHealth,
 };
-use umbel_contracts::proto::node;
 use umbel_contracts::proto::node::job_lease::Body;
 use umbel_wire::{Code, Error};
 
@@ -20,6 +19,7 @@ use super::reading::PAGE_MAX;
 use super::{args, invalid, result, select, select_any, stored, unknown};
 use crate::core::commands::Request;
 use crate::core::jobs::Order;
+use crate::core::registry::node::Node;
 use crate::shell::commands::{Commands, Context};
 use crate::shell::jobs;
 
@@ -72,10 +72,6 @@ pub(super) async fn dry_run(commands: &Arc<Commands>, request: &Request) -> Resu
         JobCancel::NAME => {
             result::<JobCancel>(jobs::show(&commands.site, &args::<JobCancel>(request)?.job_id).await?)
         }
-        RuntimeHealth::NAME => {
-            orders(commands, request, &look(args::<RuntimeHealth>(request)?))?;
-            result::<RuntimeHealth>(JobsResult { jobs: Vec::new() })
-        }
         other => Err(unknown(other)),
     }
 }
@@ -83,11 +79,6 @@ pub(super) async fn dry_run(commands: &Arc<Commands>, request: &Request) -> Resu
 pub(super) async fn start(context: &Context<'_>) -> Result<(), Error> {
     match context.request.operation.as_str() {
         JobCancel::NAME => cancel(context).await,
-        RuntimeHealth::NAME => {
-            let orders =
-                orders(context.commands, context.request, &look(args::<RuntimeHealth>(context.request)?))?;
-            begin(context, orders).await
-        }
         other => Err(unknown(other)),
     }
 }
@@ -104,27 +95,28 @@ async fn cancel(context: &Context<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// A look at a node's engines.
-fn look(asked: RuntimeHealthArgs) -> Body {
-    Body::RuntimeHealth(node::RuntimeHealth { engine: asked.engine.unwrap_or_default() })
-}
-
-/// The same work for each chosen node.
-pub(super) fn orders(commands: &Commands, request: &Request, body: &Body) -> Result<Vec<Order>, Error> {
+/// Work for each chosen node; nobody gets any if one cannot.
+pub(super) fn orders(
+    commands: &Commands,
+    request: &Request,
+    body: impl Fn(&Arc<Node>) -> Result<Body, Error>,
+) -> Result<Vec<Order>, Error> {
     let chosen = select(commands, &request.selector)?;
     if chosen.len() > JOBS_AT_ONCE {
         let message = format!("the selector chooses {} nodes; at most {JOBS_AT_ONCE} at once", chosen.len());
         return Err(invalid("SELECTOR", message));
     }
-    let order = |node: &Arc<crate::core::registry::node::Node>| Order {
-        id: None,
-        node: node.id,
-        body: body.clone(),
-        owner: String::new(),
-        actor: request.actor.clone(),
-        reason: request.reason.clone(),
+    let order = |node: &Arc<Node>| {
+        Ok(Order {
+            id: None,
+            node: node.id,
+            body: body(node)?,
+            owner: String::new(),
+            actor: request.actor.clone(),
+            reason: request.reason.clone(),
+        })
     };
-    Ok(chosen.iter().map(order).collect())
+    chosen.iter().map(order).collect()
 }
 
 /// Begins a job a node: they are stored with the command, which has succeeded then.

@@ -6,7 +6,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 use umbel_contracts::deployment::DeploymentSpec;
 use umbel_contracts::objects::{PlacementObject, timestamp};
 use umbel_contracts::operations::{
@@ -65,21 +65,8 @@ impl Asked {
             "" => None,
             text => Some(select_any(commands, text)?.iter().map(|node| node.id).collect()),
         };
-        let (spec, known) = match (asked.deployment, asked.document) {
-            (Some(name), None) => {
-                let known = commands.site.deployments.known(&name).ok_or_else(|| {
-                    let message = format!("the site has no deployment `{name}`");
-                    Error::new(Code::NotFound, "DEPLOYMENT_UNKNOWN", message)
-                })?;
-                (known.spec.clone(), Some(known))
-            }
-            (None, Some(document)) => {
-                let spec = DeploymentSpec::from_value(Value::Object(document))
-                    .map_err(|faults| invalid("DOCUMENT", faults.to_string()))?;
-                (spec, None)
-            }
-            _ => return Err(invalid("ARGS", "say the name of a `deployment`, or a whole `document`")),
-        };
+        let known = asked.deployment.as_deref().and_then(|name| commands.site.deployments.known(name));
+        let spec = spec_of(&commands.site, asked.deployment.as_deref(), asked.document)?;
         let mut wish = Request::from(&spec);
         let mut waiting_since_unix_ms = None;
         let mut placed = 0;
@@ -131,6 +118,23 @@ impl Asked {
         object.replicas_placed = self.placed;
         object.waiting_since = self.waiting_since_unix_ms.map(timestamp);
         bounded(object)
+    }
+}
+
+/// What a deployment's name or a whole document means; exactly one of them is said.
+pub(super) fn spec_of(
+    site: &Site,
+    deployment: Option<&str>,
+    document: Option<Map<String, Value>>,
+) -> Result<DeploymentSpec, Error> {
+    match (deployment, document) {
+        (Some(name), None) => site.deployments.known(name).map(|known| known.spec).ok_or_else(|| {
+            let message = format!("the site has no deployment `{name}`");
+            Error::new(Code::NotFound, "DEPLOYMENT_UNKNOWN", message)
+        }),
+        (None, Some(document)) => DeploymentSpec::from_value(Value::Object(document))
+            .map_err(|faults| invalid("DOCUMENT", faults.to_string())),
+        _ => Err(invalid("ARGS", "say the name of a `deployment`, or a whole `document`")),
     }
 }
 
