@@ -4,6 +4,7 @@
 
 pub mod artifact;
 pub mod bounds;
+pub mod causes;
 pub mod config;
 #[cfg(feature = "daemon")]
 pub mod daemon;

@@ -9,7 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use umbel_contracts::causes::CRASH_LOOP;
+
 mod asked;
+mod naming;
 #[cfg(test)]
 mod tests;
 mod words;
@@ -43,7 +46,11 @@ pub(crate) struct Supervisor {
     traits: Traits,
     state: State,
     cause: String,
+    /// What the cause is an instance of; empty for nothing that has a name.
+    code: &'static str,
     tail: String,
+    /// How the last process ended.
+    exit: Option<Exit>,
     /// Next thing to do by time.
     deadline: Option<Instant>,
     /// While loading: after this it counts as crashed (supervised) or unreachable.
@@ -86,7 +93,9 @@ impl Supervisor {
             traits,
             state: State::Validating,
             cause: String::new(),
+            code: "",
             tail: String::new(),
+            exit: None,
             deadline: None,
             loading_until: None,
             probing: false,
@@ -126,6 +135,21 @@ impl Supervisor {
         &self.cause
     }
 
+    /// What the cause is an instance of, in capitals; of a crash loop what it crashed for, if that has a name.
+    pub(crate) fn code(&self) -> &'static str {
+        self.code
+    }
+
+    /// How the last process ended.
+    pub(crate) fn exit(&self) -> Option<Exit> {
+        self.exit
+    }
+
+    /// It has failed, and is looked at again without anybody's doing.
+    pub(crate) fn looks_again(&self) -> bool {
+        self.state == State::Failed && self.deadline.is_some()
+    }
+
     /// Last output of the process that ended last; empty once ready again.
     pub(crate) fn tail(&self) -> &str {
         &self.tail
@@ -156,7 +180,7 @@ impl Supervisor {
             (Input::Validated(Err(cause)), State::Validating | State::Failed) if self.stop.is_none() => {
                 let report = self.state != State::Failed || self.cause != cause;
                 self.state = State::Failed;
-                self.cause = cause;
+                self.say(cause);
                 self.deadline = Some(now + REVALIDATE);
                 if report {
                     out.push(Output::Report);
@@ -168,7 +192,10 @@ impl Supervisor {
             }
             // A stop came while it was being started: the process is ended like any other.
             (Input::Started(Ok(())), State::Stopping) => self.terminate(now, &mut out),
-            (Input::Started(Err(cause)), State::Starting) => self.crashed(now, &cause, &mut out),
+            (Input::Started(Err(cause)), State::Starting) => {
+                let code = naming::name(&cause);
+                self.crashed(now, &cause, code, &mut out);
+            }
             (Input::Started(Err(_)), State::Stopping) => self.ended(&mut out),
             (Input::Probed(result), State::Loading | State::Ready | State::Failed) if self.probing => {
                 self.probing = false;
@@ -179,8 +206,8 @@ impl Supervisor {
             }
             (Input::Gone { tail }, State::Restarting) => {
                 self.tail = tail;
-                let cause = std::mem::take(&mut self.cause);
-                self.crashed(now, &cause, &mut out);
+                let (cause, code) = naming::crash(&std::mem::take(&mut self.cause), &self.tail);
+                self.crashed(now, &cause, code, &mut out);
             }
             (Input::Gone { tail }, State::Stopping) => {
                 self.tail = tail;
@@ -279,7 +306,7 @@ impl Supervisor {
                     self.not_ready_in_time(now, &cause, out);
                 } else {
                     if self.cause != cause {
-                        self.cause = cause;
+                        self.say(cause);
                         out.push(Output::Report);
                     }
                     self.deadline = Some(now + PROBE_LOADING);
@@ -304,6 +331,7 @@ impl Supervisor {
 
     fn exited(&mut self, now: Instant, exit: Exit, out: &mut Vec<Output>) {
         let next = if self.stop.is_some() { State::Stopping } else { State::Restarting };
+        self.exit = Some(exit);
         self.enter(next, exit.to_string(), out);
         // Whatever it left behind gets no grace: its parent is gone.
         self.deadline = Some(now + KILL_AGAIN);
@@ -311,7 +339,7 @@ impl Supervisor {
     }
 
     /// One more crash, with nothing of the process left.
-    fn crashed(&mut self, now: Instant, cause: &str, out: &mut Vec<Output>) {
+    fn crashed(&mut self, now: Instant, cause: &str, code: &'static str, out: &mut Vec<Output>) {
         let was_stable = self.ready_since.is_some_and(|since| now.duration_since(since) >= CRASH_WINDOW);
         if was_stable {
             self.unstable = 0;
@@ -330,6 +358,8 @@ impl Supervisor {
                 "CRASH_LOOP: crashed {CRASHES} times within {minutes} minutes or before it was ready; the last time it {cause}"
             );
             self.enter(State::Failed, cause, out);
+            // What it falls over for says more than that it does.
+            self.code = if code.is_empty() { CRASH_LOOP } else { code };
             self.deadline = None;
             return;
         }
@@ -337,6 +367,7 @@ impl Supervisor {
         self.unstable += 1;
         self.restarts = self.restarts.saturating_add(1);
         self.enter(State::Starting, format!("{cause}; started again in {} s", wait.as_secs()), out);
+        self.code = code;
         self.deadline = Some(now + wait);
     }
 
@@ -384,9 +415,14 @@ impl Supervisor {
 
     fn enter(&mut self, state: State, cause: String, out: &mut Vec<Output>) {
         self.state = state;
-        self.cause = cause;
+        self.say(cause);
         self.probing = false;
         out.push(Output::Report);
+    }
+
+    fn say(&mut self, cause: String) {
+        self.code = naming::name(&cause);
+        self.cause = cause;
     }
 }
 

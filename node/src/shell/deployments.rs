@@ -13,25 +13,24 @@ use std::{
 use tokio::{
     sync::Mutex,
     task::spawn_blocking,
-    time::{sleep, timeout},
+    time::{sleep, sleep_until, timeout},
 };
 use tokio_util::sync::CancellationToken;
 use umbel_contracts::{
+    causes,
     proto::node::{
         DeploymentDrain, DeploymentDrainReport, DeploymentHealth, DeploymentHealthReport, DeploymentLoad,
         DeploymentLoadReport, DeploymentUnload, DeploymentUnloadReport, EngineHealth, JobFailure,
         RuntimeHealth, RuntimeHealthReport, RuntimeUnload, RuntimeUnloadReport,
     },
-    settings::{ENGINES_MAX, NAMES_BYTES_MAX},
 };
 use umbel_wire::text::shorten;
 
 use crate::{
     core::{
-        deployments::{Kept, Refusal, shared_gpu},
+        deployments::{Kept, Refusal},
         supervisor::State as EngineState,
     },
-    engines::{adapter, model_files},
     shell::{
         artifacts::Artifacts,
         engines::{Engine, Engines},
@@ -41,6 +40,7 @@ use crate::{
 };
 
 mod evidence;
+mod fits;
 mod probe;
 
 /// Bytes of a failure's sentence.
@@ -49,6 +49,8 @@ const SENTENCE_MAX: usize = 512;
 const BEYOND: Duration = Duration::from_secs(900);
 /// Between two looks at requests that run.
 const LOOK: Duration = Duration::from_millis(50);
+/// So long it is waited for what stands in an engine's way and may be over soon, before the edge looks for another node.
+const IN_THE_WAY: Duration = Duration::from_secs(60);
 /// For what ends an engine after its streams: SIGTERM, SIGKILL, and what hangs in the kernel.
 const END: Duration = Duration::from_secs(60);
 
@@ -82,7 +84,7 @@ fn failure(code: &str, path: &str, message: impl Into<String>, retry: bool) -> J
 impl From<Refusal> for JobFailure {
     fn from(refusal: Refusal) -> Self {
         // What another engine or process holds may be free in a while; all else stays as it is.
-        let retry = matches!(refusal.code, "GPU_IN_USE" | "PORT_TAKEN" | "MEMORY");
+        let retry = causes::passes(refusal.code);
         failure(refusal.code, &refusal.path, refusal.message, retry)
     }
 }
@@ -233,114 +235,12 @@ impl Deployments {
         let _ = spawn_blocking(move || state.set_salvaged(&left)).await;
     }
 
-    /// Bounds of a node's engines together.
-    fn room(&self, wanted: &Kept) -> Result<(), Refusal> {
-        let mut names = self.engines.names();
-        names.retain(|(name, _)| *name != wanted.engine);
-        if names.len() >= ENGINES_MAX {
-            let says = format!("this node has {ENGINES_MAX} engines, and takes no more");
-            return Err(Refusal::new("TOO_MANY_ENGINES", "engine", says));
-        }
-        let own =
-            wanted.engine.len() + wanted.model.len() + wanted.aliases.iter().map(String::len).sum::<usize>();
-        if names.iter().map(|(_, bytes)| bytes).sum::<usize>() + own > NAMES_BYTES_MAX {
-            let says =
-                "with these the names of models and aliases of this node are longer than 16 KiB together";
-            return Err(Refusal::new("TOO_MANY_ENGINES", "aliases", says));
-        }
-        Ok(())
-    }
-
-    /// Whether it can run on this host now: programs, files, context, GPUs, memory. Milliseconds, not minutes of loading.
-    async fn fits(&self, wanted: &Kept) -> Result<(), Refusal> {
-        self.gpus_are_free(wanted)?;
-        let (grounds, facts) = (self.engines.grounds(), self.engines.facts());
-        let (artifacts, kept) = (Arc::clone(&self.artifacts), wanted.clone());
-        let checked = spawn_blocking(move || {
-            let config = kept.config(&grounds);
-            if let Some(artifact) = &kept.artifact {
-                let found = artifacts.folder(&artifact.repository, &artifact.revision, &artifact.digest);
-                let folder =
-                    found.map_err(|failure| Refusal::new("ARTIFACT_MISSING", "artifact", failure.says))?;
-                if kept.folder(&grounds).is_some_and(|said| said != folder) {
-                    let says = "is not where the files of that digest are; acquire them there first";
-                    return Err(Refusal::new("ARTIFACT_MISSING", "artifact.path", says));
-                }
-            }
-            adapter::validate(&config, &facts)?;
-            Ok(config.source.process().map_or(0, model_files::weights))
-        });
-        let broken = |_| Err(Refusal::new("INTERNAL", "", "the check of its files broke off"));
-        let weights = checked.await.unwrap_or_else(broken)?;
-        self.memory(wanted, weights)
-    }
-
-    fn gpus_are_free(&self, wanted: &Kept) -> Result<(), Refusal> {
-        let gpus = self.watch.inventory().gpus;
-        let lost = self.watch.lost();
-        for uuid in &wanted.gpus {
-            let here = gpus.iter().any(|gpu| {
-                gpu.uuid == *uuid || gpu.mig_instances.iter().any(|instance| instance.uuid == *uuid)
-            });
-            if !here {
-                return Err(Refusal::new("GPU_MISSING", "gpu_uuids", format!("this node has no GPU {uuid}")));
-            }
-            if lost.contains(uuid) {
-                return Err(Refusal::new("GPU_MISSING", "gpu_uuids", format!("GPU {uuid} does not answer")));
-            }
-        }
-        let given = self.engines.given_gpus();
-        let others = given.iter().filter(|(engine, _)| *engine != wanted.engine);
-        match shared_gpu(&wanted.gpus, others.map(|(engine, gpus)| (engine.as_str(), gpus.as_slice()))) {
-            Some((uuid, engine)) => Err(Refusal::new(
-                "GPU_IN_USE",
-                "gpu_uuids",
-                format!("GPU {uuid} is given to engine {engine}"),
-            )),
-            None => Ok(()),
-        }
-    }
-
-    /// The weights have to fit into what is free: the cache comes on top, and only the engine knows how large it makes it.
-    fn memory(&self, wanted: &Kept, weights: u64) -> Result<(), Refusal> {
-        const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
-        let says = |needs: u64, free: u64, of: &str| {
-            format!(
-                "the model's weights need {:.1} GiB, and {of} has {:.1} GiB free",
-                needs as f64 / GIB,
-                free as f64 / GIB
-            )
-        };
-        let engine = self.engines.by_name(&wanted.engine);
-        if weights == 0 || engine.is_some() {
-            return Ok(());
-        }
-        if wanted.gpus.is_empty() {
-            let all = self.watch.inventory().memory_bytes;
-            if all > 0 && weights > all {
-                return Err(Refusal::new("MEMORY", "artifact", says(weights, all, "this host")));
-            }
-            return Ok(());
-        }
-        let each = weights / u64::try_from(wanted.gpus.len()).unwrap_or(1).max(1);
-        for gpu in self.watch.shown().iter().filter(|gpu| wanted.gpus.contains(&gpu.facts.uuid)) {
-            let (Some(all), Some(used)) = (gpu.telemetry.memory_total_bytes, gpu.telemetry.memory_used_bytes)
-            else {
-                continue;
-            };
-            let free = all.saturating_sub(used);
-            if each > free {
-                let of = format!("GPU {}", gpu.facts.uuid);
-                return Err(Refusal::new("MEMORY", "gpu_uuids", says(each, free, &of)));
-            }
-        }
-        Ok(())
-    }
-
     /// Waits until an engine is ready, telling each of its states.
     async fn ready(&self, engine: &Arc<Engine>, tell: &impl Fn(Step)) -> Result<(), JobFailure> {
         let mut changes = self.engines.changes();
         let mut told = None;
+        // What stands in its way may be over soon, and is looked at by its supervisor: until then it is waited for.
+        let mut in_the_way: Option<Instant> = None;
         loop {
             let view = engine.view();
             let step = Step { phase: view.state.to_string(), message: view.cause.clone() };
@@ -350,24 +250,27 @@ impl Deployments {
                     return Ok(());
                 }
                 EngineState::Failed => {
-                    let code = evidence::code(&view.cause);
-                    return Err(JobFailure {
-                        output_tail: view.tail,
-                        ..failure(code, "", view.cause, false)
-                    });
+                    let began = in_the_way.get_or_insert_with(Instant::now);
+                    if !view.looks_again || !causes::passes(view.code) || began.elapsed() >= IN_THE_WAY {
+                        return Err(evidence::failure_of(view));
+                    }
                 }
                 EngineState::Stopping | EngineState::Stopped | EngineState::Draining => {
                     return Err(failure("UNLOADED", "engine", "it was unloaded while it was loading", false));
                 }
-                _ => {}
+                _ => in_the_way = None,
             }
             if told.as_ref() != Some(&step) {
                 tell(step.clone());
                 told = Some(step);
             }
-            // The sender lives as long as the engines.
-            if changes.changed().await.is_err() {
-                return Err(failure("INTERNAL", "", "the engines are gone", true));
+            let until = in_the_way.map(|began| tokio::time::Instant::from_std(began + IN_THE_WAY));
+            tokio::select! {
+                // The sender lives as long as the engines.
+                changed = changes.changed() => if changed.is_err() {
+                    return Err(failure("INTERNAL", "", "the engines are gone", true));
+                },
+                () = sleep_until(until.unwrap_or_else(tokio::time::Instant::now)), if until.is_some() => {}
             }
         }
     }

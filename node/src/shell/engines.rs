@@ -16,12 +16,15 @@ use tokio::{
     sync::{Notify, mpsc, watch},
     task::JoinSet,
 };
-use umbel_contracts::proto::node::{DeclaredEngine, EngineAction, EngineState, EngineStatus};
+use umbel_contracts::proto::node::EngineAction;
 use umbel_wire::clock::Wall;
 
 use crate::{
     config::{Config, EngineConfig},
-    core::{process_tree::Leader, supervisor::State},
+    core::{
+        process_tree::Leader,
+        supervisor::{Exit, State},
+    },
     engines::{adapter::HostFacts, cli::Cli, sim::Sim},
     shell::{engine_http::Pool, gpu::Holders, holder::Held, state},
 };
@@ -32,6 +35,7 @@ mod leftovers;
 mod output;
 mod remembering;
 mod strays;
+mod told;
 mod traffic;
 
 pub(crate) use remembering::TRIED;
@@ -76,6 +80,12 @@ pub(crate) struct HttpRoute {
 pub(crate) struct View {
     pub(crate) state: State,
     pub(crate) cause: String,
+    /// What the cause is an instance of, in capitals.
+    pub(crate) code: &'static str,
+    /// How the last process ended.
+    pub(crate) exit: Option<Exit>,
+    /// It has failed, and is looked at again by itself.
+    pub(crate) looks_again: bool,
     pub(crate) tail: String,
     pub(crate) since: Wall,
     pub(crate) restarts: u32,
@@ -211,38 +221,13 @@ impl Engine {
             "INTERNAL: what drives it broke off by a defect of the agent, whose log says where; \
                              restart the agent"
                 .into();
+        (shared.view.code, shared.view.looks_again) = ("INTERNAL", false);
         shared.view.since = Wall::now();
         shared.route = None;
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Shared> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Its state, as the boundary has it.
-    pub(crate) fn status(&self) -> EngineStatus {
-        let view = self.view();
-        EngineStatus {
-            name: self.name.clone(),
-            state: match view.state {
-                State::Validating => EngineState::Validating,
-                State::Starting | State::Restarting => EngineState::Starting,
-                State::Loading => EngineState::Loading,
-                State::Ready => EngineState::Ready,
-                State::Draining => EngineState::Draining,
-                State::Stopping => EngineState::Stopping,
-                State::Stopped => EngineState::Stopped,
-                State::Failed => EngineState::Failed,
-            }
-            .into(),
-            cause: view.cause,
-            output_tail: view.tail,
-            in_flight: self.in_flight(),
-            profile_digest: self.in_force().profile_digest(),
-            since_unix_ms: view.since.unix_ms(),
-            restarts: view.restarts,
-            ..EngineStatus::default()
-        }
     }
 
     /// Does what an operator wants: stops it, or starts it anew. Running requests get `drain`.
@@ -258,33 +243,6 @@ impl Engine {
         self.commands
             .try_send(command)
             .map_err(|_| "it has not begun with what it was told before; ask again")
-    }
-
-    /// What it is, as the boundary has it.
-    pub(crate) fn declared(&self) -> DeclaredEngine {
-        let config = self.in_force();
-        let profile_digest = config.profile_digest();
-        let gpu_uuids = config.source.process().map(|process| process.gpus.clone()).unwrap_or_default();
-        let origin = config.origin.unwrap_or_default();
-        DeclaredEngine {
-            kind: config.source.kind().to_owned(),
-            name: config.name,
-            model: config.model,
-            aliases: config.aliases,
-            category: config.category,
-            capacity: config.capacity,
-            max_context_tokens: config.max_context_tokens,
-            long_context_threshold_tokens: config.long_context_threshold_tokens,
-            long_context_capacity: config.long_context_capacity,
-            status: Some(self.status()),
-            deployment: origin.deployment,
-            replica: origin.replica,
-            shard_index: origin.shard_index,
-            shard_count: origin.shard_count,
-            gpu_uuids,
-            artifact_digest: origin.artifact_digest,
-            profile_digest,
-        }
     }
 }
 

@@ -344,3 +344,25 @@ fn an_adopted_one_is_not_started() {
     bench.die(Exit::Code(1));
     assert_eq!(bench.again(), BACKOFF_FIRST);
 }
+
+/// Row 87: the engine's own last words stand in the cause from its first crash on, and in that of the loop.
+#[test]
+fn row_87_the_cause_has_the_last_words_and_a_name() {
+    let mut bench = Bench::new(true);
+    for _ in 0..CRASHES - 1 {
+        bench.until_loading();
+        bench.die(Exit::Code(1));
+        assert!(bench.supervisor.cause().starts_with("exited with code 1: \"last line\"; started again in "));
+        assert_eq!((bench.supervisor.code(), bench.supervisor.exit()), ("", Some(Exit::Code(1))));
+        bench.again();
+    }
+    bench.until_loading();
+    bench.give(Input::Exited(Exit::Code(1)));
+    bench.give(Input::Gone { tail: "CUDA error: invalid device\nbye".into() });
+    let cause = bench.supervisor.cause();
+    assert!(cause.starts_with("CRASH_LOOP") && cause.ends_with("\"CUDA error: invalid device\""), "{cause}");
+    assert_eq!(bench.supervisor.code(), "CUDA_ERROR");
+    assert!(!bench.supervisor.looks_again());
+    bench.give(Input::Restart { drain: Duration::ZERO });
+    assert_eq!(bench.supervisor.code(), "", "another start, another cause");
+}

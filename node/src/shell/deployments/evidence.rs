@@ -6,7 +6,10 @@
 use std::time::{Duration, Instant};
 
 use tokio::{net::TcpStream, time::timeout};
-use umbel_contracts::proto::node::Evidence;
+use umbel_contracts::{
+    causes,
+    proto::node::{Evidence, JobFailure},
+};
 
 use crate::{
     core::supervisor::State,
@@ -63,25 +66,27 @@ async fn port(http: &HttpRoute) -> Result<String, String> {
     }
 }
 
-/// The name of a failure, by the words of its cause.
-pub(super) fn code(cause: &str) -> &'static str {
-    let lower = cause.to_ascii_lowercase();
-    let has = |words: &[&str]| words.iter().any(|word| lower.contains(word));
-    if let Some(code) = ["CRASH_LOOP", "GPU_MEMORY_HELD", "OUT_OF_MEMORY", "STALLED", "CUDA_ERROR"]
-        .into_iter()
-        .find(|code| cause.starts_with(code))
-    {
-        return code;
+/// The name of a failure: its engine's own, else by the words of its cause.
+pub(super) fn code(view: &View) -> &'static str {
+    if !view.code.is_empty() {
+        return view.code;
     }
-    if has(&["out of memory", "memory runs out", "outofmemory"]) {
-        "OUT_OF_MEMORY"
-    } else if has(&["within", "in time"]) {
+    let has = |words: &[&str]| words.iter().any(|word| view.cause.contains(word));
+    if has(&["within", "in time"]) {
         "TIMED_OUT"
     } else if has(&["exited", "signal"]) {
         "PROCESS_EXITED"
     } else {
         "FAILED"
     }
+}
+
+/// An engine that has failed, as the end of a job.
+pub(super) fn failure_of(view: View) -> JobFailure {
+    let code = code(&view);
+    // A server that is not ours to start may be there later.
+    let retry = causes::passes(code) || (view.looks_again && code == "FAILED");
+    JobFailure { output_tail: view.tail, ..super::failure(code, "", view.cause, retry) }
 }
 
 /// What a probe failed for, by the first layer that is not there.

@@ -178,12 +178,7 @@ impl Deployments {
 fn failure_of(layers: Vec<Evidence>, engine: &Engine, limit: Option<Duration>) -> JobFailure {
     let view = engine.view();
     let ended = view.restarts > 0 || matches!(view.state, EngineState::Failed | EngineState::Restarting);
-    let of_memory = evidence::code(&view.tail) == "OUT_OF_MEMORY";
-    let code = match (ended, of_memory) {
-        (true, true) => "OUT_OF_MEMORY",
-        (true, false) => evidence::code(&view.cause),
-        (false, _) => evidence::code_of_layers(&layers),
-    };
+    let code = if ended { evidence::code(&view) } else { evidence::code_of_layers(&layers) };
     let missing = layers.iter().find(|layer| !layer.ok).map(|layer| layer.detail.clone());
     let mut says = missing.filter(|says| !says.is_empty()).unwrap_or(view.cause);
     if let Some(limit) = limit {

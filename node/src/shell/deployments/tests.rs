@@ -15,7 +15,10 @@ use crate::{
     Config,
     config::Accelerator,
     core::gpus::Sweep,
-    shell::gpu::{Gpus, Holders},
+    shell::{
+        engines::View,
+        gpu::{Gpus, Holders},
+    },
 };
 
 struct Node {
@@ -230,14 +233,28 @@ async fn a_probe_leaves_nothing_and_is_told_to_nobody() {
 }
 
 #[test]
-fn failures_have_names() {
-    for (cause, code) in [
-        ("CRASH_LOOP: crashed 5 times", "CRASH_LOOP"),
-        ("exited with code 3; started again in 1 s", "PROCESS_EXITED"),
-        ("torch.OutOfMemoryError: CUDA out of memory", "OUT_OF_MEMORY"),
-        ("was not ready within 5 s: x", "TIMED_OUT"),
-        ("something", "FAILED"),
+fn failures_have_names_and_say_whether_another_try_makes_sense() {
+    for (cause, named, looks_again, code, retry) in [
+        ("CRASH_LOOP: crashed 5 times", "CRASH_LOOP", false, "CRASH_LOOP", false),
+        ("CRASH_LOOP: crashed 5 times", "CUDA_ERROR", false, "CUDA_ERROR", true),
+        ("exited with code 3; started again in 1 s", "", false, "PROCESS_EXITED", false),
+        ("was not ready within 5 s: x", "", false, "TIMED_OUT", false),
+        ("PORT_TAKEN: 1 is taken", "PORT_TAKEN", true, "PORT_TAKEN", true),
+        ("not reachable: refused", "", true, "FAILED", true),
+        ("something", "", false, "FAILED", false),
     ] {
-        assert_eq!(evidence::code(cause), code);
+        let view = View {
+            state: EngineState::Failed,
+            cause: cause.to_owned(),
+            code: named,
+            exit: None,
+            looks_again,
+            tail: "last".to_owned(),
+            since: umbel_wire::clock::Wall::now(),
+            restarts: 0,
+        };
+        let failed = evidence::failure_of(view);
+        assert_eq!((failed.code.as_str(), failed.retry), (code, retry), "{cause}");
+        assert_eq!((failed.message.as_str(), failed.output_tail.as_str()), (cause, "last"));
     }
 }

@@ -294,6 +294,9 @@ impl Engines {
         let view = View {
             state: State::Validating,
             cause: String::new(),
+            code: "",
+            exit: None,
+            looks_again: false,
             tail: String::new(),
             since: Wall::now(),
             restarts: 0,

@@ -10,7 +10,7 @@ use tokio::{
     task::spawn_blocking,
     time::{Instant, sleep_until},
 };
-use umbel_contracts::deployment::EngineKind;
+use umbel_contracts::{causes::PORT_TAKEN, deployment::EngineKind};
 use umbel_wire::{clock::Wall, contained};
 
 use super::{Command, Engine, Host, HttpRoute, Route, View, leftovers::Inherited};
@@ -186,6 +186,9 @@ impl Driver {
         shared.view = View {
             state,
             cause: cause.to_owned(),
+            code: supervisor.code(),
+            exit: supervisor.exit(),
+            looks_again: supervisor.looks_again(),
             tail: supervisor.tail().to_owned(),
             since: shared.view.since,
             restarts: supervisor.restarts(),
@@ -242,7 +245,10 @@ impl Driver {
             }
             // The files may lie on a network: not on the runtime's thread.
             let checked = spawn_blocking(move || {
-                adapter::validate(&config, &host.facts()).map_err(|refusal| refusal.message)
+                adapter::validate(&config, &host.facts()).map_err(|refusal| match refusal.code {
+                    PORT_TAKEN => format!("{PORT_TAKEN}: {}", refusal.message),
+                    _ => refusal.message,
+                })
             });
             Input::Validated(checked.await.unwrap_or_else(|_| Err("the check of its profile failed".into())))
         });

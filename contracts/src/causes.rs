@@ -1,0 +1,37 @@
+//! Names of what an engine or a job failed for, and which of them may be over by themselves.
+//!
+//! Owns the names that more than one tier judges by; every other name is its sender's own. Invariant: what has no name here
+//! lasts, as far as anybody who does not know better is concerned.
+
+/// An engine fell over again and again, or never got ready.
+pub const CRASH_LOOP: &str = "CRASH_LOOP";
+/// Memory of the host or of a GPU was not enough for it.
+pub const OUT_OF_MEMORY: &str = "OUT_OF_MEMORY";
+/// The driver, or a GPU under it, failed.
+pub const CUDA_ERROR: &str = "CUDA_ERROR";
+/// Memory of a GPU that a process which has ended held is not free yet.
+pub const GPU_MEMORY_HELD: &str = "GPU_MEMORY_HELD";
+/// Another process listens where it should.
+pub const PORT_TAKEN: &str = "PORT_TAKEN";
+
+/// Names of what the host, another process, or the node's own work stands in the way of: it may be over in a while.
+const PASSING: [&str; 11] = [
+    CUDA_ERROR,
+    GPU_MEMORY_HELD,
+    PORT_TAKEN,
+    "ENGINE_DIFFERS",
+    "GPU_IN_USE",
+    "GPU_MISSING",
+    "LEFT_OVER",
+    "MEMORY",
+    "STALLED",
+    "STILL_LEAVING",
+    "UNLOADED",
+];
+
+/// Whether what failed for this may go well later without anybody's doing: a driver that is reset, a port, a GPU or memory that
+/// somebody still has.
+#[must_use]
+pub fn passes(code: &str) -> bool {
+    PASSING.contains(&code)
+}

@@ -1,0 +1,121 @@
+//! Whether an engine of a deployment can run on this host now.
+//!
+//! Owns the checks that need the whole host: room, files, GPUs, memory. Leaves a profile's own to `engines::adapter`. Invariant:
+//! nothing is changed by looking.
+
+use std::sync::Arc;
+
+use tokio::task::spawn_blocking;
+use umbel_contracts::settings::{ENGINES_MAX, NAMES_BYTES_MAX};
+
+use super::Deployments;
+use crate::{
+    core::deployments::{Kept, Refusal, shared_gpu},
+    engines::{adapter, model_files},
+};
+
+impl Deployments {
+    /// Bounds of a node's engines together.
+    pub(super) fn room(&self, wanted: &Kept) -> Result<(), Refusal> {
+        let mut names = self.engines.names();
+        names.retain(|(name, _)| *name != wanted.engine);
+        if names.len() >= ENGINES_MAX {
+            let says = format!("this node has {ENGINES_MAX} engines, and takes no more");
+            return Err(Refusal::new("TOO_MANY_ENGINES", "engine", says));
+        }
+        let own =
+            wanted.engine.len() + wanted.model.len() + wanted.aliases.iter().map(String::len).sum::<usize>();
+        if names.iter().map(|(_, bytes)| bytes).sum::<usize>() + own > NAMES_BYTES_MAX {
+            let says =
+                "with these the names of models and aliases of this node are longer than 16 KiB together";
+            return Err(Refusal::new("TOO_MANY_ENGINES", "aliases", says));
+        }
+        Ok(())
+    }
+
+    /// Whether it can run on this host now: programs, files, context, GPUs, memory. Milliseconds, not minutes of loading.
+    pub(super) async fn fits(&self, wanted: &Kept) -> Result<(), Refusal> {
+        self.gpus_are_free(wanted)?;
+        let (grounds, facts) = (self.engines.grounds(), self.engines.facts());
+        let (artifacts, kept) = (Arc::clone(&self.artifacts), wanted.clone());
+        let checked = spawn_blocking(move || {
+            let config = kept.config(&grounds);
+            if let Some(artifact) = &kept.artifact {
+                let found = artifacts.folder(&artifact.repository, &artifact.revision, &artifact.digest);
+                let folder =
+                    found.map_err(|failure| Refusal::new("ARTIFACT_MISSING", "artifact", failure.says))?;
+                if kept.folder(&grounds).is_some_and(|said| said != folder) {
+                    let says = "is not where the files of that digest are; acquire them there first";
+                    return Err(Refusal::new("ARTIFACT_MISSING", "artifact.path", says));
+                }
+            }
+            adapter::validate(&config, &facts)?;
+            Ok(config.source.process().map_or(0, model_files::weights))
+        });
+        let broken = |_| Err(Refusal::new("INTERNAL", "", "the check of its files broke off"));
+        let weights = checked.await.unwrap_or_else(broken)?;
+        self.memory(wanted, weights)
+    }
+
+    fn gpus_are_free(&self, wanted: &Kept) -> Result<(), Refusal> {
+        let gpus = self.watch.inventory().gpus;
+        let lost = self.watch.lost();
+        for uuid in &wanted.gpus {
+            let here = gpus.iter().any(|gpu| {
+                gpu.uuid == *uuid || gpu.mig_instances.iter().any(|instance| instance.uuid == *uuid)
+            });
+            if !here {
+                return Err(Refusal::new("GPU_MISSING", "gpu_uuids", format!("this node has no GPU {uuid}")));
+            }
+            if lost.contains(uuid) {
+                return Err(Refusal::new("GPU_MISSING", "gpu_uuids", format!("GPU {uuid} does not answer")));
+            }
+        }
+        let given = self.engines.given_gpus();
+        let others = given.iter().filter(|(engine, _)| *engine != wanted.engine);
+        match shared_gpu(&wanted.gpus, others.map(|(engine, gpus)| (engine.as_str(), gpus.as_slice()))) {
+            Some((uuid, engine)) => Err(Refusal::new(
+                "GPU_IN_USE",
+                "gpu_uuids",
+                format!("GPU {uuid} is given to engine {engine}"),
+            )),
+            None => Ok(()),
+        }
+    }
+
+    /// The weights have to fit into what is free: the cache comes on top, and only the engine knows how large it makes it.
+    fn memory(&self, wanted: &Kept, weights: u64) -> Result<(), Refusal> {
+        const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
+        let says = |needs: u64, free: u64, of: &str| {
+            format!(
+                "the model's weights need {:.1} GiB, and {of} has {:.1} GiB free",
+                needs as f64 / GIB,
+                free as f64 / GIB
+            )
+        };
+        let engine = self.engines.by_name(&wanted.engine);
+        if weights == 0 || engine.is_some() {
+            return Ok(());
+        }
+        if wanted.gpus.is_empty() {
+            let all = self.watch.inventory().memory_bytes;
+            if all > 0 && weights > all {
+                return Err(Refusal::new("MEMORY", "artifact", says(weights, all, "this host")));
+            }
+            return Ok(());
+        }
+        let each = weights / u64::try_from(wanted.gpus.len()).unwrap_or(1).max(1);
+        for gpu in self.watch.shown().iter().filter(|gpu| wanted.gpus.contains(&gpu.facts.uuid)) {
+            let (Some(all), Some(used)) = (gpu.telemetry.memory_total_bytes, gpu.telemetry.memory_used_bytes)
+            else {
+                continue;
+            };
+            let free = all.saturating_sub(used);
+            if each > free {
+                let of = format!("GPU {}", gpu.facts.uuid);
+                return Err(Refusal::new("MEMORY", "gpu_uuids", says(each, free, &of)));
+            }
+        }
+        Ok(())
+    }
+}
