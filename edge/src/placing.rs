@@ -170,7 +170,11 @@ fn inventory(number: u32, gpus: u32) -> NodeInventory {
         hostname: format!("gpu-{number:04}"),
         driver_version: "550.54.14".to_owned(),
         gpus: (0..gpus).map(gpu).collect(),
-        storage: vec![StorageRoot { name: "models".to_owned(), total_bytes: 1 << 42 }],
+        storage: vec![StorageRoot {
+            name: "models".to_owned(),
+            total_bytes: 1 << 42,
+            reserve_bytes: Some(4 * GIB),
+        }],
         ..NodeInventory::default()
     }
 }

@@ -187,7 +187,7 @@ pub struct PlacementNeedsObject {
     /// Their size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub artifact_bytes: Option<u64>,
-    /// What must stay free beside them.
+    /// What must stay free beside them, as the nodes' own files say; absent where they differ or do not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reserve_bytes: Option<u64>,
     /// Which nodes are asked at all.

@@ -361,6 +361,9 @@ pub struct StorageRoot {
     pub name: ::prost::alloc::string::String,
     #[prost(uint64, tag = "2")]
     pub total_bytes: u64,
+    /// What downloads leave free there; absent: nothing is downloaded there, or an older agent does not say.
+    #[prost(uint64, optional, tag = "3")]
+    pub reserve_bytes: ::core::option::Option<u64>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Gpu {
@@ -747,7 +750,7 @@ pub struct ArtifactAcquire {
     /// A name of the node's own list of artifact roots.
     #[prost(string, tag = "5")]
     pub root: ::prost::alloc::string::String,
-    /// To be left free on the root's file system.
+    /// To be left free on the root's file system, if that is more than the node's own file says.
     #[prost(uint64, tag = "6")]
     pub reserve_bytes: u64,
     /// Of all files; 0: not known before the source lists them.

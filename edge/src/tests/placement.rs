@@ -39,8 +39,13 @@ fn equip(node: &mut FakeNode, runtimes: &[(&str, &str)]) {
         complete: true,
         driver_version: "550.54.14".into(),
         gpus: vec![gpu(0), gpu(1)],
-        storage: ["models", "state"]
-            .map(|name| StorageRoot { name: name.into(), total_bytes: 1 << 40 })
+        // One that says nothing of itself is not taken for the only one.
+        storage: [("gone", Some(0)), ("models", Some(GIB)), ("state", None)]
+            .map(|(name, reserve_bytes)| StorageRoot {
+                name: name.into(),
+                total_bytes: 1 << 40,
+                reserve_bytes,
+            })
             .to_vec(),
         ..NodeInventory::default()
     });
@@ -143,7 +148,8 @@ fn what_nodes_report_is_what_placement_sees() {
         );
         let against =
             &told["nodes"].as_array().unwrap().iter().find(|one| one["node"] == "a").unwrap()["against"];
-        assert_eq!((&against[1]["reason"], &against[1]["wanted"]), (&json!("space"), &json!(20 * GIB)));
+        assert_eq!((&against[1]["reason"], &against[1]["wanted"]), (&json!("space"), &json!(17 * GIB)));
+        assert_eq!(against[1]["message"], "16.0 GiB of files and 1.0 GiB to stay free wanted, 5.0 GiB free");
 
         // With the files there, space is no matter; what is asked of the free GPU is lowered.
         let digest = umbel_contracts::deployment::DeploymentSpec::from_value(document(|_| {})).unwrap();

@@ -110,7 +110,7 @@ fn figures_of_gpus_are_a_valid_exposition() {
             memory_bytes: 1 << 36,
             ..Gpu::default()
         };
-        let root = || StorageRoot { name: "models".into(), total_bytes: 1 << 40 };
+        let root = || StorageRoot { name: "models".into(), total_bytes: 1 << 40, reserve_bytes: None };
         let inventory = NodeInventory {
             sequence: 2,
             observed_at_unix_ms: now,

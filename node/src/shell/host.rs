@@ -10,12 +10,28 @@ use umbel_contracts::proto::node::{StorageFree, StorageRoot};
 
 use crate::{Config, core::inventory::HostFacts};
 
-/// The file systems that are told, by name: a path never leaves the host.
-pub(crate) fn roots(config: &Config) -> Vec<(String, PathBuf)> {
+/// A folder whose file system is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Root {
+    pub(crate) name: String,
+    /// It never leaves the host.
+    pub(crate) path: PathBuf,
+    /// What downloads leave free there; nothing where none go.
+    pub(crate) reserve_bytes: Option<u64>,
+}
+
+/// The file systems that are told.
+pub(crate) fn roots(config: &Config) -> Vec<Root> {
     let artifacts = &config.artifacts;
-    let mut roots = vec![("state".to_owned(), config.state_dir.clone())];
-    roots.extend(artifacts.quarantine.clone().map(|folder| ("quarantine".to_owned(), folder)));
-    roots.extend(artifacts.roots.clone());
+    let kept = Some(artifacts.reserve);
+    let root = |name: &str, path: &Path, reserve_bytes| Root {
+        name: name.to_owned(),
+        path: path.to_owned(),
+        reserve_bytes,
+    };
+    let mut roots = vec![root("state", &config.state_dir, None)];
+    roots.extend(artifacts.quarantine.iter().map(|folder| root("quarantine", folder, kept)));
+    roots.extend(artifacts.roots.iter().map(|(name, folder)| root(name, folder, kept)));
     roots
 }
 
@@ -55,11 +71,11 @@ pub(crate) fn name() -> String {
 
 /// Size and free bytes of the file systems that hold the roots. A root that cannot be asked is left out; one on a
 /// network may block.
-pub(crate) fn storage(roots: &[(String, PathBuf)]) -> (Vec<StorageRoot>, Vec<StorageFree>) {
-    let asked = roots.iter().filter_map(|(name, path)| {
-        let (total, free) = disk(path)?;
-        let root = StorageRoot { name: name.clone(), total_bytes: total };
-        Some((root, StorageFree { name: name.clone(), free_bytes: free }))
+pub(crate) fn storage(roots: &[Root]) -> (Vec<StorageRoot>, Vec<StorageFree>) {
+    let asked = roots.iter().filter_map(|Root { name, path, reserve_bytes }| {
+        let (total_bytes, free_bytes) = disk(path)?;
+        let root = StorageRoot { name: name.clone(), total_bytes, reserve_bytes: *reserve_bytes };
+        Some((root, StorageFree { name: name.clone(), free_bytes }))
     });
     asked.unzip()
 }
@@ -81,9 +97,27 @@ mod tests {
         assert!(seen.cpu_count > 0 && seen.memory_bytes > 0 && !seen.kernel.is_empty());
         let (used, _) = load();
         assert!(used > 0 && used < seen.memory_bytes);
-        let asked =
-            [("a".to_owned(), PathBuf::from("/")), ("b".to_owned(), PathBuf::from("/nowhere/at/all"))];
+        let root = |name: &str, path: &str, reserve_bytes| Root {
+            name: name.into(),
+            path: path.into(),
+            reserve_bytes,
+        };
+        let asked = [root("a", "/", Some(7)), root("b", "/nowhere/at/all", None)];
         let (roots, free) = storage(&asked);
         assert!(roots.len() == 1 && free.len() == 1 && free[0].free_bytes <= roots[0].total_bytes);
+        assert_eq!(roots[0].reserve_bytes, Some(7));
+    }
+
+    #[test]
+    fn each_root_says_what_downloads_leave_free_there() {
+        let text = "[node]\nstate_dir = \"/s\"\n[artifacts]\nquarantine = \"/m/q\"\nreserve = \"1MiB\"\n\
+                    [artifacts.roots]\nbig = \"/m/b\"\n";
+        let config = Config::parse(text, Path::new("/etc/umbel/node.toml")).unwrap();
+        let told: Vec<_> = roots(&config).into_iter().map(|root| (root.name, root.reserve_bytes)).collect();
+        let named = |name: &str, reserve| (name.to_owned(), reserve);
+        assert_eq!(
+            told,
+            [named("state", None), named("quarantine", Some(1 << 20)), named("big", Some(1 << 20))]
+        );
     }
 }

@@ -55,7 +55,7 @@ struct Seen {
 }
 
 /// Asks the disks that hold these roots; blocks.
-type AskDisks = fn(&[(String, PathBuf)]) -> (Vec<StorageRoot>, Vec<StorageFree>);
+type AskDisks = fn(&[host::Root]) -> (Vec<StorageRoot>, Vec<StorageFree>);
 
 /// What is seen of the host.
 #[derive(Debug)]
@@ -64,7 +64,7 @@ pub(crate) struct Watch {
     engines: Arc<Engines>,
     state: Arc<State>,
     holders: Arc<Holders>,
-    roots: Vec<(String, PathBuf)>,
+    roots: Vec<host::Root>,
     ask: AskDisks,
     accelerator: &'static str,
     fabric_labels: BTreeMap<String, String>,
@@ -293,7 +293,7 @@ mod tests {
 
     static LOOKS: AtomicU64 = AtomicU64::new(0);
 
-    fn breaks(_: &[(String, PathBuf)]) -> (Vec<StorageRoot>, Vec<StorageFree>) {
+    fn breaks(_: &[host::Root]) -> (Vec<StorageRoot>, Vec<StorageFree>) {
         match LOOKS.fetch_add(1, Ordering::SeqCst) {
             0 | 1 => panic!("the look breaks off"),
             n => (Vec::new(), vec![StorageFree { name: "state".into(), free_bytes: n }]),

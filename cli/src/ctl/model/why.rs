@@ -185,9 +185,11 @@ fn needs(text: &mut String, needs: &PlacementNeedsObject) {
     });
     lines.extend(engine);
     if let (Some(artifact), Some(size)) = (&needs.artifact, needs.artifact_bytes) {
-        let reserve = needs.reserve_bytes.filter(|reserve| *reserve > 0);
-        let reserve =
-            reserve.map_or_else(String::new, |reserve| format!(", and {} to stay free", bytes(reserve)));
+        let reserve = match needs.reserve_bytes {
+            Some(0) => String::new(),
+            Some(reserve) => format!(", and {} to stay free", bytes(reserve)),
+            None => ", and what the node's file wants free".to_owned(),
+        };
         lines.push(format!("{artifact}, or room for its {}{reserve}", bytes(size)));
     }
     if let Some(selector) = &needs.selector {

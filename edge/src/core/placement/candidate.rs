@@ -41,8 +41,27 @@ pub(crate) struct Candidate {
     pub(crate) gpus: Vec<Gpu>,
     /// Files that are on its disk, or on their way there: [`super::request::artifact_key`].
     pub(crate) artifacts: BTreeSet<String>,
-    /// Free where artifacts go, less what is on its way there; `None`: it does not say.
-    pub(crate) free_bytes: Option<u64>,
+    /// Where files go, the root with most room; `None`: it does not say.
+    pub(crate) room: Option<Room>,
+}
+
+/// Room for files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// Free, less what is on its way there.
+    pub(crate) free_bytes: u64,
+    /// What downloads leave free, as the node's own file says.
+    pub(crate) reserve_bytes: u64,
+}
+
+impl Room {
+    /// None at all.
+    pub(crate) const NONE: Self = Self { free_bytes: 0, reserve_bytes: 0 };
+
+    /// What files may fill.
+    pub(crate) fn usable_bytes(&self) -> u64 {
+        self.free_bytes.saturating_sub(self.reserve_bytes)
+    }
 }
 
 /// Whether work can go to a node at all, as people decided and the edge measured.

@@ -10,7 +10,7 @@ use umbel_contracts::objects::PlacementReason;
 use umbel_contracts::release::Release;
 use umbel_contracts::selector::{self, Term};
 
-use super::candidate::{Candidate, Condition, Gpu};
+use super::candidate::{Candidate, Condition, Gpu, Room};
 use super::obstacle::{GpuReason, Judged, Obstacle, Shortage};
 use super::request::Request;
 
@@ -103,8 +103,8 @@ const CHECKS: [Check; 12] = [
     Check {
         holds: |ask, node| space_short(ask, node).is_none(),
         why: |ask, node| {
-            let (wanted, free) = space_short(ask, node).unwrap_or_default();
-            Obstacle::Space { wanted, free }
+            let (bytes, room) = space_short(ask, node).unwrap_or((0, Room::NONE));
+            Obstacle::Space { bytes, room }
         },
     },
 ];
@@ -150,12 +150,11 @@ pub(super) fn has_files(ask: &Ask<'_>, node: &Candidate) -> bool {
     ask.request.artifact.as_ref().is_none_or(|artifact| node.artifacts.contains(&artifact.key))
 }
 
-/// What the files need and what is free, where that is less.
-fn space_short(ask: &Ask<'_>, node: &Candidate) -> Option<(u64, u64)> {
+/// What the files need and what room there is, where that is less.
+fn space_short(ask: &Ask<'_>, node: &Candidate) -> Option<(u64, Room)> {
     let artifact = ask.request.artifact.as_ref().filter(|_| !has_files(ask, node))?;
-    let wanted = artifact.bytes.saturating_add(artifact.reserve_bytes);
     // A node that does not say judges for itself, before the first byte.
-    node.free_bytes.filter(|free| *free < wanted).map(|free| (wanted, free))
+    node.room.filter(|room| room.usable_bytes() < artifact.bytes).map(|room| (artifact.bytes, room))
 }
 
 pub(super) fn new_enough(found: &str, wanted: Option<Release>) -> bool {

@@ -130,7 +130,9 @@ pub(crate) fn take(plan: &Plan, request: &super::Request, holder: &str, candidat
         if let Some(artifact) = request.artifact.as_ref().filter(|_| shard.acquire)
             && node.artifacts.insert(artifact.key.clone())
         {
-            node.free_bytes = node.free_bytes.map(|free| free.saturating_sub(artifact.bytes));
+            if let Some(room) = &mut node.room {
+                room.free_bytes = room.free_bytes.saturating_sub(artifact.bytes);
+            }
         }
     }
 }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use umbel_contracts::objects::PlacementReason;
 use umbel_wire::NodeId;
 
-use super::candidate::{Candidate, Gpu};
+use super::candidate::{Candidate, Gpu, Room};
 use super::check::{self, Ask};
 use super::choose;
 use super::obstacle::{GpuReason, Judged, Obstacle};
@@ -64,9 +64,7 @@ pub(crate) enum Favour {
     /// The files are there, or on their way.
     Files,
     /// They fit.
-    Space {
-        free: u64,
-    },
+    Space(Room),
     /// It has none of this deployment's replicas, and others do.
     Fresh,
 }
@@ -268,9 +266,8 @@ fn favours(ask: &Ask<'_>, node: &Candidate, gpus: &[Judged]) -> Vec<Favour> {
     if let Some(artifact) = &request.artifact {
         if check::has_files(ask, node) {
             favours.push(Favour::Files);
-        } else if let Some(free) = node.free_bytes {
-            let wanted = artifact.bytes.saturating_add(artifact.reserve_bytes);
-            favours.extend((free >= wanted).then_some(Favour::Space { free }));
+        } else if let Some(room) = node.room {
+            favours.extend((room.usable_bytes() >= artifact.bytes).then_some(Favour::Space(room)));
         }
     }
     if !request.placed.is_empty() && !request.placed.contains_key(&node.id) {
@@ -287,7 +284,10 @@ impl Favour {
             Self::Installed { kind, version } if version.is_empty() => format!("{kind} is installed"),
             Self::Installed { kind, version } => format!("{kind} {version} is installed"),
             Self::Files => "the files are there".to_owned(),
-            Self::Space { free } => format!("{} free for the files", remedy::words::bytes(*free)),
+            Self::Space(room) => {
+                let [free, reserve] = [room.free_bytes, room.reserve_bytes].map(remedy::words::bytes);
+                format!("{free} free for the files, {reserve} of it to stay so")
+            }
             Self::Fresh => "it has no replica yet".to_owned(),
         }
     }

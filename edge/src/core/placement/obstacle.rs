@@ -7,7 +7,7 @@ use umbel_contracts::objects::PlacementReason;
 use umbel_contracts::release::Release;
 use umbel_contracts::selector::Term;
 
-use super::candidate::{Condition, Gpu, Standing};
+use super::candidate::{Condition, Gpu, Room, Standing};
 use super::remedy::words::{bytes, list, time};
 
 /// Most GPUs told of in one sentence: the object has all.
@@ -55,9 +55,10 @@ pub(crate) enum Obstacle {
         found: Option<Release>,
     },
     Gpus(Shortage),
+    /// The files are larger than what they may fill.
     Space {
-        wanted: u64,
-        free: u64,
+        bytes: u64,
+        room: Room,
     },
     /// It would do, and too few of those with its fabric would.
     FabricTooSmall {
@@ -182,8 +183,9 @@ impl Obstacle {
                 None => format!("GPU driver {wanted} wanted, and it says of none"),
             },
             Self::Gpus(shortage) => shortage.sentence(),
-            Self::Space { wanted, free } => {
-                format!("{} wanted for the files, {} free", bytes(*wanted), bytes(*free))
+            Self::Space { bytes: files, room } => {
+                let (files, free) = (bytes(*files), bytes(room.free_bytes));
+                format!("{files} of files and {} to stay free wanted, {free} free", bytes(room.reserve_bytes))
             }
             Self::FabricTooSmall { label, value, fitting, wanted } => {
                 format!("{fitting} of {wanted} nodes with `{label}={value}` fit")

@@ -173,7 +173,9 @@ impl Change {
             }
             Self::UpdateDriver { to } => node.driver = Some(*to),
             Self::FreeSpace { bytes } => {
-                node.free_bytes = node.free_bytes.map(|free| free.saturating_add(*bytes));
+                if let Some(room) = &mut node.room {
+                    room.free_bytes = room.free_bytes.saturating_add(*bytes);
+                }
             }
             Self::FreeGpus(freed) => {
                 let uuids = freed.iter().map(|one| one.gpu.uuid.as_str());

@@ -69,12 +69,7 @@ pub(crate) struct ArtifactNeed {
     pub(crate) name: String,
     /// Size of all files.
     pub(crate) bytes: u64,
-    /// What must stay free beside them.
-    pub(crate) reserve_bytes: u64,
 }
-
-/// What downloads leave free on a node unless its file says otherwise: the edge is not told what it says.
-pub(crate) const RESERVE: u64 = 4 << 30;
 
 /// By what a request and a node name the same files.
 pub(crate) fn artifact_key(repository: &str, revision: &str, digest: &str) -> String {
@@ -103,7 +98,6 @@ impl From<&DeploymentSpec> for Request {
                 key: artifact_key(&artifact.repository, &artifact.revision, &artifact.digest()),
                 name: format!("{}@{}", artifact.repository, artifact.revision),
                 bytes: artifact.bytes(),
-                reserve_bytes: RESERVE,
             }),
             strategy: spec.strategy,
             ..Self::default()

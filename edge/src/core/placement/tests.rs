@@ -11,7 +11,7 @@ use quickcheck::{QuickCheck, TestResult};
 
 use self::brute::{fits_somewhere, is_legal};
 use self::dice::Dice;
-use super::candidate::Candidate;
+use super::candidate::{Candidate, Room};
 use super::explain::{Detail, Explanation, explain_some, funnel};
 use super::remedy::Remedy;
 use super::request::{Request, Strategy};
@@ -197,10 +197,11 @@ fn absurd_figures_are_survived() {
         request.nodes = [0, 1, u32::MAX][dice.below(3)];
         request.gpus.count = [0, 1, u32::MAX][dice.below(3)];
         if let Some(artifact) = &mut request.artifact {
-            (artifact.bytes, artifact.reserve_bytes) = (absurd[dice.below(4)], absurd[dice.below(4)]);
+            artifact.bytes = absurd[dice.below(4)];
         }
         for node in &mut fleet {
-            node.free_bytes = Some(absurd[dice.below(4)]);
+            let (free_bytes, reserve_bytes) = (absurd[dice.below(4)], absurd[dice.below(4)]);
+            node.room = Some(Room { free_bytes, reserve_bytes });
             for gpu in &mut node.gpus {
                 (gpu.memory_bytes, gpu.foreign_bytes) = (absurd[dice.below(4)], absurd[dice.below(4)]);
             }

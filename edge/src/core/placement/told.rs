@@ -38,7 +38,7 @@ pub(crate) fn object(why: &Explanation, plans: &[Plan], candidates: &[Candidate]
         replicas_placed: 0,
         waiting_since: None,
         plan: plans.iter().map(|plan| replica(plan, candidates)).collect(),
-        needs: needs(&why.request),
+        needs: needs(&why.request, candidates),
         nodes_total: number(why.total),
         nodes_left: number(why.left),
         funnel: why
@@ -75,7 +75,7 @@ fn replica(plan: &Plan, candidates: &[Candidate]) -> PlacementReplicaObject {
     PlacementReplicaObject { shards: shards.collect() }
 }
 
-fn needs(request: &Request) -> PlacementNeedsObject {
+fn needs(request: &Request, candidates: &[Candidate]) -> PlacementNeedsObject {
     let gpus = &request.gpus;
     let artifact = request.artifact.as_ref();
     PlacementNeedsObject {
@@ -94,10 +94,17 @@ fn needs(request: &Request) -> PlacementNeedsObject {
             .map(|version| version.to_string()),
         artifact: artifact.map(|artifact| artifact.name.clone()),
         artifact_bytes: artifact.map(|artifact| artifact.bytes),
-        reserve_bytes: artifact.map(|artifact| artifact.reserve_bytes),
+        reserve_bytes: artifact.and_then(|_| reserve(candidates)),
         selector: request.selector.as_ref().map(ToString::to_string),
         strategy: request.strategy.as_str().to_owned(),
     }
+}
+
+/// What all nodes leave free, where that is one figure.
+fn reserve(candidates: &[Candidate]) -> Option<u64> {
+    let mut all = candidates.iter().filter_map(|node| Some(node.room?.reserve_bytes));
+    let first = all.next()?;
+    all.all(|one| one == first).then_some(first)
 }
 
 fn node(view: &View, request: &Request, names: &Names<'_>) -> PlacementNodeObject {
@@ -137,7 +144,9 @@ fn node(view: &View, request: &Request, names: &Names<'_>) -> PlacementNodeObjec
 fn against(obstacle: &Obstacle) -> PlacementAgainstObject {
     let (wanted, found) = match obstacle {
         Obstacle::Gpus(shortage) => (Some(shortage.wanted.into()), Some(shortage.usable.into())),
-        Obstacle::Space { wanted, free } => (Some(*wanted), Some(*free)),
+        Obstacle::Space { bytes, room } => {
+            (Some(bytes.saturating_add(room.reserve_bytes)), Some(room.free_bytes))
+        }
         Obstacle::FabricTooSmall { wanted, fitting, .. } => {
             (Some(u64::from(*wanted)), Some(u64::from(*fitting)))
         }

@@ -13,7 +13,6 @@ use umbel_contracts::proto::node::{
 use umbel_wire::NodeId;
 
 use crate::core::deployments::{Order, Work};
-use crate::core::placement::request::RESERVE;
 use crate::shell::site::Site;
 
 /// The job of an order.
@@ -54,7 +53,8 @@ pub(crate) fn acquire(artifact: &ArtifactSpec) -> Result<ArtifactAcquire, String
         files,
         source: artifact.source.clone(),
         root: String::new(),
-        reserve_bytes: RESERVE,
+        // The node's own file says it.
+        reserve_bytes: 0,
         total_bytes: artifact.bytes(),
     })
 }

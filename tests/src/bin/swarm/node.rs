@@ -258,7 +258,11 @@ impl Node {
             cpu_model: "AMD EPYC 9654 96-Core Processor".to_owned(),
             cpu_count: 192,
             memory_bytes: 1_536 * GIB,
-            storage: vec![StorageRoot { name: "models".to_owned(), total_bytes: 7 << 40 }],
+            storage: vec![StorageRoot {
+                name: "models".to_owned(),
+                total_bytes: 7 << 40,
+                reserve_bytes: Some(100 << 30),
+            }],
             gpus: (0..gpus).map(gpu).collect(),
             complete: true,
             accelerator_mode: "nvidia".to_owned(),

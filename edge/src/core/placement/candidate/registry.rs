@@ -12,7 +12,7 @@ use umbel_contracts::release::Release;
 use umbel_wire::NodeId;
 use umbel_wire::liveness::State;
 
-use super::{Candidate, Condition, Gpu, Runtime, Standing};
+use super::{Candidate, Condition, Gpu, Room, Runtime, Standing};
 use crate::core::placement::request::artifact_key;
 use crate::core::registry::Moment;
 use crate::core::registry::abilities::RuntimeRow;
@@ -24,6 +24,8 @@ use crate::core::registry::snapshot::FIGURES_AGE;
 const LOADS: &str = "deployment.load.v1";
 /// The capability of an agent that brings files.
 const ACQUIRES: &str = "artifact.acquire.v1";
+/// What downloads leave free on a node whose agent does not say: what its file says unless it says otherwise.
+const RESERVE: u64 = 4 << 30;
 /// Roots of a node's storage that hold no models.
 const NOT_FOR_FILES: [&str; 2] = ["state", "quarantine"];
 
@@ -86,8 +88,7 @@ fn candidate(node: &Node, given: &Given, moment: Moment, names: &mut Names) -> C
         driver: Release::found(&inventory.driver_version),
         gpus: gpus(node, &inventory, telemetry.as_ref(), given, names),
         artifacts: artifacts(node).chain(coming.iter().map(|(key, _)| key.clone())).collect(),
-        free_bytes: free_bytes(&inventory, telemetry.as_ref())
-            .map(|free| coming.iter().fold(free, |free, (_, bytes)| free.saturating_sub(*bytes))),
+        room: room(&inventory, telemetry.as_ref(), coming),
         fabric: inventory.fabric_labels.into_iter().collect(),
     }
 }
@@ -128,11 +129,23 @@ fn fresh(node: &Node, moment: Moment) -> Option<NodeTelemetry> {
     (kept.age(moment) <= FIGURES_AGE).then(|| kept.report())
 }
 
-/// Free bytes of the first root that models go to.
-fn free_bytes(inventory: &NodeInventory, telemetry: Option<&NodeTelemetry>) -> Option<u64> {
-    let roots = inventory.storage.iter().map(|root| root.name.as_str());
-    let root = roots.filter(|name| !NOT_FOR_FILES.contains(name)).min()?;
-    telemetry?.storage.iter().find(|free| free.name == root).map(|free| free.free_bytes)
+/// The root with most room for files. Its roots are on one file system, so what is on its way takes room of each.
+fn room(
+    inventory: &NodeInventory,
+    telemetry: Option<&NodeTelemetry>,
+    coming: &[(String, u64)],
+) -> Option<Room> {
+    let figures = &telemetry?.storage;
+    let coming = coming.iter().map(|(_, bytes)| *bytes).fold(0, u64::saturating_add);
+    let roots = inventory.storage.iter().filter(|root| !NOT_FOR_FILES.contains(&root.name.as_str()));
+    let rooms = roots.filter_map(|root| {
+        let free = figures.iter().find(|free| free.name == root.name)?;
+        Some(Room {
+            free_bytes: free.free_bytes.saturating_sub(coming),
+            reserve_bytes: root.reserve_bytes.unwrap_or(RESERVE),
+        })
+    });
+    rooms.max_by_key(|room| (room.usable_bytes(), room.free_bytes))
 }
 
 fn gpus(

@@ -82,7 +82,10 @@ fn against(request: &Request, node: &Candidate, obstacle: &Obstacle) -> Vec<Vec<
         }
         Obstacle::Driver { wanted, .. } => one(Change::UpdateDriver { to: *wanted }),
         Obstacle::Gpus(shortage) => gpus(request, node, shortage),
-        Obstacle::Space { wanted, free } => one(Change::FreeSpace { bytes: wanted.saturating_sub(*free) }),
+        Obstacle::Space { bytes, room } => {
+            let wanted = bytes.saturating_add(room.reserve_bytes);
+            one(Change::FreeSpace { bytes: wanted.saturating_sub(room.free_bytes) })
+        }
         Obstacle::NoInventory | Obstacle::FabricTooSmall { .. } => Vec::new(),
     }
 }

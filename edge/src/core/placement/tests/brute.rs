@@ -50,8 +50,8 @@ fn node_will_do(request: &Request, node: &Candidate) -> bool {
         node.artifacts.contains(&artifact.key)
             || node.acquires
                 && node
-                    .free_bytes
-                    .is_none_or(|free| free >= artifact.bytes.saturating_add(artifact.reserve_bytes))
+                    .room
+                    .is_none_or(|room| room.free_bytes >= artifact.bytes.saturating_add(room.reserve_bytes))
     });
     let driver = request.gpus.count == 0
         || node.inventory

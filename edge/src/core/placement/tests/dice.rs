@@ -8,7 +8,7 @@ use umbel_contracts::selector::Selector;
 use umbel_wire::NodeId;
 
 use crate::core::placement::Plan;
-use crate::core::placement::candidate::{Candidate, Condition, Gpu, Runtime, Standing};
+use crate::core::placement::candidate::{Candidate, Condition, Gpu, Room, Runtime, Standing};
 use crate::core::placement::request::{ArtifactNeed, EngineNeed, GpuNeed, Request, Strategy};
 
 pub(super) const GIB: u64 = 1 << 30;
@@ -60,7 +60,8 @@ impl Dice {
             self.spoil_gpu(&mut gpu);
             node.gpus.push(gpu);
         }
-        node.free_bytes = [None, Some(10 * GIB), Some(100 * GIB)][self.below(3)];
+        node.room = [None, Some(10), Some(33), Some(100)][self.below(4)]
+            .map(|gib| Room { free_bytes: gib * GIB, reserve_bytes: [0, 5 * GIB][self.below(2)] });
         node.fabric = match self.below(4) {
             0 => BTreeMap::new(),
             at => BTreeMap::from([("fabric".to_owned(), ["ib0", "ib1", "ib1"][at - 1].to_owned())]),
@@ -140,7 +141,6 @@ impl Dice {
             key: "m@1".to_owned(),
             name: "org/m@1".to_owned(),
             bytes: 30 * GIB,
-            reserve_bytes: 5 * GIB,
         });
         if self.once_in(4) {
             request.avoid.insert(id(self.below(4)), "a load failed there".to_owned());
@@ -208,7 +208,7 @@ impl Dice {
                 return "install_engine";
             }
             6 => {
-                node.free_bytes = Some(0);
+                node.room = Some(Room { free_bytes: 0, reserve_bytes: 5 * GIB });
                 return "free_space";
             }
             _ => {
@@ -255,6 +255,6 @@ pub(super) fn good_node(number: usize) -> Candidate {
         driver: Release::found("550.54.14"),
         gpus: Vec::new(),
         artifacts: BTreeSet::new(),
-        free_bytes: None,
+        room: None,
     }
 }

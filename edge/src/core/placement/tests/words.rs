@@ -2,7 +2,7 @@
 
 use super::dice::{GIB, good_node, gpu};
 use super::explain;
-use crate::core::placement::candidate::{Candidate, Standing};
+use crate::core::placement::candidate::{Candidate, Room, Standing};
 use crate::core::placement::explain::Explanation;
 use crate::core::placement::request::{ArtifactNeed, EngineNeed, GpuNeed, Request};
 
@@ -10,7 +10,7 @@ use crate::core::placement::request::{ArtifactNeed, EngineNeed, GpuNeed, Request
 fn fleet() -> Vec<Candidate> {
     let with = |number: usize, name: &str, gib: u64, capability: &str, count: usize| {
         let mut node = good_node(number);
-        node.free_bytes = Some(900 * GIB);
+        node.room = Some(Room { free_bytes: 900 * GIB, reserve_bytes: 50 * GIB });
         node.gpus = (0..count).map(|index| gpu(number, index, name, gib, capability)).collect();
         node
     };
@@ -46,7 +46,6 @@ fn request() -> Request {
             key: "k".to_owned(),
             name: "Qwen/Qwen3-235B@abc".to_owned(),
             bytes: 250 * GIB,
-            reserve_bytes: 50 * GIB,
         }),
         ..Request::default()
     }
@@ -143,7 +142,7 @@ fn what_speaks_for_a_node_is_told_too() {
         [
             "8 of 8 GPUs fit",
             "vllm 0.11.0 is installed",
-            "900.0 GiB free for the files",
+            "900.0 GiB free for the files, 50.0 GiB of it to stay so",
             "it has no replica yet"
         ]
     );
