@@ -50,7 +50,8 @@ codecs! {
         EdgeHeartbeatAck AuditPlace Revision EdgeSummary EdgeFacts Problem EdgeStatusRequest EdgeStatusResponse EdgeNodeSnapshot
         NodeConfig InventorySummary GpuSummary TelemetrySummary ReadinessCheck ProviderSnapshot QueueSnapshot
         EdgeCommandRequest EdgeCommandResponse CommandError EdgeCommandEvent CommandProgress EdgeNodeEvent
-        CredentialSummary StorageSummary MigSummary GpuFigures EngineMemorySummary EdgeCredentialRequest
+        CredentialSummary DeploymentFigures DeploymentSummary JobFigures DeploymentSnapshot ReplicaSnapshot ReplicaJob
+        JobStep JobSnapshot JobSetback NodeDetail RuntimeSummary ArtifactSummary StorageSummary MigSummary GpuFigures EngineMemorySummary EdgeCredentialRequest
         EdgeCredentialResponse;
     "umbel.node.v1", umbel_contracts::proto::node, bounded:
         NodeEnrollRequest NodeEnrollResponse NodeHelloRequest NodeHelloResponse EngineRuntime DeclaredEngine

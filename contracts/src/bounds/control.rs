@@ -44,8 +44,13 @@ declare! { crate::proto::control;
     REVISION Revision 256 => [text(1, "incarnation", ID)];
     EDGE_SUMMARY EdgeSummary 16 * 1024 => [
         one(1, "revision", &REVISION), one(2, "facts", &EDGE_FACTS), many(11, "problems", 32, &PROBLEM),
-        text(14, "audit_hash", 32),
+        text(14, "audit_hash", 32), one(15, "deployments", &DEPLOYMENT_FIGURES), one(16, "jobs", &JOB_FIGURES),
     ];
+    DEPLOYMENT_FIGURES DeploymentFigures 16 * 1024 => [
+        text(6, "held", SENTENCE), many(7, "listed", 512, &DEPLOYMENT_SUMMARY),
+    ];
+    DEPLOYMENT_SUMMARY DeploymentSummary 512 => [text(1, "name", NAME), text(2, "model", MODEL)];
+    JOB_FIGURES JobFigures 64 => [];
     EDGE_FACTS EdgeFacts 1024 => [text(1, "software_version", NAME)];
     PROBLEM Problem 5 * 1024 => [
         text(1, "code", NAME), text(2, "message", SENTENCE), text(4, "subject", PROVIDER),
@@ -57,14 +62,46 @@ declare! { crate::proto::control;
     EDGE_STATUS_RESPONSE EdgeStatusResponse IN_STREAM => [
         text(1, "request_id", ID), text(2, "edge_id", ID), one(3, "revision", &REVISION),
         one(6, "summary", &EDGE_SUMMARY), many(7, "nodes", 1024, &EDGE_NODE_SNAPSHOT),
-        many(8, "queues", 4096, &QUEUE_SNAPSHOT),
+        many(8, "queues", 4096, &QUEUE_SNAPSHOT), many(9, "deployments", 1024, &DEPLOYMENT_SNAPSHOT),
+        many(10, "jobs", 1024, &JOB_SNAPSHOT),
     ];
-    EDGE_NODE_SNAPSHOT EdgeNodeSnapshot 256 * 1024 => [
+    DEPLOYMENT_SNAPSHOT DeploymentSnapshot 896 * 1024 => [
+        text(1, "name", NAME), text(2, "model", MODEL), texts(3, "aliases", 64, MODEL), text(4, "engine_kind", NAME),
+        text(6, "message", SENTENCE), text(10, "digest", DIGEST), text(15, "applied_by", SENTENCE),
+        many(17, "replicas", 1024, &REPLICA_SNAPSHOT),
+    ];
+    REPLICA_SNAPSHOT ReplicaSnapshot 24 * 1024 => [
+        text(1, "engine", NAME), text(3, "node_id", ID), text(4, "node_name", NAME), texts(5, "gpu_uuids", 64, NAME),
+        text(6, "state", NAME), text(8, "cause", SENTENCE), one(13, "job", &REPLICA_JOB),
+    ];
+    REPLICA_JOB ReplicaJob 6 * 1024 => [text(1, "job_id", ID), text(2, "kind", NAME), one(3, "step", &JOB_STEP)];
+    JOB_STEP JobStep 5 * 1024 => [text(1, "phase", NAME), text(4, "unit", NAME), text(5, "message", SENTENCE)];
+    JOB_SNAPSHOT JobSnapshot 32 * 1024 => [
+        text(1, "job_id", ID), text(2, "kind", NAME), text(3, "subject", SENTENCE), text(4, "node_id", ID),
+        text(5, "node_name", NAME), text(6, "owner", MODEL), text(7, "actor", SENTENCE), text(8, "reason", SENTENCE),
+        one(13, "step", &JOB_STEP), one(17, "failure", &JOB_SETBACK),
+    ];
+    JOB_SETBACK JobSetback 10 * 1024 => [
+        text(1, "code", NAME), text(2, "message", SENTENCE), text(3, "path", SENTENCE),
+    ];
+    EDGE_NODE_SNAPSHOT EdgeNodeSnapshot 512 * 1024 => [
         text(1, "node_id", ID), text(2, "name", NAME), labels(3, "labels"), text(11, "agent_version", NAME),
         text(13, "protocol_verdict", NAME), one(14, "config", &NODE_CONFIG), one(15, "inventory", &INVENTORY_SUMMARY),
         one(16, "telemetry", &TELEMETRY_SUMMARY), many(17, "providers", 256, &PROVIDER_SNAPSHOT),
         texts(18, "capabilities", 256, NAME), many(19, "problems", 64, &PROBLEM),
         many(20, "readiness", 16, &READINESS_CHECK), one(23, "credential", &CREDENTIAL_SUMMARY),
+        one(29, "detail", &NODE_DETAIL),
+    ];
+    NODE_DETAIL NodeDetail 256 * 1024 => [
+        many(1, "runtimes", 64, &RUNTIME_SUMMARY), many(2, "artifacts", 256, &ARTIFACT_SUMMARY),
+        many(3, "jobs", 256, &JOB_SNAPSHOT),
+    ];
+    RUNTIME_SUMMARY RuntimeSummary 512 => [
+        text(1, "kind", NAME), text(2, "engine_version", NAME), text(3, "adapter_version", NAME),
+    ];
+    ARTIFACT_SUMMARY ArtifactSummary 2 * 1024 => [
+        text(1, "repository", MODEL), text(2, "revision", NAME), text(3, "digest", DIGEST), text(6, "root", NAME),
+        text(7, "folder", MODEL),
     ];
     CREDENTIAL_SUMMARY CredentialSummary 256 => [];
     NODE_CONFIG NodeConfig 24 * 1024 => [
@@ -95,6 +132,7 @@ declare! { crate::proto::control;
     PROVIDER_SNAPSHOT ProviderSnapshot 24 * 1024 => [
         text(1, "provider_id", PROVIDER), text(2, "model", MODEL), texts(3, "aliases", 64, MODEL),
         text(4, "category", NAME), text(5, "engine_kind", NAME), text(15, "cause", SENTENCE),
+        text(16, "deployment", NAME),
     ];
     QUEUE_SNAPSHOT QueueSnapshot 4 * 1024 => [text(1, "model", MODEL), many(21, "rejections", 64, &COUNT)];
     EDGE_COMMAND_REQUEST EdgeCommandRequest IN_FRAME => [
@@ -116,6 +154,6 @@ declare! { crate::proto::control;
     COMMAND_PROGRESS CommandProgress 256 => [text(3, "unit", NAME)];
     EDGE_NODE_EVENT EdgeNodeEvent 8 * 1024 => [
         text(1, "edge_id", ID), text(4, "kind", NAME), text(5, "node_id", ID), text(6, "provider_id", PROVIDER),
-        text(8, "message", SENTENCE),
+        text(8, "message", SENTENCE), text(9, "deployment", NAME), text(10, "job_id", ID),
     ];
 }

@@ -8,6 +8,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::fleet::timestamp;
+use crate::proto::control;
+
 /// How a deployment stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -50,6 +53,24 @@ impl DeploymentState {
             Self::Unloaded => "unloaded",
             Self::Deleting => "deleting",
             Self::Other => "other",
+        }
+    }
+
+    /// From the wire's number.
+    #[must_use]
+    pub fn from_number(number: i32) -> Self {
+        use control::DeploymentState as Number;
+        match Number::try_from(number).unwrap_or_default() {
+            Number::Ready => Self::Ready,
+            Number::Loading => Self::Loading,
+            Number::Changing => Self::Changing,
+            Number::Degraded => Self::Degraded,
+            Number::Failed => Self::Failed,
+            Number::Unplaced => Self::Unplaced,
+            Number::Unloading => Self::Unloading,
+            Number::Unloaded => Self::Unloaded,
+            Number::Deleting => Self::Deleting,
+            Number::Unspecified => Self::Other,
         }
     }
 
@@ -110,6 +131,38 @@ pub struct DeploymentObject {
     pub document: Option<Map<String, Value>>,
 }
 
+impl DeploymentObject {
+    /// From the wire, without its document.
+    #[must_use]
+    pub fn from_proto(said: control::DeploymentSnapshot) -> Self {
+        Self {
+            name: said.name,
+            model: said.model,
+            aliases: said.aliases,
+            engine_kind: said.engine_kind,
+            state: DeploymentState::from_number(said.state),
+            message: said.message,
+            wanted: said.wanted,
+            ready: said.ready,
+            version: said.version,
+            digest: said.digest,
+            paused: said.paused,
+            unloaded: said.unloaded,
+            created_at: timestamp(said.created_at_unix_ms),
+            applied_at: timestamp(said.applied_at_unix_ms),
+            applied_by: said.applied_by,
+            unplaced_since: when(said.unplaced_since_unix_ms),
+            replicas: said.replicas.into_iter().map(ReplicaObject::from_proto).collect(),
+            document: None,
+        }
+    }
+}
+
+/// A time of the wire that is 0 where there is none.
+fn when(unix_ms: i64) -> Option<Timestamp> {
+    (unix_ms > 0).then(|| timestamp(unix_ms))
+}
+
 /// A replica of a deployment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ReplicaObject {
@@ -149,6 +202,28 @@ pub struct ReplicaObject {
     pub job: Option<ReplicaJobObject>,
 }
 
+impl ReplicaObject {
+    /// From the wire.
+    #[must_use]
+    pub fn from_proto(said: control::ReplicaSnapshot) -> Self {
+        Self {
+            engine: said.engine,
+            number: said.number,
+            node_id: said.node_id,
+            node: said.node_name,
+            gpus: said.gpu_uuids,
+            state: said.state,
+            since: timestamp(said.since_unix_ms),
+            cause: said.cause,
+            version: said.version,
+            outdated: said.outdated,
+            failures: said.failures,
+            retry_at: when(said.retry_at_unix_ms),
+            job: said.job.map(ReplicaJobObject::from_proto),
+        }
+    }
+}
+
 /// What is done for a replica now.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ReplicaJobObject {
@@ -171,6 +246,89 @@ pub struct ReplicaJobObject {
     /// Of `done` and `total`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub unit: String,
+}
+
+impl ReplicaJobObject {
+    /// From the wire.
+    #[must_use]
+    pub fn from_proto(said: control::ReplicaJob) -> Self {
+        let step = said.step.unwrap_or_default();
+        Self {
+            job_id: said.job_id,
+            kind: said.kind,
+            phase: step.phase,
+            message: step.message,
+            done: step.done,
+            total: step.total,
+            unit: step.unit,
+        }
+    }
+}
+
+/// Deployments of a site in figures.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct DeploymentFiguresObject {
+    /// All of them.
+    pub total: u32,
+    /// Of them: fewer replicas take requests than are wanted.
+    pub short: u32,
+    /// Replicas that are wanted now, of all.
+    pub replicas_wanted: u32,
+    /// Replicas that take requests.
+    pub replicas_ready: u32,
+    /// Replicas that failed and are tried again later, or were given up.
+    pub replicas_failed: u32,
+    /// Why lost replicas are not replaced now; absent if they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held: Option<String>,
+    /// Those that are short first, then by name: as many as there was room for.
+    #[serde(default)]
+    pub listed: Vec<DeploymentSummaryObject>,
+}
+
+impl DeploymentFiguresObject {
+    /// From the wire.
+    #[must_use]
+    pub fn from_proto(said: control::DeploymentFigures) -> Self {
+        Self {
+            total: said.total,
+            short: said.short,
+            replicas_wanted: said.replicas_wanted,
+            replicas_ready: said.replicas_ready,
+            replicas_failed: said.replicas_failed,
+            held: super::site::some(said.held),
+            listed: said.listed.into_iter().map(DeploymentSummaryObject::from_proto).collect(),
+        }
+    }
+}
+
+/// A deployment in a line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct DeploymentSummaryObject {
+    /// Its name.
+    pub name: String,
+    /// The model's name for applications.
+    pub model: String,
+    /// How it stands.
+    pub state: DeploymentState,
+    /// Replicas that are wanted now.
+    pub wanted: u32,
+    /// Replicas that take requests.
+    pub ready: u32,
+}
+
+impl DeploymentSummaryObject {
+    /// From the wire.
+    #[must_use]
+    pub fn from_proto(said: control::DeploymentSummary) -> Self {
+        Self {
+            name: said.name,
+            model: said.model,
+            state: DeploymentState::from_number(said.state),
+            wanted: said.wanted,
+            ready: said.ready,
+        }
+    }
 }
 
 /// An engine on a node.

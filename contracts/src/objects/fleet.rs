@@ -7,7 +7,7 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{NodeObject, QueueObject, SummaryObject};
+use super::{DeploymentObject, JobObject, NodeObject, QueueObject, SummaryObject};
 
 mod commands;
 mod edges;
@@ -95,7 +95,8 @@ pub struct FleetStatus {
     pub sites: Vec<SiteStatus>,
 }
 
-/// What is known of one site. Without `nodes` or `queues` that section was not asked for, or is not known.
+/// What is known of one site. Without `nodes`, `queues`, `deployments` or `jobs` that section was not asked for, or is not
+/// known.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SiteStatus {
     /// The site.
@@ -122,6 +123,12 @@ pub struct SiteStatus {
     /// The site's queues, one a model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queues: Option<Vec<QueueObject>>,
+    /// The site's deployments, by name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deployments: Option<Vec<DeploymentObject>>,
+    /// The site's jobs that have not ended, the newest first, at most 1,000; the summary counts all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub jobs: Option<Vec<JobObject>>,
 }
 
 /// The nodes of the fleet, with the sites whose nodes are not among them.

@@ -8,8 +8,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::EngineStateWord;
-use crate::proto::node;
+use super::fleet::timestamp;
+use super::site::some;
 use crate::proto::node::job_complete::Report;
+use crate::proto::{control, node};
 
 /// Where a job stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -33,6 +35,35 @@ pub enum JobState {
 }
 
 impl JobState {
+    /// From the wire's number.
+    #[must_use]
+    pub fn from_number(number: i32) -> Self {
+        use control::JobState as Number;
+        match Number::try_from(number).unwrap_or_default() {
+            Number::Queued => Self::Queued,
+            Number::Leased => Self::Leased,
+            Number::Running => Self::Running,
+            Number::Succeeded => Self::Succeeded,
+            Number::Failed => Self::Failed,
+            Number::Cancelled => Self::Cancelled,
+            Number::Unspecified => Self::Unrecognized,
+        }
+    }
+
+    /// For the wire.
+    #[must_use]
+    pub const fn to_proto(self) -> control::JobState {
+        match self {
+            Self::Queued => control::JobState::Queued,
+            Self::Leased => control::JobState::Leased,
+            Self::Running => control::JobState::Running,
+            Self::Succeeded => control::JobState::Succeeded,
+            Self::Failed => control::JobState::Failed,
+            Self::Cancelled => control::JobState::Cancelled,
+            Self::Unrecognized => control::JobState::Unspecified,
+        }
+    }
+
     /// Whether nothing more happens to it.
     #[must_use]
     pub const fn is_end(self) -> bool {
@@ -107,6 +138,51 @@ pub struct JobObject {
     pub report: Option<JobReportObject>,
 }
 
+impl JobObject {
+    /// From the wire, without its report.
+    #[must_use]
+    pub fn from_proto(said: control::JobSnapshot) -> Self {
+        let when = |unix_ms: i64| (unix_ms > 0).then(|| timestamp(unix_ms));
+        Self {
+            job_id: said.job_id,
+            kind: said.kind,
+            subject: said.subject,
+            node_id: said.node_id,
+            node_name: some(said.node_name),
+            owner: some(said.owner),
+            actor: said.actor,
+            reason: some(said.reason),
+            state: JobState::from_number(said.state),
+            attempt: said.attempt,
+            attempts_max: said.attempts_max,
+            cancel_requested: said.cancel_requested,
+            progress: said.step.map(JobProgressObject::from_step),
+            submitted_at: timestamp(said.submitted_at_unix_ms),
+            started_at: when(said.started_at_unix_ms),
+            ended_at: when(said.ended_at_unix_ms),
+            failure: said.failure.map(JobFailureObject::from_setback),
+            report: None,
+        }
+    }
+}
+
+/// Jobs of a site that have not ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct JobFiguresObject {
+    /// They wait for their node to have room.
+    pub queued: u32,
+    /// Their node has them.
+    pub running: u32,
+}
+
+impl JobFiguresObject {
+    /// From the wire.
+    #[must_use]
+    pub fn from_proto(said: control::JobFigures) -> Self {
+        Self { queued: said.queued, running: said.running }
+    }
+}
+
 /// How far a job is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct JobProgressObject {
@@ -124,16 +200,10 @@ pub struct JobProgressObject {
 }
 
 impl JobProgressObject {
-    /// From the message of the wire.
+    /// From the wire.
     #[must_use]
-    pub fn from_proto(said: &node::JobProgress) -> Self {
-        Self {
-            phase: said.phase.clone(),
-            done: said.done,
-            total: said.total,
-            unit: said.unit.clone(),
-            message: said.message.clone(),
-        }
+    pub fn from_step(said: control::JobStep) -> Self {
+        Self { phase: said.phase, done: said.done, total: said.total, unit: said.unit, message: said.message }
     }
 }
 
@@ -158,6 +228,19 @@ pub struct JobFailureObject {
 }
 
 impl JobFailureObject {
+    /// From the wire's short form: without output and evidence.
+    #[must_use]
+    pub fn from_setback(said: control::JobSetback) -> Self {
+        Self {
+            code: said.code,
+            message: said.message,
+            path: some(said.path),
+            retry: said.retry,
+            output_tail: None,
+            layers: Vec::new(),
+        }
+    }
+
     /// From the message of the wire.
     #[must_use]
     pub fn from_proto(said: node::JobFailure) -> Self {

@@ -13,8 +13,10 @@ use super::site::{ProblemObject, ProviderObject, some};
 use super::words::{CheckResult, NodeLifecycle, NodeLiveness};
 use crate::proto::control;
 
+mod detail;
 mod hardware;
 
+pub use detail::*;
 pub use hardware::*;
 
 /// The problem of a node whose certificate opens nothing any more: what was measured says less of it than this.
@@ -96,6 +98,9 @@ pub struct NodeObject {
     /// Reports that never arrived, since the edge started.
     #[serde(default)]
     pub reports_missed: u64,
+    /// What it can run, has and does; only in `node.show` and where it was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detail: Option<NodeDetailObject>,
 }
 
 fn is_revoked(node: &control::EdgeNodeSnapshot) -> bool {
@@ -146,6 +151,7 @@ impl NodeObject {
             decommissioned_at: when(node.decommissioned_at_unix_ms),
             reports_refused: node.reports_refused,
             reports_missed: node.reports_missed,
+            detail: node.detail.map(NodeDetailObject::from_proto),
         }
     }
 }

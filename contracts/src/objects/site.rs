@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::fleet::timestamp;
 use super::words::{ProviderHealth, ProviderState, StoreState};
+use super::{DeploymentFiguresObject, JobFiguresObject};
 use crate::proto::control;
 
 /// Something that is wrong and wants a person.
@@ -84,6 +85,12 @@ pub struct SummaryObject {
     pub audit_sequence: u64,
     /// Hash that the audit's chain has there, in hexadecimal.
     pub audit_hash: String,
+    /// Its deployments; absent from an edge that does not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deployments: Option<DeploymentFiguresObject>,
+    /// Its jobs that have not ended; absent from an edge that does not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub jobs: Option<JobFiguresObject>,
 }
 
 impl SummaryObject {
@@ -112,6 +119,8 @@ impl SummaryObject {
             problems_total: summary.problems_total,
             audit_sequence: summary.audit_sequence,
             audit_hash: data_encoding::HEXLOWER.encode(&summary.audit_hash),
+            deployments: summary.deployments.map(DeploymentFiguresObject::from_proto),
+            jobs: summary.jobs.map(JobFiguresObject::from_proto),
         }
     }
 }
@@ -150,6 +159,12 @@ pub struct ProviderObject {
     pub long_context_in_flight: u32,
     /// Why it is unavailable or failed.
     pub cause: Option<String>,
+    /// The deployment that it is of; absent if its node's own file declares it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deployment: Option<String>,
+    /// Which replica of it, from 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replica: Option<u32>,
 }
 
 impl ProviderObject {
@@ -172,6 +187,8 @@ impl ProviderObject {
             long_context_capacity: provider.long_context_capacity,
             long_context_in_flight: provider.long_context_in_flight,
             cause: some(provider.cause),
+            deployment: some(provider.deployment),
+            replica: (provider.replica > 0).then_some(provider.replica),
         }
     }
 }

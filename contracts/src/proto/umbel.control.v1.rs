@@ -151,6 +151,55 @@ pub struct EdgeSummary {
     pub audit_sequence: u64,
     #[prost(bytes = "vec", tag = "14")]
     pub audit_hash: ::prost::alloc::vec::Vec<u8>,
+    /// Absent: from an edge that tells none.
+    #[prost(message, optional, tag = "15")]
+    pub deployments: ::core::option::Option<DeploymentFigures>,
+    #[prost(message, optional, tag = "16")]
+    pub jobs: ::core::option::Option<JobFigures>,
+}
+/// Deployments of a site in figures.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DeploymentFigures {
+    #[prost(uint32, tag = "1")]
+    pub total: u32,
+    /// Of them: fewer replicas take requests than are wanted.
+    #[prost(uint32, tag = "2")]
+    pub short: u32,
+    #[prost(uint32, tag = "3")]
+    pub replicas_wanted: u32,
+    #[prost(uint32, tag = "4")]
+    pub replicas_ready: u32,
+    #[prost(uint32, tag = "5")]
+    pub replicas_failed: u32,
+    /// Why lost replicas are not replaced now; empty: they are.
+    #[prost(string, tag = "6")]
+    pub held: ::prost::alloc::string::String,
+    /// Those that are short first, then by name: as many as the summary has room for.
+    #[prost(message, repeated, tag = "7")]
+    pub listed: ::prost::alloc::vec::Vec<DeploymentSummary>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DeploymentSummary {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub model: ::prost::alloc::string::String,
+    #[prost(enumeration = "DeploymentState", tag = "3")]
+    pub state: i32,
+    #[prost(uint32, tag = "4")]
+    pub wanted: u32,
+    #[prost(uint32, tag = "5")]
+    pub ready: u32,
+}
+/// Jobs of a site that have not ended.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct JobFigures {
+    /// They wait for their node to have room.
+    #[prost(uint32, tag = "1")]
+    pub queued: u32,
+    /// Their node has them.
+    #[prost(uint32, tag = "2")]
+    pub running: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct EdgeFacts {
@@ -183,7 +232,7 @@ pub struct EdgeStatusRequest {
     /// As in EdgeCommandRequest.target_selector; empty means all.
     #[prost(string, tag = "2")]
     pub node_selector: ::prost::alloc::string::String,
-    /// Some of facts, nodes, queues; empty means all.
+    /// Some of facts, nodes, node_detail, queues, deployments, jobs; empty means all but node_detail.
     #[prost(string, repeated, tag = "3")]
     pub sections: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(uint32, tag = "4")]
@@ -214,6 +263,174 @@ pub struct EdgeStatusResponse {
     pub nodes: ::prost::alloc::vec::Vec<EdgeNodeSnapshot>,
     #[prost(message, repeated, tag = "8")]
     pub queues: ::prost::alloc::vec::Vec<QueueSnapshot>,
+    #[prost(message, repeated, tag = "9")]
+    pub deployments: ::prost::alloc::vec::Vec<DeploymentSnapshot>,
+    /// Those that have not ended, the newest first, at most 1,000.
+    #[prost(message, repeated, tag = "10")]
+    pub jobs: ::prost::alloc::vec::Vec<JobSnapshot>,
+}
+/// A deployment without its document.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DeploymentSnapshot {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub model: ::prost::alloc::string::String,
+    #[prost(string, repeated, tag = "3")]
+    pub aliases: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(string, tag = "4")]
+    pub engine_kind: ::prost::alloc::string::String,
+    #[prost(enumeration = "DeploymentState", tag = "5")]
+    pub state: i32,
+    /// Why, and what to do where people have to: one sentence; empty if it is ready.
+    #[prost(string, tag = "6")]
+    pub message: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "7")]
+    pub wanted: u32,
+    #[prost(uint32, tag = "8")]
+    pub ready: u32,
+    #[prost(uint64, tag = "9")]
+    pub version: u64,
+    /// SHA-256 of the document in its canonical form.
+    #[prost(string, tag = "10")]
+    pub digest: ::prost::alloc::string::String,
+    #[prost(bool, tag = "11")]
+    pub paused: bool,
+    #[prost(bool, tag = "12")]
+    pub unloaded: bool,
+    #[prost(int64, tag = "13")]
+    pub created_at_unix_ms: i64,
+    #[prost(int64, tag = "14")]
+    pub applied_at_unix_ms: i64,
+    #[prost(string, tag = "15")]
+    pub applied_by: ::prost::alloc::string::String,
+    /// 0: it has what it wants, or more can be placed.
+    #[prost(int64, tag = "16")]
+    pub unplaced_since_unix_ms: i64,
+    #[prost(message, repeated, tag = "17")]
+    pub replicas: ::prost::alloc::vec::Vec<ReplicaSnapshot>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReplicaSnapshot {
+    /// DEPLOYMENT.rN.
+    #[prost(string, tag = "1")]
+    pub engine: ::prost::alloc::string::String,
+    /// From 1.
+    #[prost(uint32, tag = "2")]
+    pub number: u32,
+    #[prost(string, tag = "3")]
+    pub node_id: ::prost::alloc::string::String,
+    #[prost(string, tag = "4")]
+    pub node_name: ::prost::alloc::string::String,
+    #[prost(string, repeated, tag = "5")]
+    pub gpu_uuids: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// acquiring, loading, ready, stopped, draining, unloading, failed or lost.
+    #[prost(string, tag = "6")]
+    pub state: ::prost::alloc::string::String,
+    #[prost(int64, tag = "7")]
+    pub since_unix_ms: i64,
+    #[prost(string, tag = "8")]
+    pub cause: ::prost::alloc::string::String,
+    /// Of the document that it was last loaded with.
+    #[prost(uint64, tag = "9")]
+    pub version: u64,
+    /// It runs something else than the document says, and will be replaced.
+    #[prost(bool, tag = "10")]
+    pub outdated: bool,
+    /// One after another.
+    #[prost(uint32, tag = "11")]
+    pub failures: u32,
+    /// When a failed one is tried again; 0: it is given up, or has not failed.
+    #[prost(int64, tag = "12")]
+    pub retry_at_unix_ms: i64,
+    /// What is done for it now.
+    #[prost(message, optional, tag = "13")]
+    pub job: ::core::option::Option<ReplicaJob>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReplicaJob {
+    #[prost(string, tag = "1")]
+    pub job_id: ::prost::alloc::string::String,
+    /// acquire, load, drain or unload.
+    #[prost(string, tag = "2")]
+    pub kind: ::prost::alloc::string::String,
+    /// Absent before its node has begun.
+    #[prost(message, optional, tag = "3")]
+    pub step: ::core::option::Option<JobStep>,
+}
+/// How far a job is.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct JobStep {
+    /// One word: downloading, starting.
+    #[prost(string, tag = "1")]
+    pub phase: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "2")]
+    pub done: u64,
+    /// 0: not known.
+    #[prost(uint64, tag = "3")]
+    pub total: u64,
+    #[prost(string, tag = "4")]
+    pub unit: ::prost::alloc::string::String,
+    #[prost(string, tag = "5")]
+    pub message: ::prost::alloc::string::String,
+}
+/// A job without its report.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct JobSnapshot {
+    #[prost(string, tag = "1")]
+    pub job_id: ::prost::alloc::string::String,
+    /// artifact.acquire, deployment.load.
+    #[prost(string, tag = "2")]
+    pub kind: ::prost::alloc::string::String,
+    /// An engine, or a repository and its revision.
+    #[prost(string, tag = "3")]
+    pub subject: ::prost::alloc::string::String,
+    #[prost(string, tag = "4")]
+    pub node_id: ::prost::alloc::string::String,
+    #[prost(string, tag = "5")]
+    pub node_name: ::prost::alloc::string::String,
+    /// deployment/NAME; empty: a person asked for it.
+    #[prost(string, tag = "6")]
+    pub owner: ::prost::alloc::string::String,
+    #[prost(string, tag = "7")]
+    pub actor: ::prost::alloc::string::String,
+    #[prost(string, tag = "8")]
+    pub reason: ::prost::alloc::string::String,
+    #[prost(enumeration = "JobState", tag = "9")]
+    pub state: i32,
+    /// From 1, of attempts_max.
+    #[prost(uint32, tag = "10")]
+    pub attempt: u32,
+    #[prost(uint32, tag = "11")]
+    pub attempts_max: u32,
+    #[prost(bool, tag = "12")]
+    pub cancel_requested: bool,
+    #[prost(message, optional, tag = "13")]
+    pub step: ::core::option::Option<JobStep>,
+    #[prost(int64, tag = "14")]
+    pub submitted_at_unix_ms: i64,
+    /// 0: not yet.
+    #[prost(int64, tag = "15")]
+    pub started_at_unix_ms: i64,
+    #[prost(int64, tag = "16")]
+    pub ended_at_unix_ms: i64,
+    /// Why the last attempt came to nothing.
+    #[prost(message, optional, tag = "17")]
+    pub failure: ::core::option::Option<JobSetback>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct JobSetback {
+    /// In capitals: DIGEST_MISMATCH.
+    #[prost(string, tag = "1")]
+    pub code: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub message: ::prost::alloc::string::String,
+    /// The field that it is about.
+    #[prost(string, tag = "3")]
+    pub path: ::prost::alloc::string::String,
+    /// Another attempt may succeed.
+    #[prost(bool, tag = "4")]
+    pub retry: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct EdgeNodeSnapshot {
@@ -280,6 +497,51 @@ pub struct EdgeNodeSnapshot {
     /// Numbers that never arrived, since the edge started.
     #[prost(uint64, tag = "28")]
     pub reports_missed: u64,
+    /// Only where it was asked for.
+    #[prost(message, optional, tag = "29")]
+    pub detail: ::core::option::Option<NodeDetail>,
+}
+/// What a node can run, has and does: more than a list of nodes needs.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct NodeDetail {
+    #[prost(message, repeated, tag = "1")]
+    pub runtimes: ::prost::alloc::vec::Vec<RuntimeSummary>,
+    #[prost(message, repeated, tag = "2")]
+    pub artifacts: ::prost::alloc::vec::Vec<ArtifactSummary>,
+    /// Those that have not ended, the newest first.
+    #[prost(message, repeated, tag = "3")]
+    pub jobs: ::prost::alloc::vec::Vec<JobSnapshot>,
+}
+/// An engine kind that the node can run.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RuntimeSummary {
+    #[prost(string, tag = "1")]
+    pub kind: ::prost::alloc::string::String,
+    /// Empty: it does not say.
+    #[prost(string, tag = "2")]
+    pub engine_version: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub adapter_version: ::prost::alloc::string::String,
+}
+/// Files of a model that are whole and in place.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ArtifactSummary {
+    #[prost(string, tag = "1")]
+    pub repository: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub revision: ::prost::alloc::string::String,
+    /// SHA-256 over the list of its files.
+    #[prost(string, tag = "3")]
+    pub digest: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "4")]
+    pub bytes: u64,
+    #[prost(uint32, tag = "5")]
+    pub files: u32,
+    /// Name of the node's root, and the folder's name below it.
+    #[prost(string, tag = "6")]
+    pub root: ::prost::alloc::string::String,
+    #[prost(string, tag = "7")]
+    pub folder: ::prost::alloc::string::String,
 }
 /// What a node shows at its edge; never a key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -509,6 +771,11 @@ pub struct ProviderSnapshot {
     /// Why it is unavailable or failed.
     #[prost(string, tag = "15")]
     pub cause: ::prost::alloc::string::String,
+    /// Empty and 0: its node's own file declares it.
+    #[prost(string, tag = "16")]
+    pub deployment: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "17")]
+    pub replica: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct QueueSnapshot {
@@ -662,6 +929,11 @@ pub struct EdgeNodeEvent {
     pub generation: u64,
     #[prost(string, tag = "8")]
     pub message: ::prost::alloc::string::String,
+    /// What else it is about: a deployment's name, a job's id.
+    #[prost(string, tag = "9")]
+    pub deployment: ::prost::alloc::string::String,
+    #[prost(string, tag = "10")]
+    pub job_id: ::prost::alloc::string::String,
 }
 // ScheduleRequest and ScheduleResponse are reserved names: no message may ever be called so.
 
@@ -793,6 +1065,102 @@ impl StoreHealth {
             "STORE_HEALTH_UNSPECIFIED" => Some(Self::Unspecified),
             "STORE_HEALTH_OK" => Some(Self::Ok),
             "STORE_HEALTH_READ_ONLY" => Some(Self::ReadOnly),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum DeploymentState {
+    Unspecified = 0,
+    /// All wanted replicas take requests, as the document says.
+    Ready = 1,
+    Loading = 2,
+    /// Replicas are replaced by those of a newer document or of a restart.
+    Changing = 3,
+    /// Fewer replicas than wanted, and nothing more can be done now.
+    Degraded = 4,
+    /// Every replica has failed and was given up.
+    Failed = 5,
+    Unplaced = 6,
+    Unloading = 7,
+    Unloaded = 8,
+    Deleting = 9,
+}
+impl DeploymentState {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "DEPLOYMENT_STATE_UNSPECIFIED",
+            Self::Ready => "DEPLOYMENT_STATE_READY",
+            Self::Loading => "DEPLOYMENT_STATE_LOADING",
+            Self::Changing => "DEPLOYMENT_STATE_CHANGING",
+            Self::Degraded => "DEPLOYMENT_STATE_DEGRADED",
+            Self::Failed => "DEPLOYMENT_STATE_FAILED",
+            Self::Unplaced => "DEPLOYMENT_STATE_UNPLACED",
+            Self::Unloading => "DEPLOYMENT_STATE_UNLOADING",
+            Self::Unloaded => "DEPLOYMENT_STATE_UNLOADED",
+            Self::Deleting => "DEPLOYMENT_STATE_DELETING",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "DEPLOYMENT_STATE_UNSPECIFIED" => Some(Self::Unspecified),
+            "DEPLOYMENT_STATE_READY" => Some(Self::Ready),
+            "DEPLOYMENT_STATE_LOADING" => Some(Self::Loading),
+            "DEPLOYMENT_STATE_CHANGING" => Some(Self::Changing),
+            "DEPLOYMENT_STATE_DEGRADED" => Some(Self::Degraded),
+            "DEPLOYMENT_STATE_FAILED" => Some(Self::Failed),
+            "DEPLOYMENT_STATE_UNPLACED" => Some(Self::Unplaced),
+            "DEPLOYMENT_STATE_UNLOADING" => Some(Self::Unloading),
+            "DEPLOYMENT_STATE_UNLOADED" => Some(Self::Unloaded),
+            "DEPLOYMENT_STATE_DELETING" => Some(Self::Deleting),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum JobState {
+    Unspecified = 0,
+    Queued = 1,
+    /// Given to its node, which has not said yet that it took it.
+    Leased = 2,
+    Running = 3,
+    Succeeded = 4,
+    Failed = 5,
+    Cancelled = 6,
+}
+impl JobState {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "JOB_STATE_UNSPECIFIED",
+            Self::Queued => "JOB_STATE_QUEUED",
+            Self::Leased => "JOB_STATE_LEASED",
+            Self::Running => "JOB_STATE_RUNNING",
+            Self::Succeeded => "JOB_STATE_SUCCEEDED",
+            Self::Failed => "JOB_STATE_FAILED",
+            Self::Cancelled => "JOB_STATE_CANCELLED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "JOB_STATE_UNSPECIFIED" => Some(Self::Unspecified),
+            "JOB_STATE_QUEUED" => Some(Self::Queued),
+            "JOB_STATE_LEASED" => Some(Self::Leased),
+            "JOB_STATE_RUNNING" => Some(Self::Running),
+            "JOB_STATE_SUCCEEDED" => Some(Self::Succeeded),
+            "JOB_STATE_FAILED" => Some(Self::Failed),
+            "JOB_STATE_CANCELLED" => Some(Self::Cancelled),
             _ => None,
         }
     }

@@ -22,7 +22,7 @@ use super::input::{
 };
 use super::large::large;
 use super::problem::{Failure, tell};
-use super::{Caller, CommandCall, Door, Fleet, Follow, STREAMS_MAX, StatusQuestion, audit, stream};
+use super::{Caller, CommandCall, Door, Fleet, Follow, SECTIONS, STREAMS_MAX, StatusQuestion, audit, stream};
 use crate::objects::{CommandRequestBody, EdgeEnrollmentRequest, OperatorRequest, Page, Role};
 use crate::operations::Class;
 
@@ -129,12 +129,11 @@ impl DetailQuery {
         sections.retain(|name| !name.is_empty());
         sections.sort();
         sections.dedup();
-        if let Some(odd) = sections.iter().find(|name| !["facts", "nodes", "queues"].contains(&name.as_str()))
-        {
+        if let Some(odd) = sections.iter().find(|name| !SECTIONS.contains(&name.as_str())) {
             return Err(refuse(
                 Code::InvalidArgument,
                 "SECTION_UNKNOWN",
-                format!("`{}` is no section; there are facts, nodes and queues.", clip(odd)),
+                format!("`{}` is no section; there are {}.", clip(odd), SECTIONS.join(", ")),
             ));
         }
         let nodes = self.nodes.unwrap_or_default();

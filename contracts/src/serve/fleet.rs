@@ -21,15 +21,33 @@ use crate::operations::{
     AuditExportArgs, AuditExportResult, AuditQueryArgs, AuditVerifyResult, Class, EdgeBackupResult,
 };
 
+/// The sections of a site's status. `node_detail` says more of each node and is only there where it is named.
+pub const SECTIONS: [&str; 6] = ["facts", "nodes", "node_detail", "queues", "deployments", "jobs"];
+
 /// What is asked of a site's status.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct StatusQuestion {
     /// Selector of nodes; empty means all.
     pub nodes: String,
-    /// Some of `facts`, `nodes`, `queues`; empty means all.
+    /// Some of [`SECTIONS`]; empty means all but `node_detail`.
     pub sections: Vec<String>,
     /// Time for the answer; the server's default if absent. Between 50 ms and 30 s.
     pub deadline: Option<Duration>,
+}
+
+impl StatusQuestion {
+    /// Whether a section is asked for.
+    #[must_use]
+    pub fn wants(&self, section: &str) -> bool {
+        wants_section(&self.sections, section)
+    }
+}
+
+/// Whether a section is among those asked for.
+#[must_use]
+pub fn wants_section(sections: &[String], section: &str) -> bool {
+    let named = sections.iter().any(|one| one == section);
+    named || (sections.is_empty() && section != "node_detail")
 }
 
 /// One request for a command.

@@ -19,7 +19,7 @@ mod stream;
 
 pub use api::router;
 pub use call::{Bearer, Caller, Door};
-pub use fleet::{AuditQuestion, CommandCall, Fleet, Follow, StatusQuestion};
+pub use fleet::{AuditQuestion, CommandCall, Fleet, Follow, SECTIONS, StatusQuestion, wants_section};
 pub use listen::{serve_local, serve_plain, serve_tls};
 pub use measured::{Answered, measured};
 pub use problem::Failure;

@@ -120,6 +120,8 @@ fn event(number: u64) -> EventObject {
         node_id: None,
         provider_id: None,
         generation: None,
+        deployment: None,
+        job_id: None,
         message: String::new(),
     }
 }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use umbel_contracts::objects::{
-    AuditObject, CommandEventObject, CommandObject, EdgeConnection, EdgeEnrollmentObject,
-    EdgeEnrollmentRequest, EdgeObject, FleetNodes, FleetStatus, Freshness, NodeObject, OperatorObject,
-    OperatorRequest, Page, QueueObject, SiteNode, SiteStatus, SummaryObject, timestamp,
+    AuditObject, CommandEventObject, CommandObject, DeploymentObject, EdgeConnection, EdgeEnrollmentObject,
+    EdgeEnrollmentRequest, EdgeObject, FleetNodes, FleetStatus, Freshness, JobObject, NodeObject,
+    OperatorObject, OperatorRequest, Page, QueueObject, SiteNode, SiteStatus, SummaryObject, timestamp,
 };
 use umbel_contracts::operations::{
     AuditExportArgs, AuditExportResult, AuditVerifyResult, Class, EdgeBackupResult,
@@ -24,7 +24,7 @@ use crate::core::fleet::not_connected;
 use crate::core::operators::unknown_token;
 use crate::core::views::age_ms;
 use crate::shell::plane::{Link, Plane, to_the_end};
-use crate::shell::status::{Asked, ask_all};
+use crate::shell::status::{Answer, Asked, ask_all};
 use crate::shell::{relay, settle};
 
 /// Nodes in one answer about the whole fleet; sites beyond it are named as missing.
@@ -106,6 +106,8 @@ impl Api {
             summary: last.map(|summary| SummaryObject::from_proto((*summary.said).clone())),
             nodes: None,
             queues: None,
+            deployments: None,
+            jobs: None,
         };
         let late = format!("The edge is connected and did not answer within {} ms.", deadline.as_millis());
         (site.freshness, site.note) = match answer {
@@ -115,13 +117,7 @@ impl Api {
                 if let Some(summary) = &said.summary {
                     site.summary = Some(SummaryObject::from_proto(summary.clone()));
                 }
-                let wanted = |section: &str| {
-                    question.sections.is_empty() || question.sections.iter().any(|name| name == section)
-                };
-                site.nodes =
-                    wanted("nodes").then(|| said.nodes.iter().cloned().map(NodeObject::from_proto).collect());
-                site.queues = wanted("queues")
-                    .then(|| said.queues.iter().cloned().map(QueueObject::from_proto).collect());
+                detail(&mut site, &said, question);
                 (Freshness::Fresh, None)
             }
             // Its socket may be open still, but nothing came of it for the offline time.
@@ -149,6 +145,17 @@ impl Api {
     fn find(&self, edge_id: &str) -> Result<EdgeId, Error> {
         self.0.fleet().edges.find(edge_id).map(|(edge_id, _)| edge_id)
     }
+}
+
+/// The sections that were asked for and answered.
+fn detail(site: &mut SiteStatus, said: &Answer, question: &StatusQuestion) {
+    let nodes = question.wants("nodes") || question.wants("node_detail");
+    site.nodes = nodes.then(|| said.nodes.iter().cloned().map(NodeObject::from_proto).collect());
+    let wants = |section: &str| question.wants(section);
+    site.queues = wants("queues").then(|| said.queues.iter().cloned().map(QueueObject::from_proto).collect());
+    let deployments = || said.deployments.iter().cloned().map(DeploymentObject::from_proto).collect();
+    site.deployments = wants("deployments").then(deployments);
+    site.jobs = wants("jobs").then(|| said.jobs.iter().cloned().map(JobObject::from_proto).collect());
 }
 
 fn not_connected_note(known: bool) -> String {

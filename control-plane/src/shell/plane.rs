@@ -214,6 +214,8 @@ impl Plane {
             node_id: None,
             provider_id: None,
             generation: generation.map(|generation| generation.0),
+            deployment: None,
+            job_id: None,
             message: message.into(),
         });
     }

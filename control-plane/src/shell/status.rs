@@ -17,7 +17,8 @@ use tokio::time::Instant;
 use umbel_contracts::bounds::Bounded;
 use umbel_contracts::method;
 use umbel_contracts::proto::control::{
-    EdgeNodeSnapshot, EdgeStatusRequest, EdgeStatusResponse, EdgeSummary, QueueSnapshot,
+    DeploymentSnapshot, EdgeNodeSnapshot, EdgeStatusRequest, EdgeStatusResponse, EdgeSummary, JobSnapshot,
+    QueueSnapshot,
 };
 use umbel_contracts::serve::StatusQuestion;
 use umbel_wire::error::{Code, Error};
@@ -44,6 +45,8 @@ pub(crate) struct Answer {
     pub(crate) summary: Option<EdgeSummary>,
     pub(crate) nodes: Vec<EdgeNodeSnapshot>,
     pub(crate) queues: Vec<QueueSnapshot>,
+    pub(crate) deployments: Vec<DeploymentSnapshot>,
+    pub(crate) jobs: Vec<JobSnapshot>,
 }
 
 /// What came of a question.
@@ -192,6 +195,8 @@ async fn ask(
             }
             answer.nodes.extend(part.nodes);
             answer.queues.extend(part.queues);
+            answer.deployments.extend(part.deployments);
+            answer.jobs.extend(part.jobs);
             Ok(())
         },
     )

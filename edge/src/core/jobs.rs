@@ -282,6 +282,24 @@ impl Jobs {
         JobView { id: id.to_owned(), row, state, progress }
     }
 
+    /// Those that have not ended, the newest first, at most `most`: of one node, or of all.
+    pub(crate) fn open(&self, node: Option<NodeId>, most: usize) -> Vec<JobView> {
+        let rooms = self.rooms.iter().filter(|(own, _)| node.is_none_or(|node| node == **own));
+        let mut ids: Vec<&(u64, String)> = rooms.flat_map(|(_, room)| &room.jobs).collect();
+        ids.sort_unstable_by_key(|(sequence, _)| std::cmp::Reverse(*sequence));
+        ids.into_iter().take(most).filter_map(|(_, id)| self.view(id)).collect()
+    }
+
+    /// How many wait for their node to have room, and how many their node has.
+    pub(crate) fn figures(&self) -> (u32, u32) {
+        let ids = self.rooms.values().flat_map(|room| &room.jobs);
+        let states = ids.filter_map(|(_, id)| self.jobs.get(id)).map(|job| job.row.state);
+        states.fold((0, 0), |(queued, running), state| match state {
+            JobState::Queued => (queued + 1, running),
+            _ => (queued, running + 1),
+        })
+    }
+
     /// Those that match, the newest first.
     pub(crate) fn list(&self, matches: impl Fn(&JobView) -> bool) -> Vec<JobView> {
         let all = self.jobs.iter().map(|(id, job)| Self::viewed(id, job));

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use futures_util::stream;
 use umbel_contracts::objects::{
-    AuditObject, CommandEventObject, CommandObject, CredentialObject, CredentialState, EdgeConnection,
-    EdgeObject, FleetNodes, FleetStatus, Freshness, NodeObject, OperationObject, Page, QueueObject, SiteNode,
-    SiteStatus, SummaryObject, timestamp,
+    AuditObject, CommandEventObject, CommandObject, CredentialObject, CredentialState, DeploymentObject,
+    EdgeConnection, EdgeObject, FleetNodes, FleetStatus, Freshness, JobObject, NodeObject, OperationObject,
+    Page, QueueObject, SiteNode, SiteStatus, SummaryObject, timestamp,
 };
 use umbel_contracts::operations::{
     self, AuditExportArgs, AuditExportResult, AuditVerifyResult, Class, EdgeBackup, EdgeBackupResult,
@@ -31,10 +31,9 @@ use crate::shell::status::{self, Question, Reading};
 const BACKUP: Duration = Duration::from_secs(600);
 
 /// All parts of a reading, as one object.
-fn whole(site: &Site, mut reading: Reading, sections: &[String]) -> SiteStatus {
+fn whole(site: &Site, mut reading: Reading, question: &StatusQuestion) -> SiteStatus {
     let mut summary = None;
-    let mut nodes = Vec::new();
-    let mut queues = Vec::new();
+    let (mut nodes, mut queues, mut deployments, mut jobs) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut observed_at = None;
     while let Some(part) = reading.next(site) {
         if part.observed_at_unix_ms > 0 {
@@ -43,8 +42,9 @@ fn whole(site: &Site, mut reading: Reading, sections: &[String]) -> SiteStatus {
         summary = summary.or(part.summary.map(SummaryObject::from_proto));
         queues.extend(part.queues.into_iter().map(QueueObject::from_proto));
         nodes.extend(part.nodes.into_iter().map(NodeObject::from_proto));
+        deployments.extend(part.deployments.into_iter().map(DeploymentObject::from_proto));
+        jobs.extend(part.jobs.into_iter().map(JobObject::from_proto));
     }
-    let wanted = |section: &str| sections.is_empty() || sections.iter().any(|one| one == section);
     SiteStatus {
         edge_id: site.edge_id.to_string(),
         display_name: site.name.clone(),
@@ -53,8 +53,10 @@ fn whole(site: &Site, mut reading: Reading, sections: &[String]) -> SiteStatus {
         observed_at,
         note: None,
         summary,
-        nodes: wanted("nodes").then_some(nodes),
-        queues: wanted("queues").then_some(queues),
+        nodes: (question.wants("nodes") || question.wants("node_detail")).then_some(nodes),
+        queues: question.wants("queues").then_some(queues),
+        deployments: question.wants("deployments").then_some(deployments),
+        jobs: question.wants("jobs").then_some(jobs),
     }
 }
 
@@ -82,9 +84,9 @@ impl Admin {
             ..EdgeStatusRequest::default()
         };
         let reading = Reading::new(site, Question::check(request)?).await;
-        let (site, sections) = (Arc::clone(site), question.sections.clone());
+        let (site, question) = (Arc::clone(site), question.clone());
         // A whole site takes long, and the runtime's thread serves it meanwhile.
-        let read = tokio::task::spawn_blocking(move || whole(&site, reading, &sections)).await;
+        let read = tokio::task::spawn_blocking(move || whole(&site, reading, &question)).await;
         read.map_err(|_| Error::new(Code::Internal, "INTERNAL", "the site could not be read"))
     }
 

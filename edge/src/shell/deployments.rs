@@ -7,6 +7,7 @@
 
 mod bodies;
 mod facts;
+mod figures;
 mod view;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,7 +28,8 @@ use crate::shell::events::Happened;
 use crate::shell::site::Site;
 
 pub(crate) use bodies::{acquire as acquire_body, load as load_body};
-pub(crate) use view::object;
+pub(crate) use figures::{figures, problems};
+pub(crate) use view::{object, snapshot};
 
 /// Without news everybody is looked at again this often: delays end, and what was missed is seen.
 const LOOK: Duration = Duration::from_secs(5);
@@ -158,6 +160,7 @@ async fn store(site: &Site, outcome: &Outcome, also: Commit) -> Result<(), Commi
     }
     site.store.commit(commit.and(also)).await?;
     site.deployments.table().applied(outcome);
+    site.raise();
     expect(site);
     Ok(())
 }
@@ -200,10 +203,13 @@ fn tell(site: &Site, told: &[Told]) {
     for one in told {
         let is_engine = one.subject.contains('.');
         let provider = one.node.filter(|_| is_engine).map(|node| format!("{node}/{}", one.subject));
+        // An engine's name begins with its deployment's, which has no dot.
+        let deployment = one.subject.split('.').next().unwrap_or_default();
         site.events.tell(Happened {
             kind: one.kind,
             node_id: one.node.map(|node| node.to_string()).unwrap_or_default(),
             provider_id: provider.unwrap_or_default(),
+            deployment: deployment.to_owned(),
             message: one.message.clone(),
             ..Happened::default()
         });
@@ -245,6 +251,7 @@ pub(crate) async fn change<T>(
         table.apply(change.row.clone());
         table.applied(&outcome);
     }
+    site.raise();
     expect(site);
     site.deployments.look();
     Ok((change, with))
@@ -261,7 +268,8 @@ pub(crate) fn tell_change(site: &Site, operation: &str, change: &Change) {
         _ => "deployment_unloaded",
     };
     if !change.is_empty() {
-        let message = format!("{}: {}", change.row.spec.name, change.sentence);
-        site.events.tell(Happened { kind, message, ..Happened::default() });
+        let deployment = change.row.spec.name.clone();
+        let message = format!("{deployment}: {}", change.sentence);
+        site.events.tell(Happened { kind, deployment, message, ..Happened::default() });
     }
 }

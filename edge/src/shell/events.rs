@@ -40,6 +40,8 @@ pub(crate) struct Happened {
     pub(crate) node_id: String,
     pub(crate) provider_id: String,
     pub(crate) generation: u64,
+    pub(crate) deployment: String,
+    pub(crate) job_id: String,
     pub(crate) message: String,
 }
 
@@ -105,6 +107,8 @@ impl Events {
             provider_id: happened.provider_id,
             generation: happened.generation,
             message: happened.message,
+            deployment: happened.deployment,
+            job_id: happened.job_id,
         };
         tracing::info!(kind = %event.kind, node = %event.node_id, generation = event.generation, "{}", event.message);
         let payload = event.encode_to_vec();

@@ -11,7 +11,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use tokio::sync::{Notify, watch};
-use umbel_contracts::objects::{JobObject, JobProgressObject, JobState, timestamp};
+use umbel_contracts::objects::{JobObject, JobState};
+use umbel_contracts::proto::control::{JobFigures, JobSetback, JobSnapshot, JobStep};
+use umbel_contracts::proto::node::JobProgress;
 use umbel_store::{AuditRecord, Commit};
 use umbel_wire::{Code, Error, Generation, NodeId, clock};
 
@@ -72,6 +74,17 @@ impl Jobs {
         self.table().view(id)
     }
 
+    /// Those that have not ended, the newest first, at most `most`: of one node, or of all.
+    pub(crate) fn open(&self, node: Option<NodeId>, most: usize) -> Vec<JobView> {
+        self.table().open(node, most)
+    }
+
+    /// How many wait for their node to have room, and how many their node has.
+    pub(crate) fn figures(&self) -> JobFigures {
+        let (queued, running) = self.table().figures();
+        JobFigures { queued, running }
+    }
+
     /// A node's connection has ended.
     pub(crate) fn closed(&self, node: NodeId, generation: Generation) {
         self.table().closed(node, generation);
@@ -88,31 +101,50 @@ impl Jobs {
     }
 }
 
-/// A job as operators see it.
-pub(crate) fn object(site: &Site, view: &JobView) -> JobObject {
+/// A job as it leaves the site: without its report, its sentences short.
+pub(crate) fn snapshot(site: &Site, view: &JobView) -> JobSnapshot {
     let row = &view.row;
-    JobObject {
+    let name = |id: NodeId| site.read(|registry| registry.node(&id).map(|node| node.row.name.clone()));
+    JobSnapshot {
         job_id: view.id.clone(),
         kind: row.kind.clone(),
         subject: row.subject.clone(),
         node_id: row.node.clone(),
-        node_name: NodeId::parse(&row.node)
-            .ok()
-            .and_then(|id| site.read(|registry| registry.node(&id).map(|node| node.row.name.clone()))),
-        owner: Some(row.owner.clone()).filter(|owner| !owner.is_empty()),
+        node_name: NodeId::parse(&row.node).ok().and_then(name).unwrap_or_default(),
+        owner: row.owner.clone(),
         actor: row.actor.clone(),
-        reason: Some(row.reason.clone()).filter(|reason| !reason.is_empty()),
-        state: view.state,
+        reason: row.reason.clone(),
+        state: view.state.to_proto().into(),
         attempt: row.attempt(),
         attempts_max: ATTEMPTS,
         cancel_requested: row.cancel_requested && !row.state.is_end(),
-        progress: view.progress.as_ref().map(JobProgressObject::from_proto),
-        submitted_at: timestamp(row.submitted_at_unix_ms),
-        started_at: row.started_at_unix_ms.map(timestamp),
-        ended_at: row.ended_at_unix_ms.map(timestamp),
-        failure: row.failure(),
-        report: None,
+        step: view.progress.as_ref().map(step),
+        submitted_at_unix_ms: row.submitted_at_unix_ms,
+        started_at_unix_ms: row.started_at_unix_ms.unwrap_or(0),
+        ended_at_unix_ms: row.ended_at_unix_ms.unwrap_or(0),
+        failure: row.failure.as_ref().map(|short| JobSetback {
+            code: short.code.clone(),
+            message: short.message.clone(),
+            path: short.path.clone(),
+            retry: short.retry,
+        }),
     }
+}
+
+/// How far a job is, as it leaves the site.
+pub(crate) fn step(said: &JobProgress) -> JobStep {
+    JobStep {
+        phase: said.phase.clone(),
+        done: said.done,
+        total: said.total,
+        unit: said.unit.clone(),
+        message: said.message.clone(),
+    }
+}
+
+/// A job as operators see it.
+pub(crate) fn object(site: &Site, view: &JobView) -> JobObject {
+    JobObject::from_proto(snapshot(site, view))
 }
 
 /// One job with its report or failure in full, as they are on disk.
@@ -281,6 +313,8 @@ fn tell(site: &Site, id: &str, kind: &'static str) {
     site.events.tell(Happened {
         kind,
         node_id: row.node.clone(),
+        deployment: row.owner.strip_prefix("deployment/").unwrap_or_default().to_owned(),
+        job_id: id.to_owned(),
         message: format!("job {id}, {} {}, attempt {}{cause}", row.kind, row.subject, row.attempt()),
         ..Happened::default()
     });

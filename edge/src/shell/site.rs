@@ -242,6 +242,13 @@ impl Site {
         look(&self.registry.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Something that readers see beside the nodes has changed: it is of the next revision.
+    pub(crate) fn raise(&self) {
+        let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        let revision = self.revisions.take();
+        registry.set_revision(revision);
+    }
+
     /// All nodes and the revision at which they are so.
     pub(crate) fn nodes(&self) -> (u64, Vec<Arc<Node>>) {
         self.read(|registry| (registry.revision(), registry.all()))
@@ -302,6 +309,7 @@ impl Site {
                 provider_id: notice.provider.unwrap_or_default(),
                 generation: notice.generation.0,
                 message: notice.message,
+                ..Happened::default()
             });
         }
         self.audit_soon(records);

@@ -1,40 +1,50 @@
 //! What the site says of itself, at one revision: for control planes and the local socket alike.
 //!
-//! Owns the reading: nodes are shared under the registry's lock at one revision, each model's figures are read
-//! together under admission's. Invariant: nothing here leaves out a node because it is not connected.
+//! Owns the summary and each node's and queue's shape. Leaves questions and their answers to [`reading`]. Invariants: nothing
+//! here leaves out a node because it is not connected; a summary never exceeds its bound, whatever the site has.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use prost::Message;
 use umbel_contracts::proto::control::{
-    AuditPlace, EdgeFacts, EdgeNodeSnapshot, EdgeStatusRequest, EdgeStatusResponse, EdgeSummary, Problem,
-    ProviderSnapshot, QueueSnapshot, Revision, StoreHealth,
+    AuditPlace, EdgeFacts, EdgeNodeSnapshot, EdgeSummary, NodeDetail, Problem, ProviderSnapshot,
+    QueueSnapshot, Revision, StoreHealth,
 };
-use umbel_contracts::selector::Selector;
 use umbel_store::AuditAt;
 use umbel_wire::text::shorten;
-use umbel_wire::{Code, Error, Trouble, clock};
+use umbel_wire::{Trouble, clock};
 
 use crate::core::registry::Moment;
 use crate::core::registry::node::{Lifecycle, Node};
 use crate::core::registry::snapshot::{self, Figures};
+use crate::shell::deployments;
 use crate::shell::dispatch::QueueReading;
-use crate::shell::operations::matches;
 use crate::shell::owing::store_problems;
 use crate::shell::site::Site;
 
+mod reading;
+
+pub(crate) use reading::{Question, Reading};
+
 /// Problems in a summary.
 const PROBLEMS: usize = 32;
-/// Nodes in one message of a status.
-const NODES_A_PART: usize = 256;
-/// A message is closed at this size, well below its bound, whatever its last node adds.
-const PART_BYTES: usize = 128 * 1024;
+/// Encoded bytes of a summary: its bound is 16 KiB, and a heartbeat has a few numbers of its own.
+const SUMMARY: usize = 15 * 1024;
+/// Jobs of one node that its detail names.
+const JOBS_OF_A_NODE: usize = 64;
 
 /// One node as it is told.
 pub(crate) fn node(site: &Site, node: &Node) -> EdgeNodeSnapshot {
     let moment = Moment { now: clock::now(), wall: site.wall().unix_ms() };
     snapshot::node(node, moment, &|provider| figures(site, provider))
+}
+
+/// One node with what it can run, has and does.
+pub(crate) fn node_in_detail(site: &Site, one: &Node) -> EdgeNodeSnapshot {
+    let jobs = site.jobs.open(Some(one.id), JOBS_OF_A_NODE);
+    let jobs = jobs.iter().map(|view| crate::shell::jobs::snapshot(site, view)).collect();
+    EdgeNodeSnapshot { detail: Some(NodeDetail { jobs, ..snapshot::detail(one) }), ..node(site, one) }
 }
 
 fn figures(site: &Site, provider: &str) -> Option<Figures> {
@@ -132,6 +142,7 @@ async fn summary_of(site: &Site, revision: u64, nodes: &[Arc<Node>]) -> EdgeSumm
     problems.extend(site.authorities.problem());
     problems.extend(site.expiries.problems(site.wall()));
     problems.extend(site.approvals.lock().unwrap_or_else(PoisonError::into_inner).problems(site.wall()));
+    problems.extend(deployments::problems(site));
     let serving = nodes.iter().filter(|node| node.row.lifecycle != Lifecycle::Decommissioned);
     problems.extend(serving.flat_map(|node| snapshot::problems(node)));
     let problems_total = u32::try_from(problems.len()).unwrap_or(u32::MAX);
@@ -140,7 +151,7 @@ async fn summary_of(site: &Site, revision: u64, nodes: &[Arc<Node>]) -> EdgeSumm
         shorten(&mut problem.message, 256);
     }
     let head = site.store.audit_head();
-    EdgeSummary {
+    let mut summary = EdgeSummary {
         revision: Some(revision_of(site, revision)),
         facts: Some(facts(site)),
         nodes_total: counts.nodes_total,
@@ -155,7 +166,12 @@ async fn summary_of(site: &Site, revision: u64, nodes: &[Arc<Node>]) -> EdgeSumm
         problems_total,
         audit_sequence: head.sequence,
         audit_hash: head.hash.to_vec(),
-    }
+        jobs: Some(site.jobs.figures()),
+        deployments: None,
+    };
+    let room = SUMMARY.saturating_sub(summary.encoded_len());
+    summary.deployments = Some(deployments::figures(site, room));
+    summary
 }
 
 fn facts(site: &Site) -> EdgeFacts {
@@ -173,97 +189,4 @@ fn facts(site: &Site) -> EdgeFacts {
 
 fn revision_of(site: &Site, number: u64) -> Revision {
     Revision { incarnation: site.store.incarnation().to_owned(), number }
-}
-
-/// What a status question asks for, validated.
-pub(crate) struct Question {
-    selector: Selector,
-    facts: bool,
-    nodes: bool,
-    queues: bool,
-    decommissioned: bool,
-    known: Option<Revision>,
-    request_id: String,
-}
-
-impl Question {
-    /// INVALID_ARGUMENT for a malformed selector or an unknown section.
-    pub(crate) fn check(request: EdgeStatusRequest) -> Result<Self, Error> {
-        let selector = match request.node_selector.as_str() {
-            "" => Selector::all(),
-            text => Selector::parse(text)
-                .map_err(|error| Error::new(Code::InvalidArgument, "SELECTOR", error.to_string()))?,
-        };
-        let sections = &request.sections;
-        let known = ["facts", "nodes", "queues"];
-        if let Some(bad) = sections.iter().find(|section| !known.contains(&section.as_str())) {
-            let message = format!("`{bad}` is no section; there are facts, nodes and queues");
-            return Err(Error::new(Code::InvalidArgument, "SECTION_UNKNOWN", message));
-        }
-        let wants = |section: &str| sections.is_empty() || sections.iter().any(|one| one == section);
-        Ok(Self {
-            facts: wants("facts"),
-            nodes: wants("nodes"),
-            queues: wants("queues"),
-            selector,
-            decommissioned: request.include_decommissioned,
-            known: request.known_revision,
-            request_id: request.request_id,
-        })
-    }
-}
-
-/// One consistent reading, in parts that are made as they are sent: a site of 5,000 nodes is never whole in
-/// memory twice.
-pub(crate) struct Reading {
-    first: Option<EdgeStatusResponse>,
-    nodes: std::vec::IntoIter<Arc<Node>>,
-}
-
-impl Reading {
-    /// Reads the site now.
-    pub(crate) async fn new(site: &Site, question: Question) -> Self {
-        let (revision, mut nodes) = site.nodes();
-        let revision_now = revision_of(site, revision);
-        let unchanged = question.known.as_ref() == Some(&revision_now);
-        let mut first = EdgeStatusResponse {
-            request_id: question.request_id.clone(),
-            edge_id: site.edge_id.to_string(),
-            revision: Some(revision_now),
-            observed_at_unix_ms: site.wall().unix_ms(),
-            unchanged,
-            ..EdgeStatusResponse::default()
-        };
-        if unchanged {
-            return Self { first: Some(first), nodes: Vec::new().into_iter() };
-        }
-        if question.queues {
-            first.queues = queues(site);
-        }
-        if question.facts {
-            first.summary = Some(summary_of(site, revision, &nodes).await);
-        }
-        nodes.retain(|node| {
-            question.nodes
-                && (question.decommissioned || node.row.lifecycle != Lifecycle::Decommissioned)
-                && matches(&question.selector, node)
-        });
-        Self { first: Some(first), nodes: nodes.into_iter() }
-    }
-
-    /// The next part; `None` at the end. The first one has everything but nodes.
-    pub(crate) fn next(&mut self, site: &Site) -> Option<EdgeStatusResponse> {
-        if let Some(first) = self.first.take() {
-            return Some(first);
-        }
-        let mut part = EdgeStatusResponse::default();
-        let mut bytes = 0;
-        while bytes < PART_BYTES && part.nodes.len() < NODES_A_PART {
-            let Some(next) = self.nodes.next() else { break };
-            let next = node(site, &next);
-            bytes += next.encoded_len();
-            part.nodes.push(next);
-        }
-        if part.nodes.is_empty() { None } else { Some(part) }
-    }
 }

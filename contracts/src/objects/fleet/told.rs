@@ -26,6 +26,12 @@ pub struct EventObject {
     /// Generation of the connection it is about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<u64>,
+    /// The deployment it is about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deployment: Option<String>,
+    /// The job it is about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub job_id: Option<String>,
     /// One sentence.
     pub message: String,
 }
@@ -43,6 +49,8 @@ impl EventObject {
             node_id: some(event.node_id),
             provider_id: some(event.provider_id),
             generation: (event.generation > 0).then_some(event.generation),
+            deployment: some(event.deployment),
+            job_id: some(event.job_id),
             message: event.message,
         }
     }

@@ -49,6 +49,12 @@ pub(crate) struct Declared {
 }
 
 impl Declared {
+    /// Which replica of its deployment, from 1; 0 where it is of none.
+    pub(crate) fn replica(&self) -> u32 {
+        let number = self.name.strip_prefix(&self.deployment).and_then(|rest| rest.strip_prefix(".r"));
+        number.and_then(|rest| rest.split('.').next()?.parse().ok()).unwrap_or(0)
+    }
+
     pub(crate) fn new(engine: &DeclaredEngine, since_unix_ms: i64) -> Self {
         let category = if engine.category.is_empty() { "local_inference" } else { &engine.category };
         Self {

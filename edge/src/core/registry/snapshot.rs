@@ -5,8 +5,8 @@
 //! secret is in it (R4).
 
 use umbel_contracts::proto::control::{
-    self, CheckResult, CredentialSummary, EdgeNodeSnapshot, NodeConfig, ProviderHealth, ProviderSnapshot,
-    ProviderStatus,
+    self, ArtifactSummary, CheckResult, CredentialSummary, EdgeNodeSnapshot, NodeConfig, NodeDetail,
+    ProviderHealth, ProviderSnapshot, ProviderStatus, RuntimeSummary,
 };
 use umbel_contracts::proto::node::EngineState;
 use umbel_wire::liveness::State;
@@ -71,7 +71,27 @@ pub(crate) fn node(
         clock_skew_ms: node.clock_skew_ms,
         reports_refused: streams.map(|stream| stream.refused).iter().sum(),
         reports_missed: streams.map(|stream| stream.missed).iter().sum(),
+        detail: None,
     }
+}
+
+/// What it can run and which files it has, as it last said; its jobs are not among what is known here.
+pub(crate) fn detail(node: &Node) -> NodeDetail {
+    let runtimes = node.report.runtimes.iter().map(|one| RuntimeSummary {
+        kind: one.kind.clone(),
+        engine_version: one.engine_version.clone(),
+        adapter_version: one.adapter_version.clone(),
+    });
+    let artifacts = node.report.artifacts.iter().map(|one| ArtifactSummary {
+        repository: one.repository.clone(),
+        revision: one.revision.clone(),
+        digest: one.digest.clone(),
+        bytes: one.bytes,
+        files: one.files,
+        root: one.root.clone(),
+        folder: one.path.clone(),
+    });
+    NodeDetail { runtimes: runtimes.collect(), artifacts: artifacts.collect(), jobs: Vec::new() }
 }
 
 /// Which settings it was given and has applied; never what they say.
@@ -108,6 +128,8 @@ fn provider(node: &Node, engine: &Declared, figures: &dyn Fn(&str) -> Option<Fig
         aliases: engine.aliases.clone(),
         category: engine.category.clone(),
         engine_kind: engine.kind.clone(),
+        deployment: engine.deployment.clone(),
+        replica: engine.replica(),
         ..ProviderSnapshot::default()
     };
     if !node.connected() {

@@ -5,16 +5,19 @@
 use std::collections::BTreeMap;
 
 use umbel_contracts::deployment::DeploymentSpec;
-use umbel_contracts::objects::{
-    DeploymentObject, DeploymentState, ReplicaJobObject, ReplicaObject, timestamp,
-};
+use umbel_contracts::objects::{DeploymentObject, DeploymentState};
+use umbel_contracts::proto::control::{self, DeploymentSnapshot, ReplicaJob, ReplicaSnapshot};
 use umbel_wire::NodeId;
+use umbel_wire::text::beginning;
 
 use crate::core::admission::ProviderSpec;
 use crate::core::deployments::{DeploymentRow, Deployments, JobKind, ReplicaRow, ReplicaState};
 use crate::core::placement::candidate::Given;
 use crate::core::providers;
 use crate::shell::site::Site;
+
+/// A sentence as it leaves the site: an engine may say much.
+const SENTENCE: usize = 1024;
 
 /// A deployment of the site, as far as placement is concerned.
 pub(crate) struct Known {
@@ -76,30 +79,66 @@ pub(super) fn expected(table: &Deployments, here: impl Fn(&NodeId) -> bool) -> V
 
 /// A deployment as operators see it; with its document if it is asked for.
 pub(crate) fn object(site: &Site, table: &Deployments, row: &DeploymentRow, whole: bool) -> DeploymentObject {
+    let document = serde_json::to_value(&row.spec).ok().and_then(|value| value.as_object().cloned());
+    DeploymentObject {
+        document: document.filter(|_| whole),
+        ..DeploymentObject::from_proto(snapshot(site, table, row))
+    }
+}
+
+/// A deployment as it leaves the site.
+pub(crate) fn snapshot(site: &Site, table: &Deployments, row: &DeploymentRow) -> DeploymentSnapshot {
     let spec = &row.spec;
     let replicas: Vec<&ReplicaRow> = table.replicas_of(&spec.name).collect();
-    let ready = replicas.iter().filter(|one| one.state == ReplicaState::Ready).count();
+    let ready = ready(&replicas);
     let (state, message) = state(table, row, &replicas, ready);
-    let document = serde_json::to_value(spec).ok().and_then(|value| value.as_object().cloned());
-    DeploymentObject {
+    DeploymentSnapshot {
         name: spec.name.clone(),
         model: spec.model().to_owned(),
         aliases: spec.aliases.clone(),
         engine_kind: spec.engine.kind.as_str().to_owned(),
-        state,
-        message,
+        state: number(state).into(),
+        message: beginning(&message, SENTENCE).to_owned(),
         wanted: row.wanted(),
         ready: u32::try_from(ready).unwrap_or(u32::MAX),
         version: row.version,
         digest: spec.digest(),
         paused: row.paused,
         unloaded: row.unloaded,
-        created_at: timestamp(row.created_at_unix_ms),
-        applied_at: timestamp(row.applied_at_unix_ms),
+        created_at_unix_ms: row.created_at_unix_ms,
+        applied_at_unix_ms: row.applied_at_unix_ms,
         applied_by: row.applied_by.clone(),
-        unplaced_since: table.unplaced(&spec.name).map(|unplaced| timestamp(unplaced.since_unix_ms)),
+        unplaced_since_unix_ms: table.unplaced(&spec.name).map_or(0, |unplaced| unplaced.since_unix_ms),
         replicas: replicas.into_iter().map(|one| replica(site, row, one)).collect(),
-        document: document.filter(|_| whole),
+    }
+}
+
+/// How a deployment stands, without the rest.
+pub(super) fn standing(table: &Deployments, row: &DeploymentRow) -> (DeploymentState, String, usize) {
+    let replicas: Vec<&ReplicaRow> = table.replicas_of(&row.spec.name).collect();
+    let ready = ready(&replicas);
+    let (state, message) = state(table, row, &replicas, ready);
+    (state, message, ready)
+}
+
+fn ready(replicas: &[&ReplicaRow]) -> usize {
+    replicas.iter().filter(|one| one.state == ReplicaState::Ready).count()
+}
+
+/// For the wire.
+pub(super) const fn number(state: DeploymentState) -> control::DeploymentState {
+    use control::DeploymentState as Number;
+    match state {
+        DeploymentState::Ready => Number::Ready,
+        DeploymentState::Loading => Number::Loading,
+        DeploymentState::Changing => Number::Changing,
+        DeploymentState::Degraded => Number::Degraded,
+        DeploymentState::Failed => Number::Failed,
+        DeploymentState::Unplaced => Number::Unplaced,
+        DeploymentState::Unloading => Number::Unloading,
+        DeploymentState::Unloaded => Number::Unloaded,
+        DeploymentState::Deleting => Number::Deleting,
+        DeploymentState::Other => Number::Unspecified,
     }
 }
 
@@ -150,39 +189,39 @@ fn state(
     }
 }
 
-fn replica(site: &Site, row: &DeploymentRow, replica: &ReplicaRow) -> ReplicaObject {
+fn replica(site: &Site, row: &DeploymentRow, replica: &ReplicaRow) -> ReplicaSnapshot {
     let node = site.read(|registry| registry.node(&replica.node).map(|node| node.row.name.clone()));
-    ReplicaObject {
+    ReplicaSnapshot {
         engine: replica.engine(),
         number: replica.number,
         node_id: replica.node.to_string(),
-        node: node.unwrap_or_default(),
-        gpus: replica.gpus.clone(),
+        node_name: node.unwrap_or_default(),
+        gpu_uuids: replica.gpus.clone(),
         state: replica.state.as_str().to_owned(),
-        since: timestamp(replica.since_unix_ms),
-        cause: replica.cause.clone(),
+        since_unix_ms: replica.since_unix_ms,
+        cause: beginning(&replica.cause, SENTENCE).to_owned(),
         version: replica.version,
         outdated: row.outdates(replica),
         failures: replica.failures,
-        retry_at: replica.retry_at_unix_ms.filter(|_| replica.state == ReplicaState::Failed).map(timestamp),
-        job: replica.job.as_ref().map(|job| {
-            let view = site.jobs.view(&job.id);
-            let progress = view.and_then(|view| view.progress).unwrap_or_default();
-            ReplicaJobObject {
-                job_id: job.id.clone(),
-                kind: match job.kind {
-                    JobKind::Acquire => "acquire",
-                    JobKind::Load => "load",
-                    JobKind::Drain => "drain",
-                    JobKind::Unload => "unload",
-                }
-                .to_owned(),
-                phase: progress.phase,
-                message: progress.message,
-                done: progress.done,
-                total: progress.total,
-                unit: progress.unit,
+        retry_at_unix_ms: replica
+            .retry_at_unix_ms
+            .filter(|_| replica.state == ReplicaState::Failed)
+            .unwrap_or(0),
+        job: replica.job.as_ref().map(|job| ReplicaJob {
+            job_id: job.id.clone(),
+            kind: match job.kind {
+                JobKind::Acquire => "acquire",
+                JobKind::Load => "load",
+                JobKind::Drain => "drain",
+                JobKind::Unload => "unload",
             }
+            .to_owned(),
+            step: site
+                .jobs
+                .view(&job.id)
+                .and_then(|view| view.progress)
+                .as_ref()
+                .map(crate::shell::jobs::step),
         }),
     }
 }

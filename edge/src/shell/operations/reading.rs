@@ -60,9 +60,8 @@ pub(super) fn nodes(commands: &Commands, request: &Request) -> Result<NodeListRe
 
 pub(super) fn show(commands: &Commands, selector: &str) -> Result<NodeListResult, Error> {
     let chosen = select_any(commands, selector)?;
-    let nodes =
-        chosen.iter().map(|node| NodeObject::from_proto(status::node(&commands.site, node))).collect();
-    Ok(NodeListResult { nodes, next_cursor: None })
+    let whole = |node: &Arc<Node>| NodeObject::from_proto(status::node_in_detail(&commands.site, node));
+    Ok(NodeListResult { nodes: chosen.iter().map(whole).collect(), next_cursor: None })
 }
 
 fn state(command_id: String, row: crate::core::commands::CommandRow) -> CommandStateResult {
