@@ -12,11 +12,13 @@
 //! ```
 
 mod balance;
+pub(crate) mod bodies;
 pub(crate) mod change;
 mod ending;
 pub(crate) mod facts;
 mod files;
 mod guard;
+pub(crate) mod reading;
 mod replica;
 mod round;
 pub(crate) mod rows;
@@ -31,7 +33,7 @@ use umbel_wire::NodeId;
 pub(crate) use facts::{EngineFact, EngineWord, Facts, JobFact, NodeFact, Place, Places, Standing, Wanted};
 pub(crate) use files::NeededFiles;
 pub(crate) use guard::Held;
-pub(crate) use round::{Order, Outcome, Told, Work};
+pub(crate) use round::{ACTOR, Order, Outcome, Told, Work};
 pub(crate) use rows::{DeploymentRow, JobKind, ReplicaKey, ReplicaRow, ReplicaState};
 
 /// Table of what is wanted, by name.

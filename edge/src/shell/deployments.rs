@@ -5,8 +5,6 @@
 //! Invariants: a row names its job before the job is asked for, so that nothing is done that no row knows of; what a store
 //! refuses has not happened.
 
-mod bodies;
-mod facts;
 mod figures;
 mod view;
 
@@ -16,18 +14,21 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::sync::Notify;
-use umbel_store::{AuditRecord, Commit, CommitError, ReadError, Store};
+use umbel_store::{Commit, CommitError, ReadError, Store};
 use umbel_wire::{Error, NodeId, clock};
 
 use crate::core::deployments::change::Change;
+use crate::core::deployments::reading::{self, Fleet};
 use crate::core::deployments::{
-    DEPLOYMENTS, DeploymentRow, Deployments as Table, Order, Outcome, REPLICAS, ReplicaRow, Told,
+    ACTOR, DEPLOYMENTS, DeploymentRow, Deployments as Table, Order, Outcome, REPLICAS, ReplicaRow, Told,
+    bodies,
 };
 use crate::core::jobs;
+use crate::core::registry::Moment;
+use crate::core::registry::abilities::ArtifactRow;
 use crate::shell::events::Happened;
 use crate::shell::site::Site;
 
-pub(crate) use bodies::{acquire as acquire_body, load as load_body};
 pub(crate) use figures::{figures, problems};
 pub(crate) use view::{object, snapshot};
 
@@ -41,8 +42,6 @@ const SHARE: u32 = 10;
 const IN_A_ROW: usize = 16;
 /// Jobs that are written at the same time.
 const AT_ONCE: usize = 32;
-/// Who is named in the audit for what follows from the rows.
-const ACTOR: &str = "edge";
 
 /// All deployments of the site.
 pub(crate) struct Deployments {
@@ -124,9 +123,12 @@ async fn round(site: &Arc<Site>) -> Result<bool, CommitError> {
     let own = Arc::clone(site);
     // Of a large site it takes longer than other requests should wait.
     let decided = tokio::task::spawn_blocking(move || {
+        let (_, nodes) = own.nodes();
+        let moment = Moment { now: clock::now(), wall: own.wall().unix_ms() };
         let mut table = own.deployments.table();
-        let facts = facts::of(&own, &table);
-        let mut places = facts::Fleet::of(&own, &table);
+        let job = |id: &str| own.jobs.view(id);
+        let facts = reading::facts(&nodes, job, &table, moment.now, moment.wall);
+        let mut places = Fleet::of(&nodes, &table, moment);
         table.decide(&facts, &mut places, &mut crate::shell::jobs::new_id)
     });
     let Ok(outcome) = decided.await else {
@@ -138,27 +140,13 @@ async fn round(site: &Arc<Site>) -> Result<bool, CommitError> {
         tell(site, &outcome.told);
         return Ok(false);
     }
-    store(site, &outcome, Commit::new()).await?;
+    store(site, &outcome).await?;
     carry_out(site, outcome).await;
     Ok(true)
 }
 
-async fn store(site: &Site, outcome: &Outcome, also: Commit) -> Result<(), CommitError> {
-    let mut commit = Commit::new();
-    for (key, row) in &outcome.replicas {
-        commit = match row {
-            Some(row) => commit.put_json(REPLICAS, key.engine(), row),
-            None => commit.remove(REPLICAS, key.engine()),
-        };
-    }
-    for name in &outcome.gone {
-        commit = commit.remove(DEPLOYMENTS, name.clone());
-    }
-    for told in outcome.told.iter().filter(|told| told.audited) {
-        let record = AuditRecord::new(told.kind, told.subject.clone(), "observed");
-        commit = commit.audit(record.by(ACTOR).because(told.message.clone()));
-    }
-    site.store.commit(commit.and(also)).await?;
+async fn store(site: &Site, outcome: &Outcome) -> Result<(), CommitError> {
+    site.store.commit(outcome.commit()).await?;
     site.deployments.table().applied(outcome);
     site.raise();
     expect(site);
@@ -178,7 +166,7 @@ async fn carry_out(site: &Arc<Site>, outcome: Outcome) {
 }
 
 async fn submit(site: &Site, order: &Order) {
-    let body = match bodies::of(site, order) {
+    let body = match bodies::of(order, &held(site, order.node)) {
         Ok(body) => body,
         Err(why) => {
             tracing::error!(deployment = %order.deployment, why, "a job has no body");
@@ -197,6 +185,11 @@ async fn submit(site: &Site, order: &Order) {
     if let Err(error) = crate::shell::jobs::submit(site, job).await {
         tracing::warn!(deployment = %order.deployment, node = %order.node, %error, "a job was not taken");
     }
+}
+
+/// The artifacts of a node, as it last said.
+pub(crate) fn held(site: &Site, node: NodeId) -> Vec<ArtifactRow> {
+    site.read(|registry| registry.node(&node).map(|node| node.report.artifacts.clone())).unwrap_or_default()
 }
 
 fn tell(site: &Site, told: &[Told]) {
@@ -221,7 +214,7 @@ pub(crate) fn expect(site: &Site) {
     let busy = site.deployments.read(|table| !table.rows.is_empty());
     site.deployments.busy.store(busy, Ordering::Relaxed);
     let here = |node: &NodeId| site.read(|registry| registry.node(node).is_some_and(|node| node.connected()));
-    let expected = site.deployments.read(|table| view::expected(table, here));
+    let expected = site.deployments.read(|table| reading::expected(table, here));
     site.dispatch.expect(expected);
 }
 
@@ -236,21 +229,9 @@ pub(crate) async fn change<T>(
 ) -> Result<(Change, T), Error> {
     let _turn = site.deployments.turn.lock().await;
     let (change, with) = site.deployments.read(decide)?;
-    let mut commit = also(&change, &with)?;
-    let mut outcome = Outcome::default();
-    if change.before.as_ref() != Some(&change.row) {
-        commit = commit.put_json(DEPLOYMENTS, change.row.spec.name.clone(), &change.row);
-    }
-    outcome.replicas.extend(change.replicas.iter().map(|row| (row.key(), Some(row.clone()))));
-    for row in &change.replicas {
-        commit = commit.put_json(REPLICAS, row.engine(), row);
-    }
+    let commit = also(&change, &with)?.and(change.commit());
     site.store.commit(commit).await.map_err(|error| crate::shell::commands::store_error(&error))?;
-    {
-        let mut table = site.deployments.table();
-        table.apply(change.row.clone());
-        table.applied(&outcome);
-    }
+    site.deployments.table().changed(&change);
     site.raise();
     expect(site);
     site.deployments.look();

@@ -6,10 +6,11 @@
 use std::collections::BTreeMap;
 
 use umbel_contracts::deployment::DeploymentSpec;
+use umbel_store::Commit;
 use umbel_wire::{Code, Error};
 
 use super::rows::{DeploymentRow, ReplicaRow, ReplicaState};
-use super::{Deployments, MAX_DEPLOYMENTS};
+use super::{DEPLOYMENTS, Deployments, MAX_DEPLOYMENTS, REPLICAS};
 
 /// A change to commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +28,18 @@ impl Change {
     /// Whether anything is different after it.
     pub(crate) fn is_empty(&self) -> bool {
         self.before.as_ref() == Some(&self.row) && self.replicas.is_empty()
+    }
+
+    /// What it writes.
+    pub(crate) fn commit(&self) -> Commit {
+        let mut commit = Commit::new();
+        if self.before.as_ref() != Some(&self.row) {
+            commit = commit.put_json(DEPLOYMENTS, self.row.spec.name.clone(), &self.row);
+        }
+        for row in &self.replicas {
+            commit = commit.put_json(REPLICAS, row.engine(), row);
+        }
+        commit
     }
 }
 
@@ -55,6 +68,14 @@ pub(crate) enum AskReplica {
 }
 
 impl Deployments {
+    /// A change that was committed.
+    pub(crate) fn changed(&mut self, change: &Change) {
+        self.apply(change.row.clone());
+        for row in &change.replicas {
+            self.replicas.insert(row.key(), row.clone());
+        }
+    }
+
     /// A document that is checked already, as a change.
     ///
     /// # Errors

@@ -8,11 +8,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use umbel_contracts::deployment::{ArtifactSpec, DeploymentSpec};
+use umbel_store::{AuditRecord, Commit};
 use umbel_wire::NodeId;
 
 use super::facts::{EngineWord, Facts, Places, Standing};
 use super::rows::{DeploymentRow, JobKind, JobRef, ReplicaKey, ReplicaRow};
-use super::{Deployments, STEPS_A_ROUND};
+use super::{DEPLOYMENTS, Deployments, REPLICAS, STEPS_A_ROUND};
+
+/// Who is named in the audit for what follows from the rows.
+pub(crate) const ACTOR: &str = "edge";
 
 /// A stray engine's end is asked for again if nothing came of it for so long.
 const AGAIN: Duration = Duration::from_secs(60);
@@ -69,6 +73,25 @@ impl Outcome {
     /// Whether nothing is different.
     pub(crate) fn is_empty(&self) -> bool {
         self.replicas.is_empty() && self.gone.is_empty() && self.orders.is_empty() && self.cancels.is_empty()
+    }
+
+    /// All of it as one write, with what the audit is told.
+    pub(crate) fn commit(&self) -> Commit {
+        let mut commit = Commit::new();
+        for (key, row) in &self.replicas {
+            commit = match row {
+                Some(row) => commit.put_json(REPLICAS, key.engine(), row),
+                None => commit.remove(REPLICAS, key.engine()),
+            };
+        }
+        for name in &self.gone {
+            commit = commit.remove(DEPLOYMENTS, name.clone());
+        }
+        for told in self.told.iter().filter(|told| told.audited) {
+            let record = AuditRecord::new(told.kind, told.subject.clone(), "observed");
+            commit = commit.audit(record.by(ACTOR).because(told.message.clone()));
+        }
+        commit
     }
 }
 

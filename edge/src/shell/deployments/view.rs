@@ -10,10 +10,9 @@ use umbel_contracts::proto::control::{self, DeploymentSnapshot, ReplicaJob, Repl
 use umbel_wire::NodeId;
 use umbel_wire::text::beginning;
 
-use crate::core::admission::ProviderSpec;
+use crate::core::deployments::reading::given;
 use crate::core::deployments::{DeploymentRow, Deployments, JobKind, ReplicaRow, ReplicaState};
 use crate::core::placement::candidate::Given;
-use crate::core::providers;
 use crate::shell::site::Site;
 
 /// A sentence as it leaves the site: an engine may say much.
@@ -55,26 +54,8 @@ impl super::Deployments {
 
     /// What the site has given away to replicas.
     pub(crate) fn given(&self) -> Given {
-        self.read(super::facts::given)
+        self.read(given)
     }
-}
-
-/// Models of which a replica is wanted and none is ready on a node that is `here`: providers that are not there yet. After a
-/// restart a row says that a replica is ready before its node has said hello.
-pub(super) fn expected(table: &Deployments, here: impl Fn(&NodeId) -> bool) -> Vec<ProviderSpec> {
-    let mut expected = Vec::new();
-    for row in table.rows.values().filter(|row| row.wanted() > 0) {
-        let (mut ready, mut all, mut given_up) = (false, 0, 0);
-        for replica in table.replicas_of(&row.spec.name) {
-            ready |= replica.state == ReplicaState::Ready && here(&replica.node);
-            all += 1;
-            given_up += usize::from(replica.given_up());
-        }
-        if !ready && (all == 0 || given_up < all) {
-            expected.push(providers::expected(&row.spec));
-        }
-    }
-    expected
 }
 
 /// A deployment as operators see it; with its document if it is asked for.

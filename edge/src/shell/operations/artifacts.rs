@@ -15,11 +15,10 @@ use umbel_wire::{Code, Error};
 
 use super::{args, invalid, jobs, result, select_any, unknown};
 use crate::core::commands::Request;
-use crate::core::deployments::NeededFiles;
+use crate::core::deployments::{NeededFiles, bodies};
 use crate::core::jobs::Order;
 use crate::core::registry::node::Node;
 use crate::shell::commands::{Commands, Context};
-use crate::shell::deployments;
 
 /// The artifacts of an answer end at this size.
 const LIST_BYTES: usize = LARGEST_RESULT - LARGEST_RESULT / 8;
@@ -108,7 +107,7 @@ fn orders(commands: &Commands, request: &Request) -> Result<Vec<Order>, Error> {
 fn acquire(asked: ArtifactAcquireArgs) -> Result<Body, Error> {
     let ArtifactAcquireArgs { artifact, root, reserve_bytes } = asked;
     artifact.check().map_err(|faults| invalid("ARGS", faults.to_string()))?;
-    let body = deployments::acquire_body(&artifact).map_err(|why| invalid("ARGS", why))?;
+    let body = bodies::acquire(&artifact).map_err(|why| invalid("ARGS", why))?;
     Ok(Body::ArtifactAcquire(node::ArtifactAcquire {
         root: root.unwrap_or_default(),
         reserve_bytes: reserve_bytes.unwrap_or_default(),

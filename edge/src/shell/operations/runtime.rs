@@ -17,6 +17,7 @@ use umbel_wire::{Code, Error, clock};
 
 use super::{args, invalid, jobs, result, unknown};
 use crate::core::commands::Request;
+use crate::core::deployments::bodies;
 use crate::core::jobs::Order;
 use crate::core::placement::candidate::candidates;
 use crate::core::placement::explain::{Detail, explain_some};
@@ -24,7 +25,6 @@ use crate::core::placement::{Request as Wish, plan};
 use crate::core::registry::Moment;
 use crate::core::registry::node::Node;
 use crate::shell::commands::{Commands, Context};
-use crate::shell::deployments;
 use crate::shell::site::Site;
 
 /// Longest patience.
@@ -134,7 +134,7 @@ impl Probe {
             }
         }
         // A probe is of no replica: the first one's number is as good as any.
-        let load = deployments::load_body(site, node.id, &self.spec, 1, &gpus);
+        let load = bodies::load(&self.spec, 1, &gpus, &node.report.artifacts);
         let load = load.map_err(|why| invalid("DOCUMENT", why))?;
         Ok(Body::RuntimeProbe(node::RuntimeProbe {
             load: Some(load),

@@ -10,18 +10,18 @@ use umbel_contracts::proto::node::job_lease::Body;
 use umbel_contracts::proto::node::{
     ArtifactAcquire, ArtifactFile, DeploymentDrain, DeploymentLoad, DeploymentUnload, EngineArtifact,
 };
-use umbel_wire::NodeId;
 
-use crate::core::deployments::{Order, Work};
-use crate::shell::site::Site;
+use super::{Order, Work};
+use crate::core::registry::abilities::ArtifactRow;
 
-/// The job of an order.
-pub(super) fn of(site: &Site, order: &Order) -> Result<Body, String> {
+/// The job of an order. `held`: the artifacts of its node, as it last said.
+///
+/// # Errors
+/// One sentence, if the document has no legal profile or digest.
+pub(crate) fn of(order: &Order, held: &[ArtifactRow]) -> Result<Body, String> {
     Ok(match &order.work {
         Work::Acquire { artifact } => Body::ArtifactAcquire(acquire(artifact)?),
-        Work::Load { spec, number, gpus } => {
-            Body::DeploymentLoad(load(site, order.node, spec, *number, gpus)?)
-        }
+        Work::Load { spec, number, gpus } => Body::DeploymentLoad(load(spec, *number, gpus, held)?),
         Work::Drain { engine, deadline } => Body::DeploymentDrain(DeploymentDrain {
             engine: engine.clone(),
             deadline_ms: milliseconds(*deadline),
@@ -64,11 +64,10 @@ pub(crate) fn acquire(artifact: &ArtifactSpec) -> Result<ArtifactAcquire, String
 /// # Errors
 /// One sentence, if the document has no legal profile.
 pub(crate) fn load(
-    site: &Site,
-    node: NodeId,
     spec: &DeploymentSpec,
     number: u32,
     gpus: &[String],
+    held: &[ArtifactRow],
 ) -> Result<DeploymentLoad, String> {
     let profile = spec.profile().map_err(|fault| fault.to_string())?;
     Ok(DeploymentLoad {
@@ -83,7 +82,7 @@ pub(crate) fn load(
         model: spec.model().to_owned(),
         aliases: spec.aliases.clone(),
         category: spec.category().to_owned(),
-        artifact: spec.artifact.as_ref().map(|artifact| engine_artifact(site, node, artifact)),
+        artifact: spec.artifact.as_ref().map(|artifact| engine_artifact(artifact, held)),
         gpu_uuids: gpus.to_vec(),
         capacity: spec.capacity(),
         max_context_tokens: spec.max_context_tokens.unwrap_or_default(),
@@ -94,19 +93,12 @@ pub(crate) fn load(
 }
 
 /// Where the node has it; before it has said so, where it will.
-fn engine_artifact(site: &Site, node: NodeId, artifact: &ArtifactSpec) -> EngineArtifact {
+fn engine_artifact(artifact: &ArtifactSpec, held: &[ArtifactRow]) -> EngineArtifact {
     let digest = artifact.digest();
-    let held = site.read(|registry| {
-        let node = registry.node(&node)?;
-        node.report
-            .artifacts
-            .iter()
-            .find(|one| one.digest == digest && one.revision == artifact.revision)
-            .cloned()
-    });
+    let held = held.iter().find(|one| one.digest == digest && one.revision == artifact.revision);
     let (root, path) = held.map_or_else(
         || (String::new(), folder(&artifact.repository, &artifact.revision, &digest)),
-        |held| (held.root, held.path),
+        |held| (held.root.clone(), held.path.clone()),
     );
     EngineArtifact {
         repository: artifact.repository.clone(),

@@ -1,44 +1,49 @@
 //! What a round is told of the site: nodes and engines from the registry, jobs from their table, places from placement.
 //!
-//! Invariant: all of one round is one reading of each; the reconciler's words are given here and nowhere else.
+//! Leaves reading each of them to whoever runs the round. Invariant: all of one round is one reading of the nodes; the
+//! reconciler's words are given here and nowhere else.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Instant;
 
 use umbel_contracts::objects::JobState;
 use umbel_contracts::proto::node::EngineState;
+use umbel_wire::NodeId;
 use umbel_wire::liveness::State;
-use umbel_wire::{NodeId, clock};
 
-use crate::core::deployments::{
+use super::{
     Deployments, EngineFact, EngineWord, Facts, JobFact, NodeFact, Place, Places, ReplicaState, Standing,
     Wanted,
 };
+use crate::core::admission::ProviderSpec;
+use crate::core::jobs::JobView;
 use crate::core::placement::candidate::{Candidate, Given, candidates};
 use crate::core::placement::explain::{funnel, sentence};
 use crate::core::placement::request::artifact_key;
 use crate::core::placement::{Plan, Request, Shard, plan, take};
+use crate::core::providers;
 use crate::core::registry::Moment;
 use crate::core::registry::node::{Lifecycle, Node};
-use crate::shell::site::Site;
 
-pub(super) fn of(site: &Site, table: &Deployments) -> Facts {
-    let (_, nodes) = site.nodes();
+/// The site as it is now. `job` looks one up by its id.
+pub(crate) fn facts(
+    nodes: &[Arc<Node>],
+    job: impl Fn(&str) -> Option<JobView>,
+    table: &Deployments,
+    now: Instant,
+    wall: i64,
+) -> Facts {
     let living = nodes.iter().filter(|node| !node.is_tombstone());
     let jobs = table.jobs().into_iter().map(|id| {
-        let fact = job(site, &id);
+        let fact = job_fact(job(&id));
         (id, fact)
     });
-    Facts {
-        nodes: living.map(|node| (node.id, fact(node))).collect(),
-        jobs: jobs.collect(),
-        now: clock::now(),
-        wall: site.wall().unix_ms(),
-    }
+    Facts { nodes: living.map(|node| (node.id, fact(node))).collect(), jobs: jobs.collect(), now, wall }
 }
 
-fn job(site: &Site, id: &str) -> JobFact {
-    let Some(view) = site.jobs.view(id) else { return JobFact::Unknown };
+fn job_fact(view: Option<JobView>) -> JobFact {
+    let Some(view) = view else { return JobFact::Unknown };
     match view.state {
         JobState::Succeeded => JobFact::Done,
         JobState::Failed | JobState::Cancelled => {
@@ -93,7 +98,7 @@ fn engine_fact(node: &Node, engine: &str) -> EngineFact {
 }
 
 /// What the site has given away to replicas.
-pub(super) fn given(table: &Deployments) -> Given {
+pub(crate) fn given(table: &Deployments) -> Given {
     let mut artifacts: BTreeMap<NodeId, Vec<(String, u64)>> = BTreeMap::new();
     let coming = table.replicas.values().filter(|row| row.state == ReplicaState::Acquiring);
     for row in coming {
@@ -109,24 +114,21 @@ pub(super) fn given(table: &Deployments) -> Given {
 }
 
 /// The site's nodes as places for replicas; read when the first place is looked for, since most rounds look for none.
-pub(super) struct Fleet<'a> {
-    site: &'a Site,
+pub(crate) struct Fleet<'a> {
+    nodes: &'a [Arc<Node>],
     given: Given,
-    nodes: Option<Vec<Candidate>>,
+    moment: Moment,
+    candidates: Option<Vec<Candidate>>,
 }
 
 impl<'a> Fleet<'a> {
-    pub(super) fn of(site: &'a Site, table: &Deployments) -> Self {
-        Self { site, given: given(table), nodes: None }
+    pub(crate) fn of(nodes: &'a [Arc<Node>], table: &Deployments, moment: Moment) -> Self {
+        Self { nodes, given: given(table), moment, candidates: None }
     }
 
-    fn nodes(&mut self) -> &mut Vec<Candidate> {
-        let (site, given) = (self.site, &self.given);
-        self.nodes.get_or_insert_with(|| {
-            let moment = Moment { now: clock::now(), wall: site.wall().unix_ms() };
-            let (_, nodes) = site.nodes();
-            candidates(&nodes, given, moment)
-        })
+    fn candidates(&mut self) -> &mut Vec<Candidate> {
+        let Self { nodes, given, moment, candidates: read } = self;
+        read.get_or_insert_with(|| candidates(nodes, given, *moment))
     }
 }
 
@@ -141,7 +143,7 @@ fn request(wanted: &Wanted<'_>) -> Request {
 impl Places for Fleet<'_> {
     fn place(&mut self, wanted: &Wanted<'_>) -> Result<Place, String> {
         let request = request(wanted);
-        let nodes = self.nodes();
+        let nodes = self.candidates();
         let Some(found) = plan(&request, nodes) else {
             return Err(sentence(&funnel(&request, nodes), nodes.len()));
         };
@@ -153,6 +155,24 @@ impl Places for Fleet<'_> {
 
     fn take(&mut self, place: &Place, wanted: &Wanted<'_>) {
         let shard = Shard { node: place.node, gpus: place.gpus.clone(), acquire: true };
-        take(&Plan { shards: vec![shard] }, &request(wanted), &wanted.engine, self.nodes());
+        take(&Plan { shards: vec![shard] }, &request(wanted), &wanted.engine, self.candidates());
     }
+}
+
+/// Models of which a replica is wanted and none is ready on a node that is `here`: providers that are not there yet. After a
+/// restart a row says that a replica is ready before its node has said hello.
+pub(crate) fn expected(table: &Deployments, here: impl Fn(&NodeId) -> bool) -> Vec<ProviderSpec> {
+    let mut expected = Vec::new();
+    for row in table.rows.values().filter(|row| row.wanted() > 0) {
+        let (mut ready, mut all, mut given_up) = (false, 0, 0);
+        for replica in table.replicas_of(&row.spec.name) {
+            ready |= replica.state == ReplicaState::Ready && here(&replica.node);
+            all += 1;
+            given_up += usize::from(replica.given_up());
+        }
+        if !ready && (all == 0 || given_up < all) {
+            expected.push(providers::expected(&row.spec));
+        }
+    }
+    expected
 }
