@@ -83,7 +83,9 @@ declare! { crate::proto::node;
         text(2, "applied_digest", 32), text(4, "refusal", SENTENCE), texts(6, "ignored_keys", 64, NAME),
         texts(7, "waits_for_restart", ENGINES, NAME),
     ];
-    NODE_DECLARED NodeDeclared IN_FRAME => [many(1, "engines", ENGINES, &DECLARED_ENGINE), labels(2, "labels")];
+    NODE_DECLARED NodeDeclared IN_FRAME => [
+        many(1, "engines", ENGINES, &DECLARED_ENGINE), labels(2, "labels"), many(3, "runtimes", 64, &ENGINE_RUNTIME),
+    ];
     ENGINE_RUNTIME EngineRuntime 1024 => [
         text(1, "kind", NAME), text(2, "adapter_version", NAME), text(3, "engine_version", NAME),
         text(4, "digest", DIGEST),

@@ -173,6 +173,9 @@ pub struct NodeDeclared {
     pub engines: ::prost::alloc::vec::Vec<DeclaredEngine>,
     #[prost(btree_map = "string, string", tag = "2")]
     pub labels: ::prost::alloc::collections::BTreeMap<::prost::alloc::string::String, ::prost::alloc::string::String>,
+    /// All of them, as in a hello; none: those of the hello stand.
+    #[prost(message, repeated, tag = "3")]
+    pub runtimes: ::prost::alloc::vec::Vec<EngineRuntime>,
 }
 /// An engine kind that this agent can run.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -8,7 +8,8 @@ use prost::Message;
 use serde_json::{Value, json};
 use umbel_contracts::objects::CommandPhase;
 use umbel_contracts::proto::node::{
-    EngineState, NodeDeclared, NodeHeartbeat, NodeSettings, NodeSettingsResult, NodeSettingsState,
+    EngineRuntime, EngineState, NodeDeclared, NodeHeartbeat, NodeSettings, NodeSettingsResult,
+    NodeSettingsState,
 };
 use umbel_contracts::{event, method};
 use umbel_wire::{Code, Connection, Handler, IncomingRequest};
@@ -313,14 +314,22 @@ fn a_declaration_is_checked_as_a_hello_is() {
         connection.event(event::NODE_DECLARED, "declared", declared.encode_to_vec());
         let both = vec![engine("e", EngineState::Ready), engine("f", EngineState::Loading)];
         let labels = [("rack".to_owned(), "r2".to_owned())].into();
-        let declared = NodeDeclared { engines: both, labels };
+        let vllm = EngineRuntime {
+            kind: "vllm".to_owned(),
+            engine_version: "0.33.0".to_owned(),
+            ..EngineRuntime::default()
+        };
+        let declared = NodeDeclared { engines: both, labels, runtimes: vec![vllm] };
         connection.event(event::NODE_DECLARED, "declared", declared.encode_to_vec());
         until("both are there", || edge.view(&node).report.engines.len() == 2).await;
         assert_eq!(edge.view(&node).report.engines[0].capacity, 4);
         assert_eq!(edge.view(&node).labels["rack"], "r2");
+        let version = || edge.view(&node).report.runtimes.first().map(|one| one.engine_version.clone());
+        assert_eq!(version().as_deref(), Some("0.33.0"), "found out after the hello");
         let none = NodeDeclared::default();
         connection.event(event::NODE_DECLARED, "declared", none.encode_to_vec());
         until("none is left", || edge.view(&node).report.engines.is_empty()).await;
+        assert!(version().is_some(), "an agent that does not know the field says nothing of it");
         assert!(edge.slot().is_none());
     });
 }

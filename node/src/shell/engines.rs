@@ -30,6 +30,7 @@ use crate::{
 };
 
 mod changing;
+mod claims;
 mod driver;
 mod leftovers;
 mod output;
@@ -107,6 +108,8 @@ struct Shared {
     run: Option<(String, Arc<Held>)>,
     /// The last lines of the run before.
     last: output::Last,
+    /// It has ended, and this is what still holds what it had.
+    held: Option<String>,
 }
 
 /// What an engine's driver is asked.
@@ -257,6 +260,7 @@ pub(crate) struct Host {
     inheritance: Mutex<Inheritance>,
     /// What could not be ended of that.
     stuck: Mutex<Vec<strays::Trace>>,
+    claims: claims::Claims,
     /// Whatever nobody goes on with was ended, as far as that could be done.
     cleared: watch::Sender<bool>,
     /// The node's file may name other programs while the agent runs: then the next start takes those.
@@ -295,6 +299,7 @@ impl Engines {
             cleared: watch::Sender::new(inheritance.is_empty()),
             inheritance: Mutex::new(inheritance),
             stuck: Mutex::default(),
+            claims: claims::Claims::default(),
             facts: Mutex::new(HostFacts {
                 programs: config.programs.clone(),
                 accelerator: config.accelerator,

@@ -255,7 +255,7 @@ impl Reports {
     pub(crate) fn hello(self: &Arc<Self>) -> NodeHelloRequest {
         let inventory = self.next_inventory(Instant::now());
         let settings = self.settings.state();
-        let NodeDeclared { engines, labels } = self.declare();
+        let NodeDeclared { engines, labels, runtimes } = self.declare();
         NodeHelloRequest {
             node_id: self.identity.node_id.to_string(),
             agent_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -264,7 +264,7 @@ impl Reports {
                 .chain(&jobs::CAPABILITIES)
                 .map(|name| (*name).to_owned())
                 .collect(),
-            runtimes: self.runtimes(),
+            runtimes,
             inventory_sequence: self.inventories().numbers.last(),
             telemetry_sequence: self.telemetries().numbers.last(),
             engines,
@@ -301,11 +301,11 @@ impl Reports {
 
     /// Everything that is declared, as in a hello; it counts as told.
     fn declare(&self) -> NodeDeclared {
-        let labels = self.settings.in_force().labels.clone();
-        *self.last_declared() = (self.engines.declared(), labels.clone());
+        let (labels, runtimes) = (self.settings.in_force().labels.clone(), self.runtimes());
+        *self.last_declared() = (self.engines.declared(), labels.clone(), runtimes.clone());
         let mut engines: Vec<_> = self.engines.list().iter().map(|engine| engine.declared()).collect();
         bound(engines.iter_mut().filter_map(|engine| engine.status.as_mut()));
-        NodeDeclared { engines, labels: labels.into_iter().collect() }
+        NodeDeclared { engines, labels: labels.into_iter().collect(), runtimes }
     }
 
     fn last_declared(&self) -> MutexGuard<'_, Declaration> {
@@ -314,7 +314,7 @@ impl Reports {
 
     /// What is declared, if that differs from what was told last.
     pub(crate) fn declared_anew(&self) -> Option<NodeDeclared> {
-        let now = (self.engines.declared(), self.settings.in_force().labels.clone());
+        let now = (self.engines.declared(), self.settings.in_force().labels.clone(), self.runtimes());
         let differs = *self.last_declared() != now;
         differs.then(|| self.declare())
     }

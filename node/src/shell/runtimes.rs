@@ -17,7 +17,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use tokio::{io::AsyncReadExt, process::Command, task::spawn_blocking, time::timeout};
+use tokio::{io::AsyncReadExt, process::Command, sync::watch, task::spawn_blocking, time::timeout};
 use umbel_contracts::deployment::EngineKind;
 
 use super::{engines::Engines, leash::Leashed, state::State};
@@ -60,12 +60,15 @@ pub(crate) struct Runtime {
 pub(crate) struct Runtimes {
     state: Arc<State>,
     known: Mutex<BTreeMap<String, Runtime>>,
+    /// Changes with what is known.
+    news: watch::Sender<()>,
 }
 
 impl Runtimes {
     /// With what an earlier agent found out. Blocks on the disk.
     pub(crate) fn open(state: &Arc<State>) -> Self {
-        Self { state: Arc::clone(state), known: Mutex::new(state.runtimes()) }
+        let known = Mutex::new(state.runtimes());
+        Self { state: Arc::clone(state), known, news: watch::Sender::default() }
     }
 
     fn known(&self) -> MutexGuard<'_, BTreeMap<String, Runtime>> {
@@ -76,6 +79,11 @@ impl Runtimes {
     pub(crate) fn of(&self, kind: EngineKind, program: Option<&Path>) -> Option<Runtime> {
         let known = self.known().get(kind.as_str()).cloned()?;
         (Some(known.seen.program.as_path()) == program).then_some(known)
+    }
+
+    /// When something else is known.
+    pub(crate) fn news(&self) -> watch::Receiver<()> {
+        self.news.subscribe()
     }
 
     /// Looks for ever.
@@ -92,7 +100,10 @@ impl Runtimes {
         let mut news = false;
         for kind in KINDS {
             let Some(program) = programs.of(kind).map(Path::to_owned) else {
-                news |= self.known().remove(kind.as_str()).is_some();
+                if self.known().remove(kind.as_str()).is_some() {
+                    self.news.send_replace(());
+                    news = true;
+                }
                 continue;
             };
             let file = program.clone();
@@ -105,6 +116,8 @@ impl Runtimes {
             let digest = spawn_blocking(move || digest(&program)).await.ok().flatten().unwrap_or_default();
             tracing::info!(%kind, version, "an engine is installed");
             self.known().insert(kind.as_str().to_owned(), Runtime { seen, version, digest });
+            // Another one may take half a minute to say its version.
+            self.news.send_replace(());
             news = true;
         }
         if news {

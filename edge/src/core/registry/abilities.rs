@@ -67,8 +67,13 @@ impl From<Artifact> for ArtifactRow {
 impl Node {
     /// A hello says all of both.
     pub(super) fn able(&mut self, runtimes: Vec<EngineRuntime>, artifacts: Vec<Artifact>) {
-        self.report.runtimes = runtimes.into_iter().map(RuntimeRow::from).collect();
+        self.can_run(runtimes);
         self.report.artifacts = artifacts.into_iter().map(ArtifactRow::from).collect();
+    }
+
+    /// All kinds of engines that it can run.
+    pub(super) fn can_run(&mut self, runtimes: Vec<EngineRuntime>) {
+        self.report.runtimes = runtimes.into_iter().map(RuntimeRow::from).collect();
     }
 }
 

@@ -165,6 +165,7 @@ impl<H: Clone> Registry<H> {
         let hello = NodeHelloRequest {
             engines: declared.engines,
             labels: declared.labels,
+            runtimes: declared.runtimes,
             ..NodeHelloRequest::default()
         };
         check_hello(&hello)?;
@@ -175,8 +176,13 @@ impl<H: Clone> Registry<H> {
         let labels: BTreeMap<String, String> = hello.labels.into_iter().collect();
         let states: Vec<EngineStatus> =
             hello.engines.into_iter().filter_map(|engine| engine.status).collect();
+        let runtimes = hello.runtimes;
         self.change(id, |node| {
             node.labels = labels;
+            // An agent that does not know the field says none.
+            if !runtimes.is_empty() {
+                node.can_run(runtimes);
+            }
             node.engines.retain(|name, _| engines.iter().any(|engine| engine.name == *name));
             for status in states {
                 node.engines.insert(status.name.clone(), Box::new(status));

@@ -41,7 +41,16 @@ const MARKS: [(&str, &[&str]); 3] = [
 
 /// The name of a cause in this agent's words; empty if it has none.
 pub(crate) fn name(cause: &str) -> &'static str {
-    let own = [CRASH_LOOP, GPU_MEMORY_HELD, OUT_OF_MEMORY, CUDA_ERROR, PORT_TAKEN, "LEFT_OVER", "STALLED"];
+    let own = [
+        CRASH_LOOP,
+        GPU_MEMORY_HELD,
+        OUT_OF_MEMORY,
+        CUDA_ERROR,
+        PORT_TAKEN,
+        "GPU_IN_USE",
+        "LEFT_OVER",
+        "STALLED",
+    ];
     own.into_iter()
         .find(|own| cause.strip_prefix(own).is_some_and(|rest| rest.starts_with(':')))
         .unwrap_or_else(|| {

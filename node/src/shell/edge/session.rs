@@ -60,6 +60,7 @@ async fn speak(edge: &Arc<Edge>, connection: &Connection, intervals: Intervals) 
     let mut changes = edge.engines.changes();
     let mut settings = edge.reports.settings().news();
     let mut artifacts = edge.reports.artifacts();
+    let mut runtimes = edge.reports.installed().news();
     // They may have changed since the hello was put together.
     declare(edge, connection);
     tell_artifacts(connection, &artifacts.borrow_and_update());
@@ -82,6 +83,8 @@ async fn speak(edge: &Arc<Edge>, connection: &Connection, intervals: Intervals) 
                 // How a trial ended is not kept back until the next heartbeat.
                 heartbeat(edge, connection);
             }
+            // The sender lives as long as the agent.
+            Ok(()) = runtimes.changed() => declare(edge, connection),
             Ok(()) = artifacts.changed() => tell_artifacts(connection, &artifacts.borrow_and_update()),
             // The sender lives as long as the agent.
             Ok(()) = changes.changed() => {

@@ -14,7 +14,7 @@ use std::{
 };
 
 use tokio::sync::{Notify, mpsc};
-use umbel_contracts::proto::node::DeclaredEngine;
+use umbel_contracts::proto::node::{DeclaredEngine, EngineRuntime};
 use umbel_wire::{clock::Wall, contained};
 
 use super::{COMMANDS, Command, Engine, Engines, Host, Shared, View, driver};
@@ -70,7 +70,7 @@ pub(crate) enum Standing {
 }
 
 /// What a node declares, without the states: by this it is judged whether to declare anew.
-pub(crate) type Declaration = (Vec<DeclaredEngine>, BTreeMap<String, String>);
+pub(crate) type Declaration = (Vec<DeclaredEngine>, BTreeMap<String, String>, Vec<EngineRuntime>);
 
 impl List {
     /// Everything that may have a process.
@@ -225,6 +225,13 @@ impl Engines {
         self.lock().all().any(|engine| engine.name == name)
     }
 
+    /// What still holds what an engine had that has ended and is wanted no more.
+    pub(crate) fn held_after_end(&self, name: &str) -> Option<String> {
+        let list = self.lock();
+        let mut ended = list.leaving.iter().chain(&list.hidden).filter(|engine| engine.name == name);
+        ended.find_map(|engine| engine.lock().held.clone())
+    }
+
     /// Starts an engine that is told to nobody. [`Engines::give_up`] ends it.
     pub(crate) fn try_out(&self, config: EngineConfig) -> Option<Arc<Engine>> {
         let mut list = self.lock();
@@ -312,6 +319,7 @@ impl Engines {
                 leader: None,
                 run: None,
                 last: super::output::Last::default(),
+                held: None,
             }),
             in_flight: AtomicU32::new(0),
             closed: AtomicBool::new(false),

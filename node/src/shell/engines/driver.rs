@@ -27,6 +27,7 @@ use crate::{
     },
 };
 
+mod release;
 mod run;
 
 use run::{Run, exited, gone, suspected};
@@ -42,6 +43,8 @@ struct Driver {
     run: Option<Run>,
     /// The processes of the run before: the driver may hold their memory for a while.
     ended: BTreeMap<i32, StartTime>,
+    /// The port of the run before.
+    port: Option<u16>,
     route: Option<Arc<Route>>,
     /// Counts starts: results of an earlier one are late.
     start: u64,
@@ -71,6 +74,7 @@ pub(super) async fn drive(
         supervisor,
         run: None,
         ended: BTreeMap::new(),
+        port: None,
         route: None,
         start: 0,
         results,
@@ -121,6 +125,12 @@ pub(super) async fn drive(
         let outputs = driver.supervisor.handle(std::time::Instant::now(), input);
         driver.carry_out(outputs).await;
     }
+    driver.let_go(&mut commands).await;
+}
+
+/// Of a process that has ended.
+fn memory_held(pid: i32) -> String {
+    format!("GPU_MEMORY_HELD: gpu memory held by pid {pid}, which has ended")
 }
 
 fn traits(config: &EngineConfig) -> Traits {
@@ -240,7 +250,8 @@ impl Driver {
             // A start into memory that is not free yet would fail, and count as a crash.
             if let Err(pid) = host.holders.released(&ended).await {
                 return Input::Validated(Err(format!(
-                    "GPU_MEMORY_HELD: gpu memory held by pid {pid}, which has ended; it is started when the driver lets go of it. If it does not, the GPU wants a reset"
+                    "{}; it is started when the driver lets go of it. If it does not, the GPU wants a reset",
+                    memory_held(pid)
                 )));
             }
             // The files may lie on a network: not on the runtime's thread.
@@ -248,7 +259,9 @@ impl Driver {
                 adapter::validate(&config, &host.facts()).map_err(|refusal| match refusal.code {
                     PORT_TAKEN => format!("{PORT_TAKEN}: {}", refusal.message),
                     _ => refusal.message,
-                })
+                })?;
+                let gpus = config.source.process().map(|process| process.gpus.as_slice()).unwrap_or_default();
+                host.claim(&config.name, gpus)
             });
             Input::Validated(checked.await.unwrap_or_else(|_| Err("the check of its profile failed".into())))
         });

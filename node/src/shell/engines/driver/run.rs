@@ -107,6 +107,8 @@ impl Driver {
     }
 
     fn run_is(&mut self, held: Held, record: EngineRecord, started: Arc<EngineConfig>) {
+        let gpus = started.source.process().map(|process| process.gpus.as_slice()).unwrap_or_default();
+        self.host.claimed(&record.name, gpus);
         let (gone, is_gone) = watch::channel(false);
         let traffic = Arc::<Traffic>::default();
         self.route = Some(Arc::new(Route::Http(HttpRoute {
@@ -247,7 +249,7 @@ impl Driver {
             (shared.leader, shared.started, shared.run) = (None, None, None);
             shared.last = last;
         }
-        self.ended = run.seen;
+        (self.ended, self.port) = (run.seen, Some(run.record.port));
         run.held.release().await;
         let (host, record) = (Arc::clone(&self.host), run.record);
         // The disk's word is not waited for longer than it takes.

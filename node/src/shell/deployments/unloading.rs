@@ -1,0 +1,122 @@
+//! Engines of deployments go: their streams end or are waited for, then their processes, then they are forgotten.
+//!
+//! Owns the order of an end and what it waits for; leaves ending a process to `shell/engines`. Invariants: an engine is
+//! unloaded only when its processes are gone and its port and the memory of its GPUs are free, or the job says by name what
+//! holds them; what stands in the node's own file is not unloaded by anybody else.
+
+use std::time::{Duration, Instant};
+
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use umbel_contracts::{
+    causes,
+    proto::node::{
+        DeploymentDrain, DeploymentDrainReport, DeploymentUnload, DeploymentUnloadReport, JobFailure,
+        RuntimeUnload, RuntimeUnloadReport,
+    },
+};
+
+use super::{Deployments, END, LOOK, Step, cancelled, failure, milliseconds, unknown};
+
+impl Deployments {
+    /// No new streams from now on; waits for those that run until the deadline, and leaves the others running.
+    ///
+    /// # Errors
+    /// If this node has no such engine, or it was cancelled: it takes streams again then.
+    pub(crate) async fn drain(
+        &self,
+        body: &DeploymentDrain,
+        tell: impl Fn(Step),
+        cancel: &CancellationToken,
+    ) -> Result<DeploymentDrainReport, JobFailure> {
+        let began = Instant::now();
+        let engine = self.engines.by_name(&body.engine).ok_or_else(|| unknown(&body.engine))?;
+        self.engines.close(&engine, true);
+        let deadline = Duration::from_millis(u64::from(body.deadline_ms));
+        let mut left = engine.in_flight();
+        while left > 0 && began.elapsed() < deadline {
+            tell(Step { phase: "draining".to_owned(), message: format!("{left} requests still run") });
+            tokio::select! {
+                // The one word of an engine's last stream is its driver's.
+                () = sleep(LOOK) => {}
+                () = cancel.cancelled() => {
+                    self.engines.close(&engine, false);
+                    return Err(cancelled());
+                }
+            }
+            left = engine.in_flight();
+        }
+        Ok(DeploymentDrainReport { engine: body.engine.clone(), left, milliseconds: milliseconds(began) })
+    }
+
+    /// Takes an engine of a deployment away: its streams end within the deadline, then its process, its port and memory
+    /// are free, and it is forgotten.
+    ///
+    /// # Errors
+    /// If the list cannot be written, or something of it hangs.
+    pub(crate) async fn unload(&self, body: &DeploymentUnload) -> Result<DeploymentUnloadReport, JobFailure> {
+        let began = Instant::now();
+        let stopped = self.forget(&body.engine, Duration::from_millis(u64::from(body.deadline_ms))).await?;
+        Ok(DeploymentUnloadReport { engine: body.engine.clone(), stopped, milliseconds: milliseconds(began) })
+    }
+
+    /// The same of an engine by its name; those of the node's own file are not unloaded by anybody else.
+    ///
+    /// # Errors
+    /// As [`Deployments::unload`].
+    pub(crate) async fn runtime_unload(
+        &self,
+        body: &RuntimeUnload,
+    ) -> Result<RuntimeUnloadReport, JobFailure> {
+        let began = Instant::now();
+        let stopped = self.forget(&body.engine, Duration::from_millis(u64::from(body.deadline_ms))).await?;
+        Ok(RuntimeUnloadReport { engine: body.engine.clone(), stopped, milliseconds: milliseconds(began) })
+    }
+
+    /// Whether there was anything to stop.
+    pub(super) async fn forget(&self, name: &str, drain: Duration) -> Result<bool, JobFailure> {
+        {
+            let mut kept = self.kept.lock().await;
+            if self.engines.by_name(name).is_some_and(|engine| engine.config().origin.is_none()) {
+                let says =
+                    format!("{name} stands in the node's own file, or in settings: it is not a deployment's");
+                return Err(failure("NOT_DEPLOYED", "engine", says, false));
+            }
+            if let Some(at) = kept.iter().position(|one| one.engine == name) {
+                let mut next = kept.clone();
+                next.remove(at);
+                self.write(&next).await?;
+                self.engines.deploy(next.clone(), Some((name, drain)));
+                *kept = next;
+            } else if self.engines.salvaged(name).is_some() {
+                self.engines.let_go(name);
+                self.write_salvaged().await;
+                self.engines.deploy(kept.clone(), Some((name, drain)));
+            } else if !self.engines.is_there(name) {
+                return Ok(false);
+            }
+        }
+        self.gone(name, drain).await.map(|()| true)
+    }
+
+    /// Waits until nothing is left of an engine: no process, no port, no memory of a GPU.
+    async fn gone(&self, name: &str, drain: Duration) -> Result<(), JobFailure> {
+        let mut changes = self.engines.changes();
+        let gone = async {
+            while self.engines.is_there(name) {
+                if let Some(cause) = self.engines.held_after_end(name) {
+                    // It is gone on with, and the engine's name and GPUs are given to nobody until it is over.
+                    return Err(failure(causes::GPU_MEMORY_HELD, "engine", cause, true));
+                }
+                if changes.changed().await.is_err() {
+                    break;
+                }
+            }
+            Ok(())
+        };
+        timeout(drain + END, gone).await.unwrap_or_else(|_| {
+            let says = format!("something of {name} does not end; it is killed again and again");
+            Err(failure("DOES_NOT_END", "engine", says, true))
+        })
+    }
+}

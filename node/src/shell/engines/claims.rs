@@ -1,0 +1,44 @@
+//! Which engine has which GPU: from the check before its start until nothing of it is left there.
+//!
+//! Owns the claims; leaves where an engine belongs to the edge and the node's file. Invariant: an engine is started only on
+//! GPUs that no other engine of this node has or still holds memory of.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, PoisonError},
+};
+
+use super::Host;
+use crate::core::deployments::shared_gpu;
+
+/// GPUs by the name of their engine.
+#[derive(Debug, Default)]
+pub(super) struct Claims(Mutex<BTreeMap<String, Vec<String>>>);
+
+impl Host {
+    /// Takes GPUs for an engine, in the place of those that it had.
+    ///
+    /// # Errors
+    /// Which one another engine has: nothing is taken then.
+    pub(super) fn claim(&self, engine: &str, gpus: &[String]) -> Result<(), String> {
+        let mut claims = self.claims.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let others = claims.iter().filter(|(name, _)| *name != engine);
+        let others = others.map(|(name, gpus)| (name.as_str(), gpus.as_slice()));
+        if let Some((gpu, other)) = shared_gpu(gpus, others) {
+            return Err(format!("GPU_IN_USE: GPU {gpu} is engine {other}'s until nothing of that is left"));
+        }
+        claims.insert(engine.to_owned(), gpus.to_vec());
+        Ok(())
+    }
+
+    /// An engine that runs already has these, whoever else wants them.
+    pub(super) fn claimed(&self, engine: &str, gpus: &[String]) {
+        let mut claims = self.claims.0.lock().unwrap_or_else(PoisonError::into_inner);
+        claims.insert(engine.to_owned(), gpus.to_vec());
+    }
+
+    /// Nothing of an engine is left.
+    pub(super) fn unclaim(&self, engine: &str) {
+        self.claims.0.lock().unwrap_or_else(PoisonError::into_inner).remove(engine);
+    }
+}
