@@ -7,7 +7,9 @@ use std::path::Path;
 use serde_json::json;
 use umbel_contracts::{
     deployment::{EngineKind, Profile},
-    proto::node::{EngineArtifact, EngineState as Told, RuntimeProbe},
+    proto::node::{
+        DeploymentDrain, DeploymentUnload, EngineArtifact, EngineState as Told, RuntimeProbe, RuntimeUnload,
+    },
 };
 
 use super::*;
