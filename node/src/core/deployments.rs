@@ -18,6 +18,10 @@ use umbel_contracts::{
     settings::CAPACITY_MAX,
 };
 
+mod list;
+
+pub(crate) use list::{OfName, Taken, taken, without};
+
 use crate::config::{
     CLI_TIMEOUT, Config, Endpoint, EngineConfig, EngineSource, Origin, ProcessSource, Programs, STALL,
     external_category, is_gpu, program_key,

@@ -12,6 +12,7 @@ use std::{
 use umbel_contracts::proto::node::{
     JobFailure, JobLease, JobProgress, JobRefusal, RunningJob, job_complete::Report,
 };
+use umbel_wire::{Code, Error};
 
 /// Jobs at once: each GPU of a host may be loading while another is drained, beside a few downloads.
 pub(crate) const ROOM: usize = 16;
@@ -90,6 +91,18 @@ pub(crate) enum Heard {
     Unfit,
     /// It could not be asked, or could not write.
     Later,
+}
+
+impl Heard {
+    /// What a refusal means.
+    pub(crate) fn of(error: &Error) -> Self {
+        match error.code {
+            Code::Conflict if error.reason == "JOB_LEASE_OLD" => Self::OldLease,
+            Code::NotFound | Code::PermissionDenied => Self::Unknown,
+            Code::InvalidArgument | Code::TooLarge => Self::Unfit,
+            _ => Self::Later,
+        }
+    }
 }
 
 #[derive(Debug)]

@@ -27,7 +27,7 @@ use umbel_wire::text::shorten;
 
 use crate::{
     core::{
-        deployments::{Kept, Refusal},
+        deployments::{Kept, OfName, Refusal, Taken, taken},
         supervisor::State as EngineState,
     },
     shell::{
@@ -84,7 +84,7 @@ fn failure(code: &str, path: &str, message: impl Into<String>, retry: bool) -> J
 impl From<Refusal> for JobFailure {
     fn from(refusal: Refusal) -> Self {
         // What another engine or process holds may be free in a while; all else stays as it is.
-        let retry = causes::passes(refusal.code);
+        let retry = causes::passes(refusal.code) || refusal.code == "STILL_LEAVING";
         failure(refusal.code, &refusal.path, refusal.message, retry)
     }
 }
@@ -170,17 +170,6 @@ impl Deployments {
     /// Checks one against this host, keeps it, and makes an engine of it. Whether it is new.
     async fn take(&self, wanted: Kept) -> Result<bool, JobFailure> {
         let mut kept = self.kept.lock().await;
-        let known = kept.iter().position(|one| one.engine == wanted.engine);
-        let there = known.and_then(|at| kept.get(at));
-        if there == Some(&wanted) && self.engines.by_name(&wanted.engine).is_some() {
-            return Ok(false);
-        }
-        if let Some(there) = there
-            && !there.goes_on_as(&wanted)
-        {
-            let says = "runs with other files, GPUs, name or profile: unload it first, then load it anew";
-            return Err(failure("ENGINE_DIFFERS", "engine", format!("{} {says}", wanted.engine), false));
-        }
         let salvaged = self.engines.salvaged(&wanted.engine);
         if let Some(started) = &salvaged {
             let wanted = wanted.config(&self.engines.grounds());
@@ -189,24 +178,19 @@ impl Deployments {
                 return Err(failure("ENGINE_DIFFERS", "engine", format!("{} {says}", wanted.name), false));
             }
         }
-        if there.is_none() && salvaged.is_none() && self.engines.is_there(&wanted.engine) {
-            let says =
-                format!("something of the last {} is left: it is loaded when that is gone", wanted.engine);
-            return Err(failure("STILL_LEAVING", "engine", says, true));
-        }
+        let there = match &salvaged {
+            Some(_) => OfName::Salvaged,
+            None if self.engines.by_name(&wanted.engine).is_some() => OfName::Wanted,
+            None if self.engines.is_there(&wanted.engine) => OfName::Leaving,
+            None => OfName::Nothing,
+        };
+        let (next, is_new) = match taken(&kept, &wanted, there)? {
+            Taken::Same => return Ok(false),
+            Taken::Changed(next) => (next, false),
+            Taken::New(next) => (next, true),
+        };
         self.room(&wanted)?;
         self.fits(&wanted).await?;
-        let mut next = kept.clone();
-        let is_new = match known.and_then(|at| next.get_mut(at)) {
-            Some(place) => {
-                *place = wanted;
-                false
-            }
-            None => {
-                next.push(wanted);
-                salvaged.is_none()
-            }
-        };
         self.write(&next).await?;
         self.engines.deploy(next.clone(), None);
         if salvaged.is_some() {

@@ -248,12 +248,7 @@ impl Jobs {
             Err(error) => {
                 let id = word.job().0;
                 tracing::debug!(job = %id, code = error.code.name(), reason = %error.reason, "NodeJob");
-                match error.code {
-                    Code::Conflict if error.reason == "JOB_LEASE_OLD" => Heard::OldLease,
-                    Code::NotFound | Code::PermissionDenied => Heard::Unknown,
-                    Code::InvalidArgument | Code::TooLarge => Heard::Unfit,
-                    _ => Heard::Later,
-                }
+                Heard::of(&error)
             }
         };
         let cancel = self.table().heard(&word, heard);

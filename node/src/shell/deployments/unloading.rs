@@ -17,6 +17,7 @@ use umbel_contracts::{
 };
 
 use super::{Deployments, END, LOOK, Step, cancelled, failure, milliseconds, unknown};
+use crate::core::deployments::without;
 
 impl Deployments {
     /// No new streams from now on; waits for those that run until the deadline, and leaves the others running.
@@ -82,9 +83,7 @@ impl Deployments {
                     format!("{name} stands in the node's own file, or in settings: it is not a deployment's");
                 return Err(failure("NOT_DEPLOYED", "engine", says, false));
             }
-            if let Some(at) = kept.iter().position(|one| one.engine == name) {
-                let mut next = kept.clone();
-                next.remove(at);
+            if let Some(next) = without(&kept, name) {
                 self.write(&next).await?;
                 self.engines.deploy(next.clone(), Some((name, drain)));
                 *kept = next;
