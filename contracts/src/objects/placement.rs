@@ -19,7 +19,7 @@ pub enum PlacementReason {
     NotOnline,
     /// It refused its settings.
     SettingsRefused,
-    /// Nobody declared it fit for requests.
+    /// Nobody declared it fit for requests. Of earlier versions: it is a remark now, since engines run there.
     NotEligible,
     /// It takes no new work.
     Draining,
@@ -113,7 +113,8 @@ pub struct PlacementObject {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub waiting_since: Option<Timestamp>,
-    /// Where they would go, as many as fit; all that follows is of the next one.
+    /// Where they would go, as many as fit. All that follows is of the first of them and of the site as it is, or, if not all fit,
+    /// of the first that does not, with the others in their places.
     pub plan: Vec<PlacementReplicaObject>,
     /// What is asked for.
     pub needs: PlacementNeedsObject,
@@ -151,6 +152,9 @@ pub struct PlacementShardObject {
     pub gpu_indexes: Vec<u32>,
     /// The files have to come first.
     pub acquire: bool,
+    /// What else to know of it: its node gets no requests yet.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub remarks: Vec<String>,
 }
 
 /// What a deployment asks of each node.
@@ -221,6 +225,9 @@ pub struct PlacementNodeObject {
     pub reasons_for: Vec<String>,
     /// What is against it, in the order of the funnel.
     pub against: Vec<PlacementAgainstObject>,
+    /// What else to know of it, neither for nor against: it gets no requests yet.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub remarks: Vec<String>,
     /// Its replicas of this deployment.
     pub replicas: u32,
     /// Its GPUs that fit.

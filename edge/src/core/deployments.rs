@@ -132,6 +132,15 @@ impl Deployments {
         holders.flat_map(|row| row.gpus.iter().map(|gpu| (gpu.clone(), row.engine()))).collect()
     }
 
+    /// Replicas that have a place, on each node, by their engines' names.
+    pub(crate) fn placed(&self) -> BTreeMap<NodeId, Vec<String>> {
+        let mut placed: BTreeMap<NodeId, Vec<String>> = BTreeMap::new();
+        for row in self.replicas.values().filter(|row| row.holds()) {
+            placed.entry(row.node).or_default().push(row.engine());
+        }
+        placed
+    }
+
     /// Every job that a round asks after.
     pub(crate) fn jobs(&self) -> Vec<String> {
         self.replicas.values().filter_map(|row| row.job.as_ref().map(|job| job.id.clone())).collect()

@@ -182,6 +182,37 @@ fn what_nodes_report_is_what_placement_sees() {
     });
 }
 
+/// What is told of nodes is how they are, not how they would be once all replicas have their places.
+#[test]
+fn a_plan_tells_of_nodes_as_they_are_now() {
+    run(async {
+        let edge = Edge::start().await;
+        let mut a = edge.node("a").await;
+        equip(&mut a, &[("vllm", "0.11.0")]);
+        let _a = a.connect(&edge).await;
+        let told = explained(&edge, document(|one| one["replicas"] = json!(2))).await;
+        assert_eq!((&told["fits"], told["plan"].as_array().unwrap().len()), (&json!(true), 2));
+        let node = &told["nodes"][0];
+        assert_eq!((&node["replicas"], &node["gpus_fit"]), (&json!(0), &json!(2)), "{node}");
+        assert!(node["gpus"].as_array().unwrap().iter().all(|gpu| gpu["held_by"].is_null()), "{node}");
+        // Three: two have a place, and the next one is explained beside them; ending those would help nobody.
+        let told = explained(&edge, document(|one| one["replicas"] = json!(3))).await;
+        assert_eq!((&told["fits"], told["plan"].as_array().unwrap().len()), (&json!(false), 2));
+        assert_eq!(
+            first_against(&told, "a").1,
+            "0 of 2 GPUs fit, 1 wanted: GPU 0 is held by qwen.r1, GPU 1 is held by qwen.r2"
+        );
+        assert_eq!(told["remedies"], json!([]));
+
+        // Nobody has said that it may get requests: that is no reason not to load there.
+        edge.ask("node.eligible", "node:a", json!({ "eligible": false })).await.unwrap();
+        let told = explained(&edge, document(|_| {})).await;
+        let remark = json!(["not eligible: its requests wait until `umbel ctl node eligible a`"]);
+        assert_eq!((&told["fits"], &told["nodes"][0]["remarks"]), (&json!(true), &remark));
+        assert_eq!(told["plan"][0]["shards"][0]["remarks"], remark);
+    });
+}
+
 /// A deployment of the site: what it wants, since when it waits, and what it holds against others.
 #[test]
 fn a_deployment_is_explained_by_its_name() {

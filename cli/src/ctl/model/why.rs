@@ -131,6 +131,9 @@ fn places(text: &mut String, told: &PlacementObject) {
                 _ => String::new(),
             };
             text.push_str(&format!("  {head:<12}{}\n", printable(&place_of(place))));
+            for remark in &place.remarks {
+                text.push_str(&format!("  {:<12}{}\n", "", printable(remark)));
+            }
         }
     }
     if told.plan.len() > PLACES {
@@ -242,6 +245,9 @@ fn one(ctl: &Ctl, text: &mut String, node: &PlacementNodeObject) {
     for reason in &node.reasons_for {
         let mark = ctl.style.paint(Tone::Good, "ok  ");
         text.push_str(&format!("    {mark}  {}\n", printable(reason)));
+    }
+    for remark in &node.remarks {
+        text.push_str(&format!("    note  {}\n", printable(remark)));
     }
     if let Some(remedy) = node.remedies.first() {
         let steps: Vec<&str> = remedy.changes.iter().map(|change| change.message.as_str()).collect();

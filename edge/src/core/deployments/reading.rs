@@ -110,7 +110,7 @@ pub(crate) fn given(table: &Deployments) -> Given {
             of_node.push((key, spec.bytes()));
         }
     }
-    Given { gpus: table.holdings(), artifacts }
+    Given { gpus: table.holdings(), engines: table.placed(), artifacts }
 }
 
 /// The site's nodes as places for replicas; read when the first place is looked for, since most rounds look for none.

@@ -27,12 +27,17 @@ pub(crate) struct Candidate {
     pub(crate) standing: Standing,
     /// Which version of its settings it refused, and why.
     pub(crate) settings_refused: Option<(u64, String)>,
+    /// Its engines get requests; if not, whatever is placed there waits for somebody to say so.
     pub(crate) eligible: bool,
     pub(crate) draining: bool,
     /// Its agent knows how to load a deployment.
     pub(crate) loads: bool,
     /// Its agent knows how to bring files.
     pub(crate) acquires: bool,
+    /// Engines that it has or is about to have, by name: its own and those of all deployments.
+    pub(crate) engines: BTreeSet<String>,
+    /// The host's memory that nobody uses; `None`: it does not say.
+    pub(crate) free_memory_bytes: Option<u64>,
     /// Engines that it can run.
     pub(crate) runtimes: Vec<Runtime>,
     /// It has said what hardware it has.

@@ -54,7 +54,7 @@ struct Check {
 }
 
 /// All questions, in the order of the funnel. That several nodes share a fabric is asked of them together.
-const CHECKS: [Check; 12] = [
+const CHECKS: [Check; 11] = [
     Check { holds: |_, node| node.is_here(), why: |_, node| Obstacle::Away(node.standing) },
     Check {
         holds: |_, node| node.settings_refused.is_none(),
@@ -63,7 +63,6 @@ const CHECKS: [Check; 12] = [
             Obstacle::SettingsRefused { version, why }
         },
     },
-    Check { holds: |_, node| node.eligible, why: |_, _| Obstacle::NotEligible },
     Check { holds: |_, node| !node.draining, why: |_, _| Obstacle::Draining },
     Check {
         holds: |ask, node| ask.request.avoid.is_empty() || !ask.request.avoid.contains_key(&node.id),

@@ -1,6 +1,7 @@
 //! Which of the nodes that fit, and which of their GPUs.
 //!
-//! Owns the order of preference. Invariants: shards of one replica go to different nodes with one value of the fabric label;
+//! Owns the order of preference: spread goes where least is, pack where most is, and both where requests go before where none do
+//! yet. Invariants: shards of one replica go to different nodes with one value of the fabric label;
 //! GPUs of one kind are preferred to mixed ones, and small ones to large ones, which others may need; ties go by name and id,
 //! so that the order of the input decides nothing.
 
@@ -13,7 +14,7 @@ use super::request::Strategy;
 use super::{Plan, Shard};
 
 /// What decides between nodes that fit: less is better, from the first figure to the last.
-type Figures = [u64; 5];
+type Figures = [u64; 8];
 
 /// How well a node suits, best first.
 #[derive(Clone, Copy, Debug)]
@@ -55,21 +56,37 @@ fn rank<'a>(ask: &Ask<'_>, node: &'a Candidate) -> Rank<'a> {
     let placed = &ask.request.placed;
     let own = if placed.is_empty() { 0 } else { placed.get(&node.id).copied().unwrap_or(0) };
     let missing = u64::from(!check::has_files(ask, node));
+    // Whoever asks for no GPU is not drawn to them, nor kept away.
+    let asks = ask.request.gpus.count > 0;
     let (mut idle, mut smallest) = (0, u64::MAX);
-    for gpu in &node.gpus {
+    for gpu in node.gpus.iter().filter(|_| asks) {
         if gpu.holder.is_none() && gpu.condition == Condition::Ok {
             idle += 1;
             smallest = smallest.min(gpu.memory_bytes);
         }
     }
+    // What is placed where no requests go serves nobody yet.
+    let waits = u64::from(!node.eligible);
+    let engines = engines(ask, node);
+    let memory = node.free_memory_bytes.unwrap_or(0);
     let figures = match ask.request.strategy {
-        Strategy::Spread => [u64::from(own), missing, smallest, u64::MAX - idle, 0],
+        Strategy::Spread => {
+            [waits, u64::from(own), missing, smallest, u64::MAX - idle, engines, u64::MAX - memory, 0]
+        }
         Strategy::Pack => {
-            let unused = u64::from(own == 0 && node.gpus.iter().all(|gpu| gpu.holder.is_none()));
-            [unused, idle, missing, smallest, u64::from(u32::MAX - own)]
+            let held = node.gpus.iter().any(|gpu| gpu.holder.is_some());
+            let used = own > 0 || if asks { held } else { engines > 0 };
+            let own = u64::from(u32::MAX - own);
+            [waits, u64::from(!used), idle, missing, smallest, own, u64::MAX - engines, memory]
         }
     };
     Rank { node, figures }
+}
+
+/// Engines of a node, those left out that end before this one starts.
+fn engines(ask: &Ask<'_>, node: &Candidate) -> u64 {
+    let staying = node.engines.iter().filter(|engine| !ask.request.displaces(engine));
+    u64::try_from(staying.count()).unwrap_or(u64::MAX)
 }
 
 /// The best of the groups of nodes that share a value of the fabric label and are enough.
@@ -90,7 +107,7 @@ fn best_group<'a>(
         let size = group.len();
         group.sort_by(Rank::before);
         group.truncate(wanted);
-        let worst = group.last().map_or([u64::MAX; 5], |one| one.figures);
+        let worst = group.last().map_or([u64::MAX; 8], |one| one.figures);
         ((worst, size), group)
     });
     // The first of equal ones, in the order of the label's values.
@@ -120,19 +137,19 @@ pub(super) fn pick(mut free: Vec<&Gpu>, count: usize) -> Vec<&Gpu> {
     chosen
 }
 
-/// Gives a plan's GPUs, files and space away, so that the next replica of the same round does not get them too.
+/// Gives a plan's GPUs, files and space away, with a place among the engines, so that the next replica of the same round does not get them too.
 pub(crate) fn take(plan: &Plan, request: &super::Request, holder: &str, candidates: &mut [Candidate]) {
     for shard in &plan.shards {
         let Some(node) = candidates.iter_mut().find(|node| node.id == shard.node) else { continue };
         for gpu in node.gpus.iter_mut().filter(|gpu| shard.gpus.contains(&gpu.uuid)) {
             gpu.holder = Some(holder.to_owned());
         }
+        node.engines.insert(holder.to_owned());
         if let Some(artifact) = request.artifact.as_ref().filter(|_| shard.acquire)
             && node.artifacts.insert(artifact.key.clone())
+            && let Some(room) = &mut node.room
         {
-            if let Some(room) = &mut node.room {
-                room.free_bytes = room.free_bytes.saturating_sub(artifact.bytes);
-            }
+            room.free_bytes = room.free_bytes.saturating_sub(artifact.bytes);
         }
     }
 }

@@ -44,6 +44,8 @@ pub(crate) struct View {
     pub(crate) name: String,
     pub(crate) obstacles: Vec<Obstacle>,
     pub(crate) favours: Vec<Favour>,
+    /// Its engines get requests.
+    pub(crate) eligible: bool,
     pub(crate) replicas: u32,
     pub(crate) gpus: Vec<Judged>,
     pub(crate) remedies: Vec<Remedy>,
@@ -194,7 +196,7 @@ fn sort(ask: &Ask<'_>, looked: &mut [Looked<'_>]) {
 /// How far off a node seems: how many obstacles, how grave, how many GPUs and how much memory short.
 fn look_of(obstacles: &[Obstacle]) -> (usize, u32, u64) {
     let grave = |obstacle: &Obstacle| match obstacle {
-        Obstacle::Draining | Obstacle::NotEligible | Obstacle::Avoided { .. } => 1,
+        Obstacle::Draining | Obstacle::Avoided { .. } => 1,
         Obstacle::FabricTooSmall { .. } => 2,
         Obstacle::NotSelected { .. } | Obstacle::SettingsRefused { .. } | Obstacle::FabricMissing { .. } => 3,
         Obstacle::Space { .. } => 4,
@@ -237,6 +239,7 @@ fn view(ask: &Ask<'_>, one: Looked<'_>) -> View {
         id: node.id,
         name: node.name.clone(),
         favours: favours(ask, node, &gpus),
+        eligible: node.eligible,
         replicas: ask.request.placed.get(&node.id).copied().unwrap_or(0),
         obstacles,
         gpus,

@@ -22,7 +22,6 @@ pub(crate) enum Obstacle {
         version: u64,
         why: String,
     },
-    NotEligible,
     Draining,
     /// Whoever asks wants it left alone for a while.
     Avoided {
@@ -132,7 +131,6 @@ impl Obstacle {
             Self::Away(Standing::NoCredential(_)) => PlacementReason::NoCredential,
             Self::Away(_) => PlacementReason::NotOnline,
             Self::SettingsRefused { .. } => PlacementReason::SettingsRefused,
-            Self::NotEligible => PlacementReason::NotEligible,
             Self::Draining => PlacementReason::Draining,
             Self::Avoided { .. } => PlacementReason::Avoided,
             Self::NotSelected { .. } => PlacementReason::NotSelected,
@@ -153,7 +151,6 @@ impl Obstacle {
         match self {
             Self::Away(standing) => away(*standing),
             Self::SettingsRefused { version, why } => format!("refused settings version {version}: {why}"),
-            Self::NotEligible => "not eligible: nobody has declared it fit for requests".to_owned(),
             Self::Draining => "draining: it takes no new work".to_owned(),
             Self::Avoided { why } => format!("left alone for now: {why}"),
             Self::NotSelected { terms } => {

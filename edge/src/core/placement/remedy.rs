@@ -42,7 +42,6 @@ pub(crate) enum Change {
     CorrectSettings {
         version: u64,
     },
-    MakeEligible,
     Undrain,
     StopAvoiding,
     AddLabel {
@@ -137,7 +136,7 @@ impl Change {
     /// How much it asks of people: a command before a visit to the host, a visit before another machine.
     pub(crate) fn effort(&self) -> u32 {
         match self {
-            Self::Undrain | Self::MakeEligible | Self::StopAvoiding => 1,
+            Self::Undrain | Self::StopAvoiding => 1,
             Self::BringOnline { state: "unknown" | "online" } | Self::AddLabel { .. } | Self::Enable => 2,
             Self::CorrectSettings { .. } | Self::WidenSelector { .. } => 4,
             Self::FreeSpace { .. } | Self::AddFabricLabel { .. } => 5,
@@ -159,7 +158,6 @@ impl Change {
         match self {
             Self::Enable | Self::Readmit | Self::BringOnline { .. } => node.standing = Standing::Here,
             Self::CorrectSettings { .. } => node.settings_refused = None,
-            Self::MakeEligible => node.eligible = true,
             Self::Undrain => node.draining = false,
             Self::StopAvoiding => drop(request.avoid.remove(&node.id)),
             Self::AddLabel { key, value } => drop(node.labels.insert(key.clone(), value.clone())),

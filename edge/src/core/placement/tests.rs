@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use quickcheck::{QuickCheck, TestResult};
 
-use self::brute::{fits_somewhere, is_legal};
+use self::brute::{best, fits_somewhere, is_legal};
 use self::dice::Dice;
 use super::candidate::{Candidate, Room};
 use super::explain::{Detail, Explanation, explain_some, funnel};
@@ -55,6 +55,64 @@ fn a_plan_is_legal_and_what_fits_is_found() {
 }
 
 #[test]
+fn of_what_fits_the_best_is_chosen() {
+    fn property(seed: u64) -> TestResult {
+        let mut dice = Dice::new(seed);
+        let (mut request, fleet) = (dice.request(), dice.fleet());
+        request.nodes = 1;
+        let chosen = plan(&request, &fleet).map(|plan| plan.shards[0].node);
+        assert_eq!(chosen, best(&request, &fleet).map(|node| node.id));
+        TestResult::from_bool(chosen.is_some() || !fits_somewhere(&request, &fleet))
+    }
+    all_seeds(4_000, property);
+}
+
+/// Deployments of one replica each, one after the other: equal nodes share them evenly, or one takes them all.
+#[test]
+fn deployments_spread_over_equal_nodes_and_pack_on_one() {
+    for (strategy, expected) in [(Strategy::Spread, [4, 3, 3]), (Strategy::Pack, [10, 0, 0])] {
+        let mut fleet: Vec<Candidate> = (0..3).map(dice::good_node).collect();
+        // An engine of its own file counts like any other.
+        fleet[1].engines.insert("chat".to_owned());
+        for number in 0..9 {
+            let request = Request { deployment: format!("m{number}"), strategy, ..Request::default() };
+            let found = plan(&request, &fleet).unwrap();
+            take(&found, &request, &format!("m{number}.r1"), &mut fleet);
+        }
+        let mut engines: Vec<usize> = fleet.iter().map(|node| node.engines.len()).collect();
+        engines.sort_unstable_by(|a, b| b.cmp(a));
+        assert_eq!(engines, expected, "{strategy:?}");
+    }
+    // Engines equal: where most memory is free, or least.
+    let mut fleet: Vec<Candidate> = (0..3).map(dice::good_node).collect();
+    for (node, gib) in fleet.iter_mut().zip([64, 512, 16]) {
+        node.free_memory_bytes = Some(gib * dice::GIB);
+        node.engines.insert("chat".to_owned());
+    }
+    for (strategy, expected) in [(Strategy::Spread, 1), (Strategy::Pack, 2)] {
+        let request = Request { strategy, ..Request::default() };
+        assert_eq!(plan(&request, &fleet).unwrap().shards[0].node, dice::id(expected));
+    }
+}
+
+/// A node that gets no requests yet takes a replica where no other can, and only then.
+#[test]
+fn nodes_without_requests_come_last() {
+    let mut fleet: Vec<Candidate> = (0..2).map(dice::good_node).collect();
+    fleet[0].eligible = false;
+    let mut request = Request { deployment: "m".to_owned(), ..Request::default() };
+    request.placed.insert(dice::id(1), 3);
+    assert_eq!(plan(&request, &fleet).unwrap().shards[0].node, dice::id(1));
+    fleet[1].draining = true;
+    assert_eq!(plan(&request, &fleet).unwrap().shards[0].node, dice::id(0));
+    let object = super::told::object(&explain(&request, &fleet), &[], &fleet);
+    assert_eq!(
+        object.nodes[0].remarks,
+        ["not eligible: its requests wait until `umbel ctl node eligible node-0`"]
+    );
+}
+
+#[test]
 fn a_suggested_change_once_made_makes_it_fit() {
     fn property(seed: u64) -> TestResult {
         let mut dice = Dice::new(seed);
@@ -62,6 +120,14 @@ fn a_suggested_change_once_made_makes_it_fit() {
         let Err(why) = place(&request, &fleet) else { return TestResult::discard() };
         for remedy in &why.remedies {
             assert!(!remedy.steps.is_empty());
+            let ends_its_own = |freed: &super::remedy::Freed| {
+                let own = |holder: &String| holder.starts_with(&format!("{}.r", request.deployment));
+                freed.holder.as_ref().is_some_and(own)
+            };
+            for step in &remedy.steps {
+                let super::remedy::Change::FreeGpus(freed) = &step.change else { continue };
+                assert!(!freed.iter().any(ends_its_own), "{remedy:?}");
+            }
             let (request, fleet) = after(remedy, &request, &fleet);
             assert!(fits_somewhere(&request, &fleet), "{remedy:?}");
             let plan = place(&request, &fleet).unwrap();

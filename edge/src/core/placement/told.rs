@@ -70,6 +70,7 @@ fn replica(plan: &Plan, candidates: &[Candidate]) -> PlacementReplicaObject {
                 .collect(),
             gpus: shard.gpus.clone(),
             acquire: shard.acquire,
+            remarks: node.map(|node| remarks(node.eligible, &node.name)).unwrap_or_default(),
         }
     });
     PlacementReplicaObject { shards: shards.collect() }
@@ -98,6 +99,12 @@ fn needs(request: &Request, candidates: &[Candidate]) -> PlacementNeedsObject {
         selector: request.selector.as_ref().map(ToString::to_string),
         strategy: request.strategy.as_str().to_owned(),
     }
+}
+
+/// What neither speaks for a node nor stands against it.
+fn remarks(eligible: bool, name: &str) -> Vec<String> {
+    let waits = || format!("not eligible: its requests wait until `umbel ctl node eligible {name}`");
+    (!eligible).then(waits).into_iter().collect()
 }
 
 /// What all nodes leave free, where that is one figure.
@@ -134,6 +141,7 @@ fn node(view: &View, request: &Request, names: &Names<'_>) -> PlacementNodeObjec
         fits: view.obstacles.is_empty(),
         reasons_for: view.favours.iter().map(Favour::sentence).collect(),
         against: view.obstacles.iter().map(against).collect(),
+        remarks: remarks(view.eligible, &view.name),
         replicas: view.replicas,
         gpus_fit: number(fit),
         gpus: gpus.collect(),

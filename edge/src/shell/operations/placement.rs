@@ -16,7 +16,7 @@ use umbel_wire::{Code, Error, NodeId, clock};
 
 use super::{args, invalid, result, select_any, unknown};
 use crate::core::commands::Request as Command;
-use crate::core::placement::candidate::{Given, candidates};
+use crate::core::placement::candidate::{Candidate, Given, candidates};
 use crate::core::placement::explain::{Detail, explain_some};
 use crate::core::placement::{Plan, Request, plan, take, told};
 use crate::core::registry::Moment;
@@ -85,35 +85,28 @@ impl Asked {
         Ok(Self { spec, request: wish, given, wanted, placed, waiting_since_unix_ms, limit, only })
     }
 
-    /// Places what is missing one after the other, and explains the first that fits nowhere, else the last.
+    /// Places what is missing one after the other, and explains the first of all if they fit, else the first that does not.
     fn explained(self, site: &Site) -> PlacementObject {
         let moment = Moment { now: clock::now(), wall: site.wall().unix_ms() };
         let (_, nodes) = site.nodes();
-        let mut fleet = candidates(&nodes, &self.given, moment);
-        let mut request = self.request;
+        let fleet = candidates(&nodes, &self.given, moment);
         let missing = self.wanted.saturating_sub(self.placed).max(1);
-        let mut plans: Vec<Plan> = Vec::new();
-        let mut last = None;
-        for number in 1..=missing {
-            let Some(found) = plan(&request, &fleet) else {
-                last = None;
-                break;
-            };
-            if number == missing {
-                plans.push(found.clone());
-                last = Some(found);
-                break;
-            }
-            take(&found, &request, &self.spec.engine_name(self.placed + number, None), &mut fleet);
-            for shard in &found.shards {
-                *request.placed.entry(shard.node).or_default() += 1;
-            }
-            plans.push(found);
-        }
+        let plans = places(&self.spec, &self.request, (self.placed, missing), &fleet);
         let only = |id: &NodeId| self.only.as_ref().is_none_or(|only| only.contains(id));
-        let why = explain_some(&request, &fleet, Detail { most: self.limit, only: &only });
-        debug_assert_eq!(why.plan, last, "one question has one answer");
-        let mut object = told::object(&why, &plans, &fleet);
+        let detail = Detail { most: self.limit, only: &only };
+        let mut object = match plans {
+            // What is told of nodes is how they are now, not how they would be.
+            Placed::AllOrNone(plans) => {
+                let why = explain_some(&self.request, &fleet, detail);
+                debug_assert_eq!(why.plan.as_ref(), plans.first(), "one question has one answer");
+                told::object(&why, &plans, &fleet)
+            }
+            Placed::Partly(plans, request, fleet) => {
+                let why = explain_some(&request, &fleet, detail);
+                debug_assert_eq!(why.plan, None, "one question has one answer");
+                told::object(&why, &plans, &fleet)
+            }
+        };
         object.replicas_wanted = self.wanted;
         object.replicas_placed = self.placed;
         object.waiting_since = self.waiting_since_unix_ms.map(timestamp);
@@ -136,6 +129,43 @@ pub(super) fn spec_of(
             .map_err(|faults| invalid("DOCUMENT", faults.to_string())),
         _ => Err(invalid("ARGS", "say the name of a `deployment`, or a whole `document`")),
     }
+}
+
+/// What could be placed of what is missing.
+enum Placed {
+    AllOrNone(Vec<Plan>),
+    /// And the wish and the nodes of the next one.
+    Partly(Vec<Plan>, Box<Request>, Vec<Candidate>),
+}
+
+/// Places so many replicas one after the other, beside those that have a place already.
+fn places(
+    spec: &DeploymentSpec,
+    request: &Request,
+    (placed, missing): (u32, u32),
+    fleet: &[Candidate],
+) -> Placed {
+    let Some(first) = plan(request, fleet) else {
+        return Placed::AllOrNone(Vec::new());
+    };
+    let mut plans = vec![first];
+    if missing == 1 {
+        return Placed::AllOrNone(plans);
+    }
+    let (mut request, mut fleet) = (request.clone(), fleet.to_vec());
+    for number in 1..missing {
+        if let Some(found) = plans.last() {
+            take(found, &request, &spec.engine_name(placed + number, None), &mut fleet);
+            for shard in &found.shards {
+                *request.placed.entry(shard.node).or_default() += 1;
+            }
+        }
+        let Some(found) = plan(&request, &fleet) else {
+            return Placed::Partly(plans, Box::new(request), fleet);
+        };
+        plans.push(found);
+    }
+    Placed::AllOrNone(plans)
 }
 
 /// As many of the nodes as an answer holds.

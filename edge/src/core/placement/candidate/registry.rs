@@ -34,6 +34,8 @@ const NOT_FOR_FILES: [&str; 2] = ["state", "quarantine"];
 pub(crate) struct Given {
     /// GPUs by UUID, each with the replica that has it.
     pub(crate) gpus: BTreeMap<String, String>,
+    /// Replicas of each node, by their engines' names.
+    pub(crate) engines: BTreeMap<NodeId, Vec<String>>,
     /// Files on their way to a node: their keys and what is still to come, in bytes.
     pub(crate) artifacts: BTreeMap<NodeId, Vec<(String, u64)>>,
 }
@@ -67,10 +69,13 @@ fn candidate(node: &Node, given: &Given, moment: Moment, names: &mut Names) -> C
     let inventory = inventory.unwrap_or_default();
     let coming = given.artifacts.get(&node.id).map(Vec::as_slice).unwrap_or_default();
     let mut models = BTreeSet::new();
+    let mut engines: BTreeSet<String> = given.engines.get(&node.id).into_iter().flatten().cloned().collect();
     for engine in &node.report.engines {
         models.insert(engine.model.clone());
         models.extend(engine.aliases.iter().cloned());
+        engines.insert(engine.name.clone());
     }
+    let used = telemetry.as_ref().map(|report| report.memory_used_bytes);
     let has = |capability: &str| node.capabilities.iter().any(|name| name == capability);
     Candidate {
         id: node.id,
@@ -83,6 +88,8 @@ fn candidate(node: &Node, given: &Given, moment: Moment, names: &mut Names) -> C
         draining: node.row.draining,
         loads: has(LOADS),
         acquires: has(ACQUIRES),
+        engines,
+        free_memory_bytes: used.filter(|_| known).map(|used| inventory.memory_bytes.saturating_sub(used)),
         runtimes: runtimes(node),
         inventory: known,
         driver: Release::found(&inventory.driver_version),

@@ -65,7 +65,6 @@ fn against(request: &Request, node: &Candidate, obstacle: &Obstacle) -> Vec<Vec<
         Obstacle::Away(Standing::Silent(state, _)) => one(Change::BringOnline { state }),
         Obstacle::Away(_) => one(Change::BringOnline { state: "online" }),
         Obstacle::SettingsRefused { version, .. } => one(Change::CorrectSettings { version: *version }),
-        Obstacle::NotEligible => one(Change::MakeEligible),
         Obstacle::Draining => one(Change::Undrain),
         Obstacle::Avoided { .. } => one(Change::StopAvoiding),
         Obstacle::NotSelected { terms } => select(terms),
@@ -142,9 +141,14 @@ fn more_gpus(request: &Request, node: &Candidate, shortage: &Shortage) -> Option
     }
     let wanted = request.count();
     let lacking = wanted.saturating_sub(usize::try_from(shortage.usable).unwrap_or(usize::MAX));
+    // To end one of its own replicas for the sake of another helps nobody.
+    let own = |gpu: &Gpu| {
+        let of = gpu.holder.as_deref().and_then(umbel_contracts::deployment::of_engine);
+        of.is_some_and(|(deployment, _)| deployment == request.deployment) && held(gpu).is_some()
+    };
     let possible = shortage.judged.iter().filter(|one| {
         let kind = matches!(one.against, Some(GpuReason::Name | GpuReason::Capability));
-        !kind && one.against.is_some() && one.gpu.memory_bytes >= need.memory_bytes
+        !kind && !own(&one.gpu) && one.against.is_some() && one.gpu.memory_bytes >= need.memory_bytes
     });
     let mut possible: Vec<(&Gpu, (u32, bool, usize))> = possible
         .map(|one| {

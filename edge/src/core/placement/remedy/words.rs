@@ -16,7 +16,6 @@ impl Change {
             Self::Readmit => "new_credential",
             Self::BringOnline { .. } => "bring_online",
             Self::CorrectSettings { .. } => "correct_settings",
-            Self::MakeEligible => "make_eligible",
             Self::Undrain => "undrain",
             Self::StopAvoiding => "try_again",
             Self::AddLabel { .. } => "add_label",
@@ -48,7 +47,6 @@ impl Change {
             Self::CorrectSettings { version } => {
                 format!("correct version {version} of the settings, which {node} refused")
             }
-            Self::MakeEligible => format!("declare {node} fit for requests"),
             Self::Undrain => format!("take the drain of {node} back"),
             Self::StopAvoiding => format!("try {node} again, once what failed there is mended"),
             Self::AddLabel { key, value } => format!("label {node} {key}={value}"),
@@ -101,7 +99,6 @@ impl Change {
             Self::BringOnline { state: "unknown" | "online" } => one(format!("umbel ctl node why {node}")),
             Self::BringOnline { .. } => one("umbel node doctor   # on its host".to_owned()),
             Self::CorrectSettings { .. } => one(format!("umbel ctl settings show --node {node}")),
-            Self::MakeEligible => one(format!("umbel ctl node eligible {node}")),
             Self::Undrain => one(format!("umbel ctl node undrain {node}")),
             Self::StopAvoiding => one(format!("umbel ctl model load {deployment}")),
             Self::AddLabel { key, value } => one(format!("umbel ctl node label {node} {key}={value}")),

@@ -1,11 +1,13 @@
 //! Every way to place one replica, tried one after the other, written without a look at how placement does it.
 
+use std::cmp::Ordering;
+
 use umbel_contracts::selector::{Term, glob};
 
 use crate::core::placement::Plan;
 use crate::core::placement::candidate::{Candidate, Condition, Gpu, Standing};
 use crate::core::placement::check::FOREIGN_TOLERATED;
-use crate::core::placement::request::Request;
+use crate::core::placement::request::{Request, Strategy};
 
 fn gpu_will_do(request: &Request, gpu: &Gpu) -> bool {
     let need = &request.gpus;
@@ -58,7 +60,6 @@ fn node_will_do(request: &Request, node: &Candidate) -> bool {
             && request.gpus.driver.is_none_or(|wanted| node.driver.is_some_and(|found| found >= wanted));
     node.standing == Standing::Here
         && node.settings_refused.is_none()
-        && node.eligible
         && !node.draining
         && !request.avoid.contains_key(&node.id)
         && node.loads
@@ -124,4 +125,50 @@ pub(super) fn is_legal(plan: &Plan, request: &Request, fleet: &[Candidate]) -> b
         nodes.push(node);
     }
     nodes.len() == wanted && (wanted == 1 || share_a_fabric(request, &nodes))
+}
+
+/// Which of two nodes that fit is the better one, told in the words of the design; equal ones go by name.
+fn better(request: &Request, a: &Candidate, b: &Candidate) -> Ordering {
+    let own = |node: &Candidate| request.placed.get(&node.id).copied().unwrap_or(0);
+    let lacks =
+        |node: &Candidate| !request.artifact.as_ref().is_none_or(|one| node.artifacts.contains(&one.key));
+    let idle = |node: &Candidate| {
+        let idle = node.gpus.iter().filter(|gpu| gpu.holder.is_none() && gpu.condition == Condition::Ok);
+        idle.filter(|_| request.gpus.count > 0).map(|gpu| gpu.memory_bytes).collect::<Vec<_>>()
+    };
+    let smallest = |node: &Candidate| idle(node).into_iter().min().unwrap_or(u64::MAX);
+    let engines =
+        |node: &Candidate| node.engines.iter().filter(|one| !request.displaces.contains(*one)).count();
+    let memory = |node: &Candidate| node.free_memory_bytes.unwrap_or(0);
+    let begun = |node: &Candidate| {
+        let work = match request.gpus.count {
+            0 => engines(node) > 0,
+            _ => node.gpus.iter().any(|gpu| gpu.holder.is_some()),
+        };
+        own(node) > 0 || work
+    };
+    let requests = b.eligible.cmp(&a.eligible);
+    let figures = match request.strategy {
+        Strategy::Spread => own(a)
+            .cmp(&own(b))
+            .then(lacks(a).cmp(&lacks(b)))
+            .then(smallest(a).cmp(&smallest(b)))
+            .then(idle(b).len().cmp(&idle(a).len()))
+            .then(engines(a).cmp(&engines(b)))
+            .then(memory(b).cmp(&memory(a))),
+        Strategy::Pack => begun(b)
+            .cmp(&begun(a))
+            .then(idle(a).len().cmp(&idle(b).len()))
+            .then(lacks(a).cmp(&lacks(b)))
+            .then(smallest(a).cmp(&smallest(b)))
+            .then(own(b).cmp(&own(a)))
+            .then(engines(b).cmp(&engines(a)))
+            .then(memory(a).cmp(&memory(b))),
+    };
+    requests.then(figures).then_with(|| a.name.cmp(&b.name))
+}
+
+/// The best of the nodes that could take a replica of one node.
+pub(super) fn best<'a>(request: &Request, fleet: &'a [Candidate]) -> Option<&'a Candidate> {
+    fleet.iter().filter(|node| any_gpus(request, node)).min_by(|a, b| better(request, a, b))
 }

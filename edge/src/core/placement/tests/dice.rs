@@ -72,13 +72,17 @@ impl Dice {
         if self.once_in(4) {
             node.artifacts.insert("m@1".to_owned());
         }
+        for engine in ["old.r1", "other.r1", "chat"].into_iter().take(self.below(4)) {
+            node.engines.insert(engine.to_owned());
+        }
+        node.free_memory_bytes = [None, Some(64 * GIB), Some(512 * GIB)][self.below(3)];
         self.spoil_node(&mut node);
         node
     }
 
     fn spoil_gpu(&mut self, gpu: &mut Gpu) {
         match self.below(9) {
-            0 => gpu.holder = Some(["other.r1", "old.r1", "llama"][self.below(3)].to_owned()),
+            0 => gpu.holder = Some(["other.r1", "old.r1", "llama", "m.r7"][self.below(4)].to_owned()),
             1 => gpu.foreign_bytes = self.roll() % gpu.memory_bytes,
             2 => gpu.condition = [Condition::Lost, Condition::Missing, Condition::Mig][self.below(3)],
             3 => {
@@ -188,8 +192,8 @@ impl Dice {
         match self.below(8) {
             0 => node.draining = true,
             1 => {
-                node.eligible = false;
-                return "make_eligible";
+                node.loads = false;
+                return "update_agent";
             }
             2 => {
                 node.standing = Standing::Silent("offline", None);
@@ -247,6 +251,8 @@ pub(super) fn good_node(number: usize) -> Candidate {
         standing: Standing::Here,
         settings_refused: None,
         eligible: true,
+        engines: BTreeSet::new(),
+        free_memory_bytes: None,
         draining: false,
         loads: true,
         acquires: true,
