@@ -156,6 +156,23 @@ async fn show(ctl: &Ctl, name: &str) -> Outcome {
         lines.push(("Nodes", format!("{} of {nodes} online ({age} ago)", summary.nodes_online)));
         let (run, wait) = (summary.requests_in_flight, summary.requests_queued);
         lines.push(("Requests", format!("{run} running, {wait} waiting")));
+        if let Some(figures) = &summary.deployments {
+            let whole = figures.total.saturating_sub(figures.short);
+            let (ready, wanted) = (figures.replicas_ready, figures.replicas_wanted);
+            let failed = figures.replicas_failed;
+            let failed = if failed > 0 { format!(", {failed} failed") } else { String::new() };
+            let total = figures.total;
+            lines.push((
+                "Models",
+                format!("{whole} of {total} have all they want, {ready} of {wanted} replicas ready{failed} ({age} ago)"),
+            ));
+            if let Some(held) = &figures.held {
+                lines.push(("Held", held.clone()));
+            }
+        }
+        if let Some(jobs) = summary.jobs {
+            lines.push(("Jobs", format!("{} running, {} waiting", jobs.running, jobs.queued)));
+        }
     }
     let operations: Vec<&str> = edge.operations.iter().map(|operation| operation.name.as_str()).collect();
     if ctl.global.output == Format::Wide && !operations.is_empty() {
@@ -165,7 +182,7 @@ async fn show(ctl: &Ctl, name: &str) -> Outcome {
     for problem in &edge.problems {
         put(&format!("{}  {}", ctl.style.paint(Tone::Bad, &problem.code), printable(&problem.message)));
     }
-    say(&format!("Its nodes: umbel ctl node --site {}", edge.edge_id));
+    say(&format!("Its nodes: umbel ctl node --site {0}; its models: umbel ctl model --site {0}", edge.edge_id));
     Ok(())
 }
 

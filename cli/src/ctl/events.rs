@@ -103,9 +103,9 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// What an event is about, as people call it: a node's name, or NODE/ENGINE.
+    /// What an event is about, as people call it: a node's name, or NODE/ENGINE, or a deployment.
     async fn about(&mut self, event: &EventObject) -> String {
-        let Some(node_id) = &event.node_id else { return String::new() };
+        let Some(node_id) = &event.node_id else { return event.deployment.clone().unwrap_or_default() };
         if !self.names.contains_key(node_id) {
             // Once an id: a node that nobody names any more keeps the end of its id, which no other has.
             let end = node_id.rsplit('-').next().unwrap_or_default();

@@ -121,7 +121,8 @@ fn node(job: &JobObject) -> &str {
 }
 
 /// How far it is, or what came of it.
-fn now(job: &JobObject) -> String {
+/// What it does now, or why its last attempt came to nothing.
+pub(super) fn now(job: &JobObject) -> String {
     if !job.state.is_end() && job.cancel_requested {
         return "is asked to stop".to_owned();
     }

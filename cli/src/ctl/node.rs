@@ -4,6 +4,7 @@
 //! site cannot be asked, none of its nodes counts as not there.
 
 mod change;
+mod detail;
 mod retire;
 mod show;
 mod why;

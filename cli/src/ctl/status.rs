@@ -2,7 +2,7 @@
 //!
 //! Invariant: figures that are not fresh carry a `?` and their age; a silent site hides nothing of the others.
 
-use umbel_contracts::objects::{FleetStatus, Freshness, SiteStatus};
+use umbel_contracts::objects::{FleetStatus, Freshness, SiteStatus, SummaryObject};
 
 use super::{Ctl, pick};
 use crate::{
@@ -50,10 +50,12 @@ fn table(ctl: &Ctl, status: &FleetStatus) {
         Column::number("AGE"),
         Column::number("NODES"),
         Column::number("ENGINES"),
+        Column::number("MODELS"),
         Column::number("RUN"),
         Column::number("QUEUE"),
         Column::number("PROBLEMS"),
         Column::left("VERSION"),
+        Column::number("JOBS").wide(),
         Column::left("UP").wide(),
         Column::left("REVISION").wide(),
         Column::text("NOTE"),
@@ -73,14 +75,18 @@ fn table(ctl: &Ctl, status: &FleetStatus) {
             Some(summary) => row.extend([
                 format!("{}/{}{mark}", summary.nodes_online, summary.nodes_total),
                 format!("{}/{}{mark}", summary.providers_available, summary.providers_total),
+                models(summary).map_or_else(|| "?".to_owned(), |figures| format!("{figures}{mark}")),
                 format!("{}{mark}", summary.requests_in_flight),
                 format!("{}{mark}", summary.requests_queued),
                 format!("{}{mark}", summary.problems_total),
                 summary.software_version.clone(),
+                summary
+                    .jobs
+                    .map_or_else(|| "?".to_owned(), |jobs| format!("{}{mark}", jobs.running + jobs.queued)),
                 age_ms(Some(summary.uptime_ms)),
                 summary.revision.as_ref().map_or_else(String::new, |revision| revision.number.to_string()),
             ]),
-            None => row.extend(["?", "?", "?", "?", "?", "?", "?", "?"].map(str::to_owned)),
+            None => row.extend(["?"; 10].map(str::to_owned)),
         }
         row.push(site.note.clone().unwrap_or_default());
         table.row(row);
@@ -108,6 +114,12 @@ fn table(ctl: &Ctl, status: &FleetStatus) {
     if beyond > 0 {
         say(&format!("and {beyond} more: umbel ctl node"));
     }
+}
+
+/// Deployments that have all they want, of all; nothing from an edge that does not tell.
+fn models(summary: &SummaryObject) -> Option<String> {
+    let figures = summary.deployments.as_ref()?;
+    Some(format!("{}/{}", figures.total.saturating_sub(figures.short), figures.total))
 }
 
 /// By the answering host's clock, which is nearer to the edges' than this one's.

@@ -1,14 +1,19 @@
 //! `ctl model list` and `ctl model show`: deployments, their replicas, and how far these are.
 //!
-//! Owns their tables. Invariant: what is wrong stands in the last column, in the edge's own sentence.
+//! Owns their tables. Invariants: what is wrong stands in the last column, in the edge's own sentence; what a silent site last
+//! said carries a `?` and its age.
 
 use umbel_contracts::objects::{DeploymentObject, ReplicaObject};
 
 use crate::{
     client::parse,
-    ctl::{Ctl, gather::gather, pick, with_site},
-    exit::Outcome,
-    output::{Column, Format, Table, ago, details, put, state_tone, utc},
+    ctl::{
+        Ctl,
+        gather::{Gathered, gather},
+        pick, with_site,
+    },
+    exit::{Exit, Outcome},
+    output::{Column, Format, Table, age_ms, ago, details, put, state_tone, utc},
 };
 
 const LIST: &str = "umbel ctl model";
@@ -17,7 +22,14 @@ const LIST: &str = "umbel ctl model";
 pub(super) type Found = (String, DeploymentObject, String);
 
 pub(super) async fn list(ctl: &Ctl) -> Outcome {
-    let gathered = gather(ctl, "deployment.list", "deployments").await?;
+    let gathered = match gather(ctl, "deployment.list", "deployments").await {
+        // The only site is silent: what it last said is more than nothing.
+        Err(failure) if matches!(failure.exit(), Exit::Unreachable | Exit::TimedOut) => {
+            let silent: Vec<String> = ctl.sites().await?.into_iter().map(|edge| edge.edge_id).collect();
+            Gathered { silent, ..Gathered::default() }
+        }
+        gathered => gathered?,
+    };
     if ctl.put_list(&gathered.raws()?) {
         return gathered.complete("deployments");
     }
@@ -51,12 +63,42 @@ pub(super) async fn list(ctl: &Ctl) -> Outcome {
             one.message.clone(),
         ]);
     }
+    for row in last_said(ctl, &gathered.silent).await? {
+        table.row(row);
+    }
     if ctl.global.output == Format::Name {
         ctl.put_names(names.iter().map(String::as_str));
     } else {
         ctl.put_table(&table, "No deployment. Apply one: umbel ctl model apply FILE");
     }
     gathered.complete("deployments")
+}
+
+/// What silent sites last said of their deployments, if their control plane still knows.
+async fn last_said(ctl: &Ctl, silent: &[String]) -> Outcome<Vec<Vec<String>>> {
+    let mut rows = Vec::new();
+    if silent.is_empty() {
+        return Ok(rows);
+    }
+    for edge in ctl.sites().await?.into_iter().filter(|edge| silent.contains(&edge.edge_id)) {
+        let Some(figures) = edge.last_summary.and_then(|summary| summary.deployments) else { continue };
+        let age = age_ms(edge.last_summary_age_ms);
+        for one in figures.listed {
+            rows.push(vec![
+                one.name,
+                edge.edge_id.clone(),
+                one.model,
+                "?".to_owned(),
+                format!("{} ?", one.state.as_str()),
+                format!("{}/{} ?", one.ready, one.wanted),
+                "?".to_owned(),
+                "?".to_owned(),
+                "?".to_owned(),
+                format!("as its site last said, {age} ago"),
+            ]);
+        }
+    }
+    Ok(rows)
 }
 
 fn word(one: &DeploymentObject) -> String {

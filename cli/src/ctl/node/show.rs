@@ -4,18 +4,21 @@
 
 use umbel_contracts::objects::{GpuFiguresObject, GpuObject, GpuState, NodeObject, SiteNode};
 
-use super::{certificate, find_even_retired, gpus, labels, settings, state, yes};
+use super::{certificate, detail, find_even_retired, gpus, labels, settings, state, yes};
 use crate::{
-    ctl::Ctl,
+    calls::Call,
+    client::parse,
+    ctl::{Ctl, with_site},
     exit::Outcome,
     output::{
-        Column, Format, Table, Tone, age_ms, ago, bytes, details, duration_ms, printable, put, say,
+        Column, Format, Table, Tone, age_ms, ago, bytes, details, duration_ms, members, printable, put, say,
         state_tone, utc, width,
     },
 };
 
 pub(super) async fn run(ctl: &Ctl, name: &str) -> Outcome {
     let (SiteNode { edge_id, node }, raw) = find_even_retired(ctl, name).await?;
+    let (node, raw) = in_detail(ctl, &edge_id, &node.node_id).await.unwrap_or((node, raw));
     if ctl.put_object(&raw) {
         return Ok(());
     }
@@ -26,6 +29,7 @@ pub(super) async fn run(ctl: &Ctl, name: &str) -> Outcome {
     put(&details(&lines(ctl, &edge_id, &node)));
     devices(ctl, &node);
     engines(ctl, &node);
+    detail::show(ctl, &node);
     for problem in &node.problems {
         let since = ago(Some(problem.since));
         put(&format!(
@@ -38,6 +42,15 @@ pub(super) async fn run(ctl: &Ctl, name: &str) -> Outcome {
         say(&format!("Why it is not serving: umbel ctl node why {}", node.name));
     }
     Ok(())
+}
+
+/// The node with more than a list has; nothing if its edge does not say more.
+async fn in_detail(ctl: &Ctl, site: &str, node_id: &str) -> Option<(NodeObject, String)> {
+    let call = Call { selector: format!("node:{node_id}"), ..Call::new("node.show") };
+    let told = ctl.client.ask(site, &call).await.ok()?.result_raw().ok()?;
+    let raw = members(&told, "nodes").into_iter().next()?;
+    let node = parse(raw.get()).ok()?;
+    Some((node, with_site(site, &raw).ok()?.get().to_owned()))
 }
 
 fn lines(ctl: &Ctl, edge_id: &str, node: &NodeObject) -> Vec<(&'static str, String)> {
@@ -261,6 +274,7 @@ fn engines(ctl: &Ctl, node: &NodeObject) {
         Column::left("KIND"),
         Column::state("STATUS"),
         Column::state("HEALTH"),
+        Column::left("OF").wide(),
         Column::number("RUN"),
         Column::number("WAIT"),
         Column::number("CONTEXT").wide(),
@@ -274,6 +288,7 @@ fn engines(ctl: &Ctl, node: &NodeObject) {
             provider.engine_kind.clone(),
             provider.status.as_str().to_owned(),
             provider.health.as_str().to_owned(),
+            provider.deployment.clone().unwrap_or_else(|| "its own file".to_owned()),
             format!("{}/{}", provider.in_flight, provider.capacity),
             provider.queued.to_string(),
             provider.max_context_tokens.to_string(),
