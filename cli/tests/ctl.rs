@@ -360,3 +360,32 @@ fn every_refusal_has_its_exit_code() {
     assert_eq!(server.ctl(&["audit"]).code, 0);
     assert_eq!(server.ctl(&["audit", "--no-such-flag"]).code, 2);
 }
+
+/// A silent site's models are shown as it last said, with a mark and their age; the answer is not complete.
+#[test]
+fn models_of_a_silent_site_are_as_it_last_said() {
+    let server = fleet();
+    let listed = r#","result":{"deployments":[{"name":"qwen3","model":"Qwen/Qwen3-32B","engine_kind":"vllm","state":"ready",
+        "wanted":1,"ready":1,"version":1,"digest":"","created_at":"1999-01-01T00:00:00Z","applied_at":"1999-01-01T00:00:00Z",
+        "applied_by":"ada","replicas":[]}]}"#;
+    server.on("POST /api/v1/edges/berlin/commands", 200, command("succeeded", listed)).on(
+        "POST /api/v1/edges/munich/commands",
+        503,
+        problem("UNAVAILABLE", "munich is not connected"),
+    );
+    let ran = server.ctl(&["model"]);
+    assert_eq!(ran.code, 4, "{}", ran.err);
+    let row = |name: &str| {
+        let line = ran.out.lines().find(|line| line.starts_with(name));
+        line.unwrap_or_else(|| panic!("{name}: {}", ran.out)).split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    assert!(row("qwen3").starts_with("qwen3 berlin Qwen/Qwen3-32B vllm ready 1/1"), "{}", ran.out);
+    let silent = row("chat");
+    assert!(silent.starts_with("chat munich Qwen/Qwen3-8B ? loading ? 1/2 ?"), "{silent}");
+    assert!(silent.ends_with("as its site last said, 4m12s ago"), "{silent}");
+    assert!(ran.err.contains("the deployments of munich are not known now"), "{}", ran.err);
+    // The only site that is asked is silent.
+    let ran = server.ctl(&["model", "--site", "munich"]);
+    assert_eq!(ran.code, 4, "{}", ran.err);
+    assert!(ran.out.contains("embed") && !ran.out.contains("qwen3"), "{}", ran.out);
+}

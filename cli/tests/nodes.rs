@@ -268,3 +268,48 @@ fn retired_nodes_are_listed_only_when_asked_for_and_still_shown() {
     let ran = server.ctl(&["node", "why", "gpu-04"]);
     assert!(ran.code == 3 && ran.out.contains("decommissioned"), "{}\n{}", ran.out, ran.err);
 }
+
+/// What a list of nodes does not have is asked for: runtimes, files, jobs, what stays free.
+#[test]
+fn a_node_is_shown_with_what_it_can_run_and_has() {
+    let whole = node(|node| {
+        node["inventory"]["storage"] = serde_json::json!([
+            { "name": "models", "total_bytes": 8_u64 << 40, "free_bytes": 3_u64 << 40, "reserve_bytes": 4_u64 << 30 }
+        ]);
+        node["detail"] = serde_json::json!({
+            "runtimes": [
+                { "kind": "llama-server", "engine_version": "b6123", "adapter_version": null },
+                { "kind": "external", "engine_version": null, "adapter_version": null }
+            ],
+            "artifacts": [{
+                "repository": "Qwen/Qwen3-8B", "revision": "895c8d171bc03c30e113cd7a28c02494b5e068b7", "digest": "e3b0",
+                "bytes": 16_u64 << 30, "files": 7, "root": "models", "folder": "Qwen--Qwen3-8B"
+            }],
+            "jobs": [{
+                "job_id": "3b241101-e2bb-4255-8caf-4136c566a962", "kind": "deployment.load", "subject": "qwen3.r2",
+                "node_id": ID, "owner": "deployment/qwen3", "actor": "edge", "state": "running", "attempt": 1,
+                "attempts_max": 3, "submitted_at": FAR,
+                "progress": { "phase": "load", "done": 3, "total": 5, "unit": "layers" }
+            }]
+        });
+    });
+    let server = server(&node(|_| {}));
+    let site = node(|_| {})["edge_id"].as_str().unwrap().to_owned();
+    let answer = serde_json::json!({
+        "command_id": "00000000-0000-4000-8000-00000000000a", "edge_id": site, "operation": "node.show",
+        "phase": "succeeded", "result": { "nodes": [whole] }
+    });
+    server.on(&format!("POST /api/v1/edges/{site}/commands"), 200, answer.to_string());
+    let ran = server.ctl(&["node", "gpu-04"]);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    let squeezed = ran.out.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+    let lines: Vec<String> = squeezed.collect();
+    for wanted in [
+        "Storage models: 3.0 TiB of 8.0 TiB free, 4.0 GiB to stay free",
+        "Can run llama-server b6123, external ?",
+        "Qwen/Qwen3-8B 895c8d171bc0 16.0 GiB 7 models",
+        "3b241101-e2bb-4255-8caf-4136c566a962 0s running deployment.load qwen3.r2 load 3 of 5 layers",
+    ] {
+        assert!(lines.iter().any(|line| line == wanted), "no \"{wanted}\": {}", ran.out);
+    }
+}

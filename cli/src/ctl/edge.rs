@@ -182,7 +182,10 @@ async fn show(ctl: &Ctl, name: &str) -> Outcome {
     for problem in &edge.problems {
         put(&format!("{}  {}", ctl.style.paint(Tone::Bad, &problem.code), printable(&problem.message)));
     }
-    say(&format!("Its nodes: umbel ctl node --site {0}; its models: umbel ctl model --site {0}", edge.edge_id));
+    say(&format!(
+        "Its nodes: umbel ctl node --site {0}; its models: umbel ctl model --site {0}",
+        edge.edge_id
+    ));
     Ok(())
 }
 

@@ -121,7 +121,11 @@ async fn show(ctl: &Ctl, name: &str) -> Outcome {
         put(&one.provider_id);
         return Ok(());
     }
-    let of = one.deployment.clone().unwrap_or_else(|| "its node's own file".to_owned());
+    let of = match (&one.deployment, one.replica) {
+        (Some(name), Some(number)) => format!("{name}, replica {number}"),
+        (Some(name), None) => name.clone(),
+        (None, _) => "its node's own file".to_owned(),
+    };
     let mut lines = vec![
         ("Engine", one.engine.clone()),
         ("Node", format!("{} at {site}", one.node)),
@@ -130,11 +134,23 @@ async fn show(ctl: &Ctl, name: &str) -> Outcome {
         ("Model", one.model.clone()),
         ("State", ctl.style.paint(state_tone(&one.state), &one.state)),
         ("Since", utc(one.since)),
-        ("Running", one.in_flight.to_string()),
+        ("Running", format!("{} of {} at once", one.in_flight, one.capacity)),
         ("Restarts", one.restarts.to_string()),
     ];
+    if one.process_since.is_some() {
+        lines.push(("Process", format!("since {}", utc(one.process_since))));
+    }
+    match (one.exit_status, one.exit_signal) {
+        (Some(status), _) => lines.push(("Last exit", format!("status {status}"))),
+        (None, Some(signal)) => lines.push(("Last exit", format!("signal {signal}"))),
+        (None, None) => {}
+    }
     if !one.cause.is_empty() {
-        lines.push(("Cause", one.cause.clone()));
+        let code = one.code.as_ref().map(|code| format!(" ({code})")).unwrap_or_default();
+        lines.push(("Cause", format!("{}{code}", one.cause)));
+    }
+    if let Some(digest) = &one.profile_digest {
+        lines.push(("Profile", digest.clone()));
     }
     if !one.gpus.is_empty() {
         lines.push(("GPUs", one.gpus.join(", ")));

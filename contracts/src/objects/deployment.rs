@@ -349,6 +349,12 @@ pub struct EngineObject {
     /// The deployment that it is of; absent if the node's own file declares it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deployment: Option<String>,
+    /// Which replica of it, from 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replica: Option<u32>,
+    /// Requests at once that it is declared with.
+    #[serde(default)]
+    pub capacity: u32,
     /// `ready`, `loading`, `failed`, ...; `unknown` while its node is away.
     pub state: String,
     /// Why.
@@ -362,6 +368,22 @@ pub struct EngineObject {
     pub in_flight: u32,
     /// How often its process was started anew.
     pub restarts: u32,
+    /// What the cause is an instance of: `CRASH_LOOP`, `OUT_OF_MEMORY`; absent if it has no name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub code: Option<String>,
+    /// How its last process ended, if one did: its exit status, or the signal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit_status: Option<i32>,
+    /// The signal that ended its last process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit_signal: Option<u32>,
+    /// When the process that runs was started, by the node's clock; absent if none runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<String>")]
+    pub process_since: Option<Timestamp>,
+    /// Of the profile that it was started with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile_digest: Option<String>,
     /// GPUs that it was given, by UUID.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<String>,

@@ -626,6 +626,9 @@ pub struct StorageSummary {
     /// Absent: not told lately.
     #[prost(uint64, optional, tag = "3")]
     pub free_bytes: ::core::option::Option<u64>,
+    /// What its downloads leave free there; absent: its agent does not say.
+    #[prost(uint64, optional, tag = "4")]
+    pub reserve_bytes: ::core::option::Option<u64>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GpuSummary {

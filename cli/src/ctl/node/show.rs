@@ -155,7 +155,9 @@ fn host(node: &NodeObject) -> Vec<(&'static str, String)> {
     }
     for root in &host.storage {
         let free = root.free_bytes.map_or_else(|| "-".to_owned(), bytes);
-        lines.push(("Storage", format!("{}: {free} of {} free", root.name, bytes(root.total_bytes))));
+        let reserve = root.reserve_bytes.map(|left| format!(", {} to stay free", bytes(left)));
+        let (total, reserve) = (bytes(root.total_bytes), reserve.unwrap_or_default());
+        lines.push(("Storage", format!("{}: {free} of {total} free{reserve}", root.name)));
     }
     if let Some(driver) = &host.driver_version {
         let cuda = host.cuda_version.as_deref().unwrap_or("-");

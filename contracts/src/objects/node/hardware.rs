@@ -97,13 +97,21 @@ pub struct StorageObject {
     pub total_bytes: u64,
     /// What is free; `null` if that was not told lately.
     pub free_bytes: Option<u64>,
+    /// What the node's downloads leave free there; absent if its agent does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reserve_bytes: Option<u64>,
 }
 
 impl StorageObject {
     /// From the wire.
     #[must_use]
     pub fn from_proto(root: control::StorageSummary) -> Self {
-        Self { name: root.name, total_bytes: root.total_bytes, free_bytes: root.free_bytes }
+        Self {
+            name: root.name,
+            total_bytes: root.total_bytes,
+            free_bytes: root.free_bytes,
+            reserve_bytes: root.reserve_bytes,
+        }
     }
 }
 

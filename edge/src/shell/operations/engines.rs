@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use prost::Message;
 use serde_json::Value;
 use umbel_contracts::objects::{EngineObject, timestamp};
@@ -62,6 +63,11 @@ fn list(commands: &Commands, request: &Request) -> Result<EngineListResult, Erro
     Ok(EngineListResult { engines, next_cursor })
 }
 
+/// A time of the wire that is 0 where there is none.
+fn when(unix_ms: i64) -> Option<Timestamp> {
+    (unix_ms > 0).then(|| timestamp(unix_ms))
+}
+
 fn object(node: &Node, engine: &Declared, whole: bool) -> EngineObject {
     let status = node.engines.get(&engine.name).filter(|_| node.connected());
     let state = status.map_or("unknown", |status| match status.state() {
@@ -83,11 +89,20 @@ fn object(node: &Node, engine: &Declared, whole: bool) -> EngineObject {
         kind: engine.kind.clone(),
         model: engine.model.clone(),
         deployment: Some(engine.deployment.clone()).filter(|name| !name.is_empty()),
+        replica: Some(engine.replica()).filter(|number| *number > 0),
+        capacity: engine.capacity,
         state: state.to_owned(),
         cause: status.map(|status| status.cause.clone()).unwrap_or_default(),
-        since: status.filter(|status| status.since_unix_ms > 0).map(|status| timestamp(status.since_unix_ms)),
+        since: status.and_then(|status| when(status.since_unix_ms)),
         in_flight: status.map_or(0, |status| status.in_flight),
         restarts: status.map_or(0, |status| status.restarts),
+        code: status.map(|status| status.code.clone()).filter(|code| !code.is_empty()),
+        exit_status: status.and_then(|status| status.exit_status),
+        exit_signal: status.and_then(|status| status.exit_signal),
+        process_since: status.and_then(|status| when(status.process_since_unix_ms)),
+        profile_digest: status
+            .map(|status| status.profile_digest.clone())
+            .filter(|digest| !digest.is_empty()),
         gpus: engine.gpus.clone(),
         output_tail: status.filter(|_| whole).map(|status| status.output_tail.clone()).unwrap_or_default(),
     }

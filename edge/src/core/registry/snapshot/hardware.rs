@@ -44,6 +44,7 @@ pub(super) fn inventory(node: &Node, reports: Reports, moment: Moment) -> Option
         free_bytes: free(&root.name),
         name: root.name,
         total_bytes: root.total_bytes,
+        reserve_bytes: root.reserve_bytes,
     });
     let storage = storage.collect();
     // Each GPU is as alive as the youngest word of its node.
