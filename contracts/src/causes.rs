@@ -14,11 +14,13 @@ pub const GPU_MEMORY_HELD: &str = "GPU_MEMORY_HELD";
 /// Another process listens where it should.
 pub const PORT_TAKEN: &str = "PORT_TAKEN";
 
-/// Names of what the host, another process, or the node's own work stands in the way of: it may be over in a while.
-const PASSING: [&str; 11] = [
+/// What the host, another process or the node's own work stands in the way of, or what is fetched once more: it may be over
+/// in a while.
+const PASSING: [&str; 12] = [
     CUDA_ERROR,
     GPU_MEMORY_HELD,
     PORT_TAKEN,
+    "ARTIFACT_MISSING",
     "ENGINE_DIFFERS",
     "GPU_IN_USE",
     "GPU_MISSING",

@@ -16,12 +16,14 @@ pub(crate) mod bodies;
 pub(crate) mod change;
 mod ending;
 pub(crate) mod facts;
+mod failing;
 mod files;
 mod guard;
 pub(crate) mod reading;
 mod replica;
 mod round;
 pub(crate) mod rows;
+mod stands;
 #[cfg(test)]
 mod tests;
 
@@ -35,6 +37,7 @@ pub(crate) use files::NeededFiles;
 pub(crate) use guard::Held;
 pub(crate) use round::{ACTOR, Order, Outcome, Told, Work};
 pub(crate) use rows::{DeploymentRow, JobKind, ReplicaKey, ReplicaRow, ReplicaState};
+pub(crate) use stands::Stands;
 
 /// Table of what is wanted, by name.
 pub(crate) const DEPLOYMENTS: &str = "deployments";
@@ -67,6 +70,10 @@ pub(crate) struct Deployments {
     /// Jobs that take away what no row wants, and when they were ordered.
     strays: BTreeMap<(NodeId, String), (String, Instant)>,
     unplaced: BTreeMap<String, Unplaced>,
+    /// Replicas that were given up, and when another place was looked for last.
+    looked: BTreeMap<ReplicaKey, Instant>,
+    /// Nodes with replicas to which no requests go, with their names.
+    idle: BTreeMap<NodeId, String>,
     /// When a replica last went: what it held may not be told free yet.
     gone_at: Option<Instant>,
     /// Changes that go on one by one, for want of room.

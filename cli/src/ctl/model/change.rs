@@ -218,7 +218,10 @@ fn end(one: &DeploymentObject) -> Outcome {
             let sentence = format!("{name} is {}: {}", state.as_str(), one.message);
             let remedy = match state {
                 DeploymentState::Failed => {
-                    format!("umbel ctl engine logs {name}.r1; then umbel ctl model load {name}")
+                    let failed = one.replicas.iter().find(|replica| replica.state == "failed");
+                    let engine =
+                        failed.map_or_else(|| format!("{name}.r1"), |replica| replica.engine.clone());
+                    format!("umbel ctl engine logs {engine}; then umbel ctl model load {name}")
                 }
                 _ => format!("umbel ctl model why {name}"),
             };

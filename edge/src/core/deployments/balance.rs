@@ -54,8 +54,7 @@ impl Round<'_> {
     /// Lost replicas go once others do their work.
     fn drop_replaced(&mut self, row: &DeploymentRow) {
         let rows = self.of(&row.spec.name);
-        let ready = rows.iter().filter(|one| one.state == ReplicaState::Ready).count();
-        if ready < wanted(row) {
+        if rows.iter().filter(|one| self.serves(one)).count() < wanted(row) {
             return;
         }
         for replica in rows {
@@ -70,7 +69,7 @@ impl Round<'_> {
     fn take_away(&mut self, row: &DeploymentRow) {
         let mut live = self.live(row);
         let changing = live.iter().any(|one| row.outdates(one))
-            && live.iter().any(|one| !row.outdates(one) && one.state != ReplicaState::Ready);
+            && live.iter().any(|one| !row.outdates(one) && !self.serves(one));
         let allowed = if wanted(row) == 0 { 0 } else { wanted(row) + usize::from(changing) };
         let crowd = |node: NodeId, live: &[ReplicaRow]| live.iter().filter(|one| one.node == node).count();
         while live.len() > allowed {
@@ -83,7 +82,8 @@ impl Round<'_> {
                     ReplicaState::Acquiring => 4,
                     ReplicaState::Loading => 5,
                     _ if row.outdates(one) => 6,
-                    _ => 7,
+                    _ if !self.serves(one) => 7,
+                    _ => 8,
                 };
                 (by_state, std::cmp::Reverse(crowd(one.node, &live)), std::cmp::Reverse(one.number))
             };
@@ -145,9 +145,14 @@ impl Round<'_> {
             return None;
         }
         old.retain(|one| one.state == ReplicaState::Ready);
-        let new = rows.iter().find(|one| !row.outdates(one) && one.state != ReplicaState::Ready);
+        let new = rows.iter().find(|one| !row.outdates(one) && !self.serves(one));
         if let Some(new) = new.filter(|new| new.state == ReplicaState::Failed) {
             return Some(format!("the change stands still: {} failed: {}", new.engine(), new.cause));
+        }
+        if let Some(new) = new.filter(|new| new.state == ReplicaState::Ready) {
+            let node = self.facts.name(&new.node);
+            let why = format!("{} is ready on {node}, which is not eligible for requests", new.engine());
+            return Some(format!("the change stands still: {why}"));
         }
         let quiet = new.is_none() && !rows.iter().any(|one| one.state.goes());
         if !quiet || old.is_empty() || self.live(row).len() < wanted(row) || self.on_site(name) > wanted(row)
@@ -184,7 +189,9 @@ impl Round<'_> {
 
     /// A number and a place for one more replica.
     fn find(&mut self, row: &DeploymentRow, displaces: BTreeSet<String>) -> Result<(u32, Place), String> {
-        let taken: BTreeSet<u32> = self.of(&row.spec.name).iter().map(|one| one.number).collect();
+        // Also what is left of replicas that no row has: a node may have an engine of another model under that name.
+        let mut taken = self.facts.numbers(&row.spec.name);
+        taken.extend(self.of(&row.spec.name).iter().map(|one| one.number));
         let number = (1..).find(|number| !taken.contains(number)).unwrap_or(u32::MAX);
         let key = ReplicaKey { deployment: row.spec.name.clone(), number };
         let place = self.places.place(&self.wanted(row, &key, displaces, BTreeMap::new()))?;
@@ -229,13 +236,19 @@ impl Round<'_> {
             job: None,
             failures: 0,
             retry_at_unix_ms: None,
+            failed_job: None,
             avoid: Vec::new(),
-            elsewhere_only: false,
+            ruled_out: Vec::new(),
             leave_ms: None,
         };
         let message = format!("{} is placed on {}", replica.engine(), self.facts.name(&replica.node));
         self.tell("replica_placed", replica.engine(), Some(replica.node), message, true);
         self.bring_up(row, replica);
+    }
+
+    /// Whether requests may go to it.
+    fn serves(&self, one: &ReplicaRow) -> bool {
+        one.state == ReplicaState::Ready && self.facts.eligible(&one.node)
     }
 
     /// Those that count as what is wanted.

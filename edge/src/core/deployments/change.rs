@@ -270,7 +270,7 @@ fn again(row: &ReplicaRow, wall: i64) -> ReplicaRow {
     ReplicaRow {
         failures: 0,
         retry_at_unix_ms: Some(wall),
-        elsewhere_only: false,
+        ruled_out: Vec::new(),
         avoid: Vec::new(),
         ..row.clone()
     }

@@ -6,7 +6,8 @@
 use std::time::Duration;
 
 use super::facts::JobFact;
-use super::replica::{REPORT_MS, RETRY_FIRST_MS};
+use super::failing::RETRY_FIRST_MS;
+use super::replica::REPORT_MS;
 use super::round::{Round, Work};
 use super::rows::{DeploymentRow, JobKind, ReplicaRow, ReplicaState};
 
@@ -29,9 +30,9 @@ impl Round<'_> {
             }
             ReplicaState::Acquiring | ReplicaState::Failed | ReplicaState::Loading => {
                 row.retry_at_unix_ms = None;
-                if row.job.is_some() {
-                    self.cancel(&row);
-                } else {
+                self.cancel(&row);
+                // A download is waited for by nobody; what starts an engine ends before what ends it begins.
+                if row.job.as_ref().is_none_or(|job| job.kind == JobKind::Acquire) {
                     self.order_unload(&mut row);
                 }
                 row.turn(ReplicaState::Unloading, why, now);
@@ -65,7 +66,7 @@ impl Round<'_> {
     pub(super) fn draining(&mut self, deployment: &DeploymentRow, mut row: ReplicaRow) {
         let job = row.job.as_ref().map(|job| (job.kind, self.facts.job(&job.id).clone()));
         match job {
-            Some((_, JobFact::Open | JobFact::Unknown)) => {}
+            Some((_, JobFact::Open | JobFact::Ending | JobFact::Unknown)) => {}
             Some((JobKind::Drain, _)) => {
                 row.job = None;
                 self.order_unload(&mut row);
@@ -85,8 +86,11 @@ impl Round<'_> {
         let engine = self.facts.engine(&row.node, &row.engine()).is_some();
         let job = row.job.as_ref().map(|job| (job.kind, self.facts.job(&job.id).clone()));
         match job {
-            Some((_, JobFact::Open | JobFact::Unknown)) => return,
-            Some((JobKind::Unload, _)) | None if !engine => {
+            // What starts it was to end when this began; whoever wanted that may have ended before it was said.
+            Some((_, JobFact::Open)) => return self.cancel(&row),
+            Some((_, JobFact::Ending | JobFact::Unknown)) => return,
+            // One that failed is no end, also where its node does not tell of the engine any more: something of it is left.
+            Some((JobKind::Unload, JobFact::Done)) | None if !engine => {
                 let message = format!("{} has ended on {}", row.engine(), self.facts.name(&row.node));
                 self.tell("replica_unloaded", row.engine(), Some(row.node), message, true);
                 return self.forget(&row);
@@ -121,7 +125,7 @@ impl Round<'_> {
             .work
             .values()
             .any(|other| other.key() != row.key() && other.job.as_ref().is_some_and(|one| one.id == job.id));
-        if !shared {
+        if !shared && *self.facts.job(&job.id) != JobFact::Ending {
             self.out.cancels.push(job.id.clone());
         }
     }

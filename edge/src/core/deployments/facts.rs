@@ -44,6 +44,8 @@ pub(crate) enum EngineWord {
 pub(crate) struct EngineFact {
     pub(crate) state: EngineWord,
     pub(crate) cause: String,
+    /// What it failed for may be over by itself.
+    pub(crate) passes: bool,
 }
 
 /// A node.
@@ -53,6 +55,8 @@ pub(crate) struct NodeFact {
     pub(crate) name: String,
     pub(crate) standing: Standing,
     pub(crate) draining: bool,
+    /// Requests may go to it.
+    pub(crate) eligible: bool,
     /// Its engines that are some deployment's, by name.
     pub(crate) engines: BTreeMap<String, EngineFact>,
     /// Digests of artifacts that are whole there.
@@ -66,13 +70,15 @@ pub(crate) enum JobFact {
     Unknown,
     /// Queued or running.
     Open,
+    /// The same, and it was told to end.
+    Ending,
     /// Done.
     Done,
     /// It failed, or was cancelled.
     Failed {
         /// For people, with the engine's reason.
         message: String,
-        /// Whether trying it there again makes sense.
+        /// Whether trying it there again makes sense: what it failed for may be over by itself.
         retryable: bool,
     },
 }
@@ -93,12 +99,32 @@ impl Facts {
         self.jobs.get(id).unwrap_or(&JobFact::Unknown)
     }
 
+    /// Whether a job may still come to something, or was never stored.
+    pub(super) fn pends(&self, id: &str) -> bool {
+        matches!(self.job(id), JobFact::Open | JobFact::Ending | JobFact::Unknown)
+    }
+
     pub(super) fn standing(&self, node: &NodeId) -> Standing {
         self.nodes.get(node).map_or(Standing::Gone, |node| node.standing)
     }
 
     pub(super) fn draining(&self, node: &NodeId) -> bool {
         self.nodes.get(node).is_some_and(|node| node.draining)
+    }
+
+    /// Whether requests may go to a node.
+    pub(super) fn eligible(&self, node: &NodeId) -> bool {
+        self.nodes.get(node).is_some_and(|node| node.eligible)
+    }
+
+    /// Numbers of a deployment that engines on its nodes have, whoever wants them.
+    pub(super) fn numbers(&self, deployment: &str) -> BTreeSet<u32> {
+        let first = format!("{deployment}.r");
+        let of = |node: &'_ NodeFact| -> Vec<u32> {
+            let named = node.engines.range(first.clone()..).map_while(|(name, _)| name.strip_prefix(&first));
+            named.filter_map(|rest| rest.split('.').next()?.parse().ok()).collect()
+        };
+        self.nodes.values().flat_map(of).collect()
     }
 
     pub(super) fn engine(&self, node: &NodeId, engine: &str) -> Option<&EngineFact> {

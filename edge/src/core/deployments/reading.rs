@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
+use umbel_contracts::causes;
 use umbel_contracts::objects::JobState;
 use umbel_contracts::proto::node::EngineState;
 use umbel_wire::NodeId;
@@ -50,8 +51,10 @@ fn job_fact(view: Option<JobView>) -> JobFact {
             let failure = view.row.failure();
             let message =
                 failure.as_ref().map_or_else(|| "it was cancelled".to_owned(), |one| one.message.clone());
-            JobFact::Failed { message, retryable: failure.is_none_or(|one| one.retry) }
+            let retryable = failure.is_none_or(|one| one.retry || causes::passes(&one.code));
+            JobFact::Failed { message, retryable }
         }
+        _ if view.row.cancel_requested => JobFact::Ending,
         JobState::Queued | JobState::Leased | JobState::Running | JobState::Unrecognized => JobFact::Open,
     }
 }
@@ -62,6 +65,7 @@ fn fact(node: &Arc<Node>) -> NodeFact {
         name: node.row.name.clone(),
         standing: standing(node),
         draining: node.row.draining,
+        eligible: node.row.eligible,
         engines: of_deployments
             .map(|engine| (engine.name.clone(), engine_fact(node, &engine.name)))
             .collect(),
@@ -84,7 +88,7 @@ fn standing(node: &Node) -> Standing {
 
 fn engine_fact(node: &Node, engine: &str) -> EngineFact {
     let Some(status) = node.engines.get(engine) else {
-        return EngineFact { state: EngineWord::Unknown, cause: String::new() };
+        return EngineFact { state: EngineWord::Unknown, cause: String::new(), passes: false };
     };
     let state = match status.state() {
         EngineState::Ready => EngineWord::Ready,
@@ -94,7 +98,7 @@ fn engine_fact(node: &Node, engine: &str) -> EngineFact {
         EngineState::Failed => EngineWord::Failed,
         EngineState::Unspecified => EngineWord::Unknown,
     };
-    EngineFact { state, cause: status.cause.clone() }
+    EngineFact { state, cause: status.cause.clone(), passes: causes::passes(&status.code) }
 }
 
 /// What the site has given away to replicas.
@@ -160,17 +164,18 @@ impl Places for Fleet<'_> {
 }
 
 /// Models of which a replica is wanted and none is ready on a node that is `here`: providers that are not there yet. After a
-/// restart a row says that a replica is ready before its node has said hello.
+/// restart a row says that a replica is ready before its node has said hello. One on a node that is not eligible is waited for
+/// by nobody.
 pub(crate) fn expected(table: &Deployments, here: impl Fn(&NodeId) -> bool) -> Vec<ProviderSpec> {
     let mut expected = Vec::new();
     for row in table.rows.values().filter(|row| row.wanted() > 0) {
-        let (mut ready, mut all, mut given_up) = (false, 0, 0);
+        let (mut ready, mut all, mut hopeless) = (false, 0, 0);
         for replica in table.replicas_of(&row.spec.name) {
             ready |= replica.state == ReplicaState::Ready && here(&replica.node);
             all += 1;
-            given_up += usize::from(replica.given_up());
+            hopeless += usize::from(replica.given_up() || table.idle.contains_key(&replica.node));
         }
-        if !ready && (all == 0 || given_up < all) {
+        if !ready && (all == 0 || hopeless < all) {
             expected.push(providers::expected(&row.spec));
         }
     }

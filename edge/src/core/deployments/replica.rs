@@ -1,32 +1,16 @@
-//! One replica's steps: up, and what follows from what its node and its job say. Leaves its end to [`super::ending`].
+//! One replica's steps: up, and what follows from what its node and its job say. Leaves its failures to [`super::failing`],
+//! its end to [`super::ending`].
 //!
 //! Invariants: a replica has one job at a time, and a job that is unknown is ordered again under its own id; nothing is
-//! concluded of a node that is away; a failed replica is tried again later each time, elsewhere first, and given up in the
-//! end with the engine's own reason.
-
-use std::collections::{BTreeMap, BTreeSet};
-
-use umbel_wire::NodeId;
+//! concluded of a node that is away; why it is as it is is what its node says of its engine, as soon as it says it.
 
 use super::ending::patience;
 use super::facts::{EngineWord, JobFact, Standing};
 use super::round::{Order, Round, Work};
 use super::rows::{DeploymentRow, JobKind, ReplicaRow, ReplicaState};
 
-/// A replica that failed so often in a row is given up.
-pub(super) const FAILURES_MAX: u32 = 5;
-/// The first retry comes after this, each further one after three times as long.
-pub(super) const RETRY_FIRST_MS: i64 = 10_000;
-/// But at most after this.
-const RETRY_LAST_MS: i64 = 600_000;
-/// One that was ready for so long before it failed starts anew with its count.
-const STEADY_MS: i64 = 600_000;
 /// A node has so long to report what its job said it did.
 pub(super) const REPORT_MS: i64 = 60_000;
-/// Without a place it is looked for one this often.
-const LOOK_MS: i64 = 60_000;
-/// Nodes that are remembered as failed.
-const AVOID_MAX: usize = 8;
 
 impl Round<'_> {
     /// A replica a step on.
@@ -153,7 +137,7 @@ impl Round<'_> {
         let held_back = deployment.paused || deployment.outdates(&row);
         let job = row.job.as_ref().map(|job| self.facts.job(&job.id).clone());
         match job {
-            Some(JobFact::Open | JobFact::Unknown) => {}
+            Some(JobFact::Open | JobFact::Ending | JobFact::Unknown) => {}
             Some(JobFact::Failed { message, retryable }) => self.fail(row, &message, retryable),
             Some(JobFact::Done) | None if held_back => {}
             Some(JobFact::Done) => {
@@ -166,14 +150,27 @@ impl Round<'_> {
 
     fn loading(&mut self, deployment: &DeploymentRow, mut row: ReplicaRow) {
         let job = row.job.as_ref().map(|job| self.facts.job(&job.id).clone());
+        let engine = self.facts.engine(&row.node, &row.engine());
         match job {
             Some(JobFact::Done) => {
                 row.job = None;
                 row.turn(ReplicaState::Loading, "its engine has started", self.facts.wall);
                 self.watch(deployment, row);
             }
+            // An operator stopped it meanwhile: it stays so.
+            Some(JobFact::Failed { .. }) if engine.is_some_and(|one| one.state == EngineWord::Stopped) => {
+                row.job = None;
+                self.watch(deployment, row);
+            }
             Some(JobFact::Failed { message, retryable }) => self.fail(row, &message, retryable),
-            _ => {}
+            // It may fall over many times before its job ends.
+            _ => {
+                let told = engine.filter(|engine| !engine.cause.is_empty());
+                if let Some(engine) = told.filter(|engine| engine.state == EngineWord::Coming) {
+                    row.turn(ReplicaState::Loading, engine.cause.clone(), self.facts.wall);
+                    self.put(row);
+                }
+            }
         }
     }
 
@@ -181,7 +178,7 @@ impl Round<'_> {
     fn watch(&mut self, deployment: &DeploymentRow, mut row: ReplicaRow) {
         if let Some(job) = &row.job {
             match self.facts.job(&job.id).clone() {
-                JobFact::Open | JobFact::Unknown => return,
+                JobFact::Open | JobFact::Ending | JobFact::Unknown => return,
                 JobFact::Done => row.job = None,
                 JobFact::Failed { message, .. } => {
                     row.job = None;
@@ -194,7 +191,7 @@ impl Round<'_> {
         let Some(engine) = engine else { return self.engine_is_missing(deployment, row) };
         let now = self.facts.wall;
         match engine.state {
-            EngineWord::Failed => return self.fail(row, &engine.cause, true),
+            EngineWord::Failed => return self.fail(row, &engine.cause, engine.passes),
             EngineWord::Ready => {
                 if row.state != ReplicaState::Ready {
                     let message = format!("{} is ready on {}", row.engine(), self.facts.name(&row.node));
@@ -209,10 +206,9 @@ impl Round<'_> {
                 }
             }
             EngineWord::Coming => row.turn(ReplicaState::Loading, engine.cause, now),
-            EngineWord::Stopped if row.state != ReplicaState::Loading => {
-                row.turn(ReplicaState::Stopped, engine.cause, now);
-            }
-            EngineWord::Stopped | EngineWord::Ending | EngineWord::Unknown => {}
+            // On its way down nobody sends it anything: an operator stopped it, or wants it anew.
+            EngineWord::Stopped | EngineWord::Ending => row.turn(ReplicaState::Stopped, engine.cause, now),
+            EngineWord::Unknown => {}
         }
         self.put(row);
     }
@@ -248,84 +244,4 @@ impl Round<'_> {
         }
         self.put(row);
     }
-
-    /// It did not come up, or fell over.
-    fn fail(&mut self, mut row: ReplicaRow, why: &str, retryable: bool) {
-        let now = self.facts.wall;
-        let steady = row.state == ReplicaState::Ready && now.saturating_sub(row.since_unix_ms) >= STEADY_MS;
-        row.failures = if steady { 1 } else { row.failures.saturating_add(1) };
-        row.avoid.retain(|node| *node != row.node);
-        row.avoid.push(row.node);
-        if row.avoid.len() > AVOID_MAX {
-            row.avoid.remove(0);
-        }
-        row.elsewhere_only = !retryable;
-        row.retry_at_unix_ms =
-            (row.failures < FAILURES_MAX).then(|| now.saturating_add(pause_after(row.failures)));
-        let started = row.state != ReplicaState::Acquiring;
-        row.job = None;
-        row.turn(ReplicaState::Failed, why, now);
-        let what = if row.retry_at_unix_ms.is_none() { "has failed and is given up" } else { "has failed" };
-        let message = format!("{} on {} {what}: {why}", row.engine(), self.facts.name(&row.node));
-        self.tell("replica_failed", row.engine(), Some(row.node), message, true);
-        if started {
-            // Whatever is left of it there would be in the way.
-            self.order_unload(&mut row);
-        }
-        self.put(row);
-    }
-
-    fn failed(&mut self, deployment: &DeploymentRow, mut row: ReplicaRow) {
-        if let Some(job) = &row.job {
-            if *self.facts.job(&job.id) == JobFact::Open {
-                return;
-            }
-            row.job = None;
-        }
-        // Its place is free for others.
-        row.gpus.clear();
-        self.put(row.clone());
-        let due = row.retry_at_unix_ms.is_some_and(|at| at <= self.facts.wall);
-        if due && !deployment.paused && !deployment.outdates(&row) && deployment.wanted() > 0 {
-            self.retry(deployment, row);
-        }
-    }
-
-    /// Elsewhere if it fits there, else where it was.
-    fn retry(&mut self, deployment: &DeploymentRow, mut row: ReplicaRow) {
-        let avoid: BTreeMap<NodeId, String> =
-            row.avoid.iter().map(|node| (*node, format!("{} failed there", row.engine()))).collect();
-        let key = row.key();
-        let mut wanted = self.wanted(deployment, &key, BTreeSet::new(), avoid);
-        let mut found = self.places.place(&wanted);
-        if found.is_err() {
-            if row.elsewhere_only {
-                row.retry_at_unix_ms = None;
-                let message =
-                    format!("{} is given up: it would fail again, and fits nowhere else", row.engine());
-                self.tell("replica_failed", row.engine(), Some(row.node), message, true);
-                return self.put(row);
-            }
-            wanted.avoid.clear();
-            found = self.places.place(&wanted);
-        }
-        match found {
-            Ok(place) => {
-                self.places.take(&place, &wanted);
-                (row.node, row.gpus) = (place.node, place.gpus);
-                row.retry_at_unix_ms = None;
-                row.restarts = deployment.restarts;
-                self.bring_up(deployment, row);
-            }
-            Err(_) => {
-                row.retry_at_unix_ms = Some(self.facts.wall.saturating_add(LOOK_MS));
-                self.put(row);
-            }
-        }
-    }
-}
-
-fn pause_after(failures: u32) -> i64 {
-    let times = 3_i64.saturating_pow(failures.saturating_sub(1));
-    RETRY_FIRST_MS.saturating_mul(times).min(RETRY_LAST_MS)
 }

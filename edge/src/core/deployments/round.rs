@@ -119,6 +119,8 @@ impl Deployments {
         let rows: Vec<DeploymentRow> = self.rows.values().cloned().collect();
         let mut round = Round { state: self, work, facts, places, ids, out: Outcome::default() };
         round.look_at_nodes();
+        let given_up = |key: &ReplicaKey| round.work.get(key).is_some_and(ReplicaRow::given_up);
+        round.state.looked.retain(|key, _| given_up(key));
         round.strays();
         let keys: Vec<ReplicaKey> = round.work.keys().cloned().collect();
         for key in keys {
@@ -145,6 +147,10 @@ impl Round<'_> {
 
     fn look_at_nodes(&mut self) {
         let facts = self.facts;
+        let carry: BTreeSet<NodeId> = self.work.values().map(|row| row.node).collect();
+        let idle =
+            carry.into_iter().filter(|node| !facts.eligible(node)).map(|node| (node, facts.name(&node)));
+        self.state.idle = idle.collect();
         self.state.lost.retain(|node, _| facts.standing(node) == Standing::Lost);
         for (node, fact) in &facts.nodes {
             if fact.standing == Standing::Lost {

@@ -169,12 +169,15 @@ pub(crate) struct ReplicaRow {
     /// When a failed one is tried again; `None` if it is given up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) retry_at_unix_ms: Option<i64>,
+    /// The job by which it failed last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) failed_job: Option<String>,
     /// Nodes where it failed, the latest last.
     #[serde(default, with = "node_ids", skip_serializing_if = "Vec::is_empty")]
     pub(crate) avoid: Vec<NodeId>,
-    /// Trying again where it failed last makes no sense.
-    #[serde(default)]
-    pub(crate) elsewhere_only: bool,
+    /// Nodes where it failed for what lasts: trying again there makes no sense.
+    #[serde(default, with = "node_ids", skip_serializing_if = "Vec::is_empty")]
+    pub(crate) ruled_out: Vec<NodeId>,
     /// An operator wants it to go, and its requests may take so long; another one comes if it is wanted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) leave_ms: Option<u64>,
@@ -191,7 +194,7 @@ impl ReplicaRow {
         self.key().engine()
     }
 
-    /// Whether nobody tries it again by himself.
+    /// Whether it is not tried again where it was, and fits nowhere else.
     pub(crate) fn given_up(&self) -> bool {
         self.state == ReplicaState::Failed && self.retry_at_unix_ms.is_none() && self.job.is_none()
     }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests")]
 
 mod changes;
+mod failures;
 mod histories;
 mod steps;
 mod world;

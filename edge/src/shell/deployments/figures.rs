@@ -7,8 +7,8 @@ use umbel_contracts::objects::DeploymentState;
 use umbel_contracts::proto::control::{DeploymentFigures, DeploymentSummary, Problem};
 use umbel_wire::text::beginning;
 
-use super::view::{number, standing};
-use crate::core::deployments::{DeploymentRow, Deployments, ReplicaState};
+use super::view::number;
+use crate::core::deployments::{DeploymentRow, Deployments, ReplicaState, Stands};
 use crate::shell::site::Site;
 
 /// A sentence in them, in bytes.
@@ -23,7 +23,7 @@ pub(crate) fn figures(site: &Site, room: usize) -> DeploymentFigures {
         let mut figures = DeploymentFigures {
             total: count(table.rows.len()),
             replicas_wanted: table.rows.values().map(DeploymentRow::wanted).sum(),
-            replicas_ready: count(in_state(ReplicaState::Ready)),
+            replicas_ready: count(table.replicas.values().filter(|one| table.serves(one)).count()),
             replicas_failed: count(in_state(ReplicaState::Failed)),
             held: table
                 .held()
@@ -47,7 +47,7 @@ pub(crate) fn figures(site: &Site, room: usize) -> DeploymentFigures {
 }
 
 fn line(table: &Deployments, row: &DeploymentRow) -> DeploymentSummary {
-    let (state, _, ready) = standing(table, row);
+    let Stands { state, ready, .. } = table.stands(row);
     DeploymentSummary {
         name: row.spec.name.clone(),
         model: row.spec.model().to_owned(),
@@ -71,7 +71,7 @@ pub(crate) fn problems(site: &Site) -> Vec<Problem> {
 }
 
 fn problem(table: &Deployments, row: &DeploymentRow) -> Option<Problem> {
-    let (state, message, _) = standing(table, row);
+    let Stands { state, message, .. } = table.stands(row);
     let (code, word) = match state {
         DeploymentState::Degraded => ("DEPLOYMENT_DEGRADED", "has fewer replicas than it wants"),
         DeploymentState::Failed => ("DEPLOYMENT_FAILED", "has failed"),

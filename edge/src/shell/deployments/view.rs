@@ -11,7 +11,7 @@ use umbel_wire::NodeId;
 use umbel_wire::text::beginning;
 
 use crate::core::deployments::reading::given;
-use crate::core::deployments::{DeploymentRow, Deployments, JobKind, ReplicaRow, ReplicaState};
+use crate::core::deployments::{DeploymentRow, Deployments, JobKind, ReplicaRow, ReplicaState, Stands};
 use crate::core::placement::candidate::Given;
 use crate::shell::site::Site;
 
@@ -71,8 +71,7 @@ pub(crate) fn object(site: &Site, table: &Deployments, row: &DeploymentRow, whol
 pub(crate) fn snapshot(site: &Site, table: &Deployments, row: &DeploymentRow) -> DeploymentSnapshot {
     let spec = &row.spec;
     let replicas: Vec<&ReplicaRow> = table.replicas_of(&spec.name).collect();
-    let ready = ready(&replicas);
-    let (state, message) = state(table, row, &replicas, ready);
+    let Stands { state, message, ready } = table.stands(row);
     DeploymentSnapshot {
         name: spec.name.clone(),
         model: spec.model().to_owned(),
@@ -94,18 +93,6 @@ pub(crate) fn snapshot(site: &Site, table: &Deployments, row: &DeploymentRow) ->
     }
 }
 
-/// How a deployment stands, without the rest.
-pub(super) fn standing(table: &Deployments, row: &DeploymentRow) -> (DeploymentState, String, usize) {
-    let replicas: Vec<&ReplicaRow> = table.replicas_of(&row.spec.name).collect();
-    let ready = ready(&replicas);
-    let (state, message) = state(table, row, &replicas, ready);
-    (state, message, ready)
-}
-
-fn ready(replicas: &[&ReplicaRow]) -> usize {
-    replicas.iter().filter(|one| one.state == ReplicaState::Ready).count()
-}
-
 /// For the wire.
 pub(super) const fn number(state: DeploymentState) -> control::DeploymentState {
     use control::DeploymentState as Number;
@@ -120,53 +107,6 @@ pub(super) const fn number(state: DeploymentState) -> control::DeploymentState {
         DeploymentState::Unloaded => Number::Unloaded,
         DeploymentState::Deleting => Number::Deleting,
         DeploymentState::Other => Number::Unspecified,
-    }
-}
-
-fn state(
-    table: &Deployments,
-    row: &DeploymentRow,
-    replicas: &[&ReplicaRow],
-    ready: usize,
-) -> (DeploymentState, String) {
-    let wanted = usize::try_from(row.wanted()).unwrap_or(usize::MAX);
-    let unplaced = table.unplaced(&row.spec.name).map(|unplaced| unplaced.reason.clone());
-    let failed = replicas.iter().find(|one| one.state == ReplicaState::Failed);
-    let why_failed = failed.map(|one| format!("{}: {}", one.engine(), one.cause));
-    let coming = replicas.iter().find(|one| one.state.comes() || one.state == ReplicaState::Stopped);
-    let outdated = replicas.iter().any(|one| row.outdates(one));
-    let paused = if row.paused { "it is paused" } else { "" };
-    let or_paused = |why: Option<String>| why.unwrap_or_else(|| paused.to_owned());
-    if row.deleting {
-        return (DeploymentState::Deleting, "its replicas go, and then it goes".to_owned());
-    }
-    if wanted == 0 {
-        return match replicas.len() {
-            0 => (DeploymentState::Unloaded, "no replica is wanted".to_owned()),
-            left => (DeploymentState::Unloading, or_paused(Some(format!("{left} replicas are still there")))),
-        };
-    }
-    if outdated {
-        let how = if table.is_one_by_one(&row.spec.name) { "one by one, for want of room" } else { "" };
-        return (DeploymentState::Changing, unplaced.unwrap_or_else(|| or_paused(Some(how.to_owned()))));
-    }
-    if ready >= wanted {
-        return (DeploymentState::Ready, paused.to_owned());
-    }
-    if let Some(coming) = coming {
-        let cause = format!("{} is {}: {}", coming.engine(), coming.state.as_str(), coming.cause);
-        return (DeploymentState::Loading, why_failed.unwrap_or(cause));
-    }
-    let all_failed = !replicas.is_empty() && replicas.iter().all(|one| one.given_up());
-    match (ready, why_failed, unplaced) {
-        (0, Some(why), _) if all_failed => (DeploymentState::Failed, why),
-        (0, None, Some(why)) if replicas.is_empty() => (DeploymentState::Unplaced, why),
-        (0, None, None) if replicas.is_empty() => (DeploymentState::Loading, or_paused(None)),
-        (_, failed, unplaced) => {
-            let lost = replicas.iter().find(|one| one.state == ReplicaState::Lost);
-            let lost = lost.map(|one| format!("{} is lost: {}", one.engine(), one.cause));
-            (DeploymentState::Degraded, or_paused(failed.or(unplaced).or(lost)))
-        }
     }
 }
 

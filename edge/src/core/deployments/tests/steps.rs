@@ -107,48 +107,6 @@ fn many_nodes_lost_together_are_not_replaced() {
 }
 
 #[test]
-fn a_failed_replica_is_tried_elsewhere_and_given_up_in_the_end() {
-    let mut world = World::new(&[1, 1]);
-    world.failing.insert("chat.r1".to_owned(), u32::MAX);
-    world.apply(spec("chat", json!({})));
-    world.run();
-    assert_eq!(world.shown("chat"), [(1, 1, Failed)]);
-    assert_eq!(world.replicas("chat")[0].cause, "out of memory");
-    let mut tries = vec![1];
-    for _ in 0..6 {
-        world.pass(600);
-        world.run();
-        tries.push(world.shown("chat")[0].1);
-    }
-    assert!(tries.contains(&2), "{tries:?}");
-    assert!(world.replicas("chat")[0].given_up());
-    let loads = world.jobs.values().filter(|(order, _)| matches!(order.work, Work::Load { .. })).count();
-    assert_eq!(loads, 5);
-    // An operator acts.
-    world.failing.clear();
-    let change = world.deployments.ask("chat", Ask::Load, world.wall()).unwrap();
-    world.take(change);
-    world.run();
-    assert_eq!(world.shown("chat")[0].2, Ready);
-}
-
-#[test]
-fn what_would_fail_again_is_given_up_where_it_fits_nowhere_else() {
-    let mut world = World::new(&[1]);
-    world.apply(spec("chat", json!({})));
-    world.settle();
-    world.work(0);
-    world.settle();
-    let load = world.jobs.values_mut().find(|(order, _)| matches!(order.work, Work::Load { .. })).unwrap();
-    load.1 = JobFact::Failed { message: "no such program".to_owned(), retryable: false };
-    world.settle();
-    world.pass(60);
-    world.run();
-    assert!(world.replicas("chat")[0].given_up());
-    assert_eq!(world.replicas("chat")[0].cause, "no such program");
-}
-
-#[test]
 fn an_engine_that_gives_up_fails_its_replica_and_one_that_restarts_does_not() {
     let mut world = World::new(&[1]);
     world.apply(spec("chat", json!({})));

@@ -20,7 +20,12 @@ pub(super) struct Host {
     pub(super) gpus: u32,
     pub(super) standing: Standing,
     pub(super) draining: bool,
+    pub(super) eligible: bool,
     pub(super) engines: BTreeMap<String, EngineWord>,
+    /// What it says of its engines; else "CUDA error" of those that failed.
+    pub(super) says: BTreeMap<String, String>,
+    /// What runs there under a name, as its engine's digest: it is not loaded as another one before it is unloaded.
+    pub(super) runs: BTreeMap<String, String>,
     pub(super) artifacts: BTreeSet<String>,
 }
 
@@ -32,6 +37,10 @@ pub(super) struct World {
     pub(super) told: Vec<(&'static str, String)>,
     /// Loads that fail, by engine, with how often they do yet.
     pub(super) failing: BTreeMap<String, u32>,
+    /// What they fail for would fail again.
+    pub(super) lasting: bool,
+    /// Loads that were refused, since something else ran under the name.
+    pub(super) differed: u32,
     pub(super) start: Instant,
     pub(super) elapsed: Duration,
     ids: u64,
@@ -92,6 +101,9 @@ impl World {
                 gpus: *gpus,
                 standing: Standing::Here,
                 draining: false,
+                eligible: true,
+                says: BTreeMap::new(),
+                runs: BTreeMap::new(),
                 engines: BTreeMap::new(),
                 artifacts: BTreeSet::new(),
             };
@@ -103,6 +115,8 @@ impl World {
             jobs: BTreeMap::new(),
             told: Vec::new(),
             failing: BTreeMap::new(),
+            lasting: false,
+            differed: 0,
             start: Instant::now(),
             elapsed: Duration::ZERO,
             ids: 0,
@@ -134,12 +148,14 @@ impl World {
         let fact = |(id, host): (&NodeId, &Host)| {
             let engine = |(name, state): (&String, &EngineWord)| {
                 let cause = if *state == EngineWord::Failed { "CUDA error" } else { "" };
-                (name.clone(), EngineFact { state: *state, cause: cause.to_owned() })
+                let cause = host.says.get(name).cloned().unwrap_or_else(|| cause.to_owned());
+                (name.clone(), EngineFact { state: *state, cause, passes: !self.lasting })
             };
             let fact = NodeFact {
                 name: id.to_string(),
                 standing: host.standing,
                 draining: host.draining,
+                eligible: host.eligible,
                 engines: host.engines.iter().map(engine).collect(),
                 artifacts: host.artifacts.clone(),
             };
@@ -167,8 +183,7 @@ impl World {
         )
     }
 
-    /// One round, committed and carried out. Whether anything was different.
-    pub(super) fn round(&mut self) -> bool {
+    fn decide(&mut self) -> Outcome {
         let (facts, mut gpus) = (self.facts(), self.gpus());
         let mut next = self.ids;
         let mut ids = || {
@@ -177,17 +192,39 @@ impl World {
         };
         let outcome = self.deployments.decide(&facts, &mut gpus, &mut ids);
         self.ids = next;
+        outcome
+    }
+
+    fn carry_out(&mut self, order: &Order) {
+        self.jobs.entry(order.id.clone()).or_insert_with(|| (order.clone(), JobFact::Open));
+    }
+
+    /// One round, committed and carried out. Whether anything was different.
+    pub(super) fn round(&mut self) -> bool {
+        let outcome = self.decide();
         self.deployments.applied(&outcome);
         for order in &outcome.orders {
-            self.jobs.entry(order.id.clone()).or_insert_with(|| (order.clone(), JobFact::Open));
+            self.carry_out(order);
         }
         for id in &outcome.cancels {
             if let Some((_, fact)) = self.jobs.get_mut(id).filter(|(_, fact)| *fact == JobFact::Open) {
-                *fact = JobFact::Failed { message: "cancelled".to_owned(), retryable: true };
+                *fact = JobFact::Ending;
             }
         }
         self.told.extend(outcome.told.iter().map(|told| (told.kind, told.subject.clone())));
         !outcome.is_empty()
+    }
+
+    /// The edge is killed in a round: before its commit, or after it with so many of its jobs asked for and nothing cancelled.
+    pub(super) fn killed(&mut self, done: Option<usize>) {
+        let outcome = self.decide();
+        if let Some(done) = done {
+            self.deployments.applied(&outcome);
+            for order in outcome.orders.iter().take(done) {
+                self.carry_out(order);
+            }
+        }
+        self.restart();
     }
 
     /// Rounds until nothing is different.
@@ -206,7 +243,8 @@ impl World {
             .jobs
             .iter()
             .filter(|(_, (order, fact))| {
-                *fact == JobFact::Open && self.hosts[&order.node].standing == Standing::Here
+                matches!(fact, JobFact::Open | JobFact::Ending)
+                    && self.hosts[&order.node].standing == Standing::Here
             })
             .map(|(id, _)| id.clone())
             .collect();
@@ -214,8 +252,9 @@ impl World {
             return false;
         }
         let id = &open[which % open.len()];
-        let order = self.jobs[id].0.clone();
-        let fact = self.done(&order);
+        let (order, fact) = self.jobs[id].clone();
+        let cancelled = || JobFact::Failed { message: "cancelled".to_owned(), retryable: true };
+        let fact = if fact == JobFact::Ending { cancelled() } else { self.done(&order) };
         self.jobs.get_mut(id).unwrap().1 = fact;
         true
     }
@@ -227,15 +266,24 @@ impl World {
             Work::Load { spec, number, .. } => {
                 let engine = spec.engine_name(*number, None);
                 assert!(spec.artifact.as_ref().is_none_or(|one| host.artifacts.contains(&one.digest())));
+                let digest = spec.engine_digest();
+                if host.runs.get(&engine).is_some_and(|runs| *runs != digest) {
+                    self.differed += 1;
+                    return JobFact::Failed { message: "runs as another".to_owned(), retryable: true };
+                }
+                host.runs.insert(engine.clone(), digest);
                 if let Some(times) = self.failing.get_mut(&engine).filter(|times| **times > 0) {
                     *times -= 1;
                     host.engines.insert(engine, EngineWord::Failed);
-                    return JobFact::Failed { message: "out of memory".to_owned(), retryable: true };
+                    return JobFact::Failed { message: "out of memory".to_owned(), retryable: !self.lasting };
                 }
                 host.engines.insert(engine, EngineWord::Ready);
             }
             Work::Drain { engine, .. } => drop(host.engines.insert(engine.clone(), EngineWord::Ending)),
-            Work::Unload { engine } => drop(host.engines.remove(engine)),
+            Work::Unload { engine } => {
+                host.engines.remove(engine);
+                host.runs.remove(engine);
+            }
         }
         JobFact::Done
     }

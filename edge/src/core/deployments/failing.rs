@@ -1,0 +1,150 @@
+//! What follows when a replica does not come up, or falls over.
+//!
+//! Owns how often, where and when it is tried again. Leaves whether a cause may be over by itself to whoever tells it.
+//! Invariants: what may be over is tried again for ever, later each time, elsewhere first, and of the places where it failed
+//! first where that is longest ago; what lasts is tried once on each node, on [`LASTING_MAX`] at most, and then stays failed
+//! with its cause until somebody acts, or until it fits where it was not tried yet.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use umbel_wire::NodeId;
+
+use super::facts::Place;
+use super::round::Round;
+use super::rows::{DeploymentRow, ReplicaRow, ReplicaState};
+
+/// Nodes on which a replica fails for what lasts before nobody looks for another one.
+pub(super) const LASTING_MAX: usize = 5;
+/// The first retry comes after this, each further one after three times as long.
+pub(super) const RETRY_FIRST_MS: i64 = 10_000;
+/// But at most after this.
+const RETRY_LAST_MS: i64 = 600_000;
+/// One that was ready for so long before it failed starts anew with its count.
+const STEADY_MS: i64 = 600_000;
+/// Without a place it is looked for one this often.
+const LOOK: Duration = Duration::from_secs(60);
+/// Nodes that are remembered as failed: more than [`LASTING_MAX`].
+const REMEMBERED: usize = 8;
+
+impl Round<'_> {
+    /// It did not come up, or fell over. `passes`: why may be over by itself.
+    pub(super) fn fail(&mut self, mut row: ReplicaRow, why: &str, passes: bool) {
+        let now = self.facts.wall;
+        let steady = row.state == ReplicaState::Ready && now.saturating_sub(row.since_unix_ms) >= STEADY_MS;
+        if steady {
+            row.failures = 0;
+            row.avoid.clear();
+            row.ruled_out.clear();
+        }
+        row.failures = row.failures.saturating_add(1);
+        remember(&mut row.avoid, row.node);
+        if !passes {
+            remember(&mut row.ruled_out, row.node);
+        }
+        // What lasts is not worth a pause: it is tried somewhere else, or nowhere.
+        let pause = if passes { pause_after(row.failures) } else { 0 };
+        row.retry_at_unix_ms = (row.ruled_out.len() < LASTING_MAX).then(|| now.saturating_add(pause));
+        let started = row.state != ReplicaState::Acquiring;
+        row.failed_job = row.job.take().map(|job| job.id);
+        row.turn(ReplicaState::Failed, why, now);
+        let message = format!("{} on {} has failed: {why}", row.engine(), self.facts.name(&row.node));
+        self.tell("replica_failed", row.engine(), Some(row.node), message, true);
+        if started {
+            // Whatever is left of it there would be in the way.
+            self.order_unload(&mut row);
+        }
+        if row.retry_at_unix_ms.is_none() {
+            self.give_up(&row);
+        }
+        self.put(row);
+    }
+
+    fn give_up(&mut self, row: &ReplicaRow) {
+        let message = format!(
+            "{} is given up: it would fail again where it was, and fits nowhere else; the cause is: {}",
+            row.engine(),
+            row.cause
+        );
+        self.tell("replica_given_up", row.engine(), Some(row.node), message, true);
+    }
+
+    pub(super) fn failed(&mut self, deployment: &DeploymentRow, mut row: ReplicaRow) {
+        if row.job.as_ref().is_some_and(|job| self.facts.pends(&job.id)) {
+            return;
+        }
+        row.job = None;
+        // Its place is free for others.
+        row.gpus.clear();
+        self.put(row.clone());
+        let due = match row.retry_at_unix_ms {
+            Some(at) => at <= self.facts.wall,
+            None => row.ruled_out.len() < LASTING_MAX && self.looks_again(&row),
+        };
+        if due && !deployment.paused && !deployment.outdates(&row) && deployment.wanted() > 0 {
+            self.retry(deployment, row);
+        }
+    }
+
+    /// One that was given up: a node may have come that it was not tried on.
+    fn looks_again(&mut self, row: &ReplicaRow) -> bool {
+        let looked = self.state.looked.entry(row.key()).or_insert(self.facts.now);
+        let due = self.facts.now.saturating_duration_since(*looked) >= LOOK;
+        if due {
+            *looked = self.facts.now;
+        }
+        due
+    }
+
+    /// Elsewhere if it fits there, else where it failed longest ago for what may be over.
+    fn retry(&mut self, deployment: &DeploymentRow, mut row: ReplicaRow) {
+        match self.another_place(deployment, &row) {
+            Some(place) => {
+                (row.node, row.gpus) = (place.node, place.gpus);
+                row.retry_at_unix_ms = None;
+                row.restarts = deployment.restarts;
+                self.bring_up(deployment, row);
+            }
+            None if row.ruled_out.is_empty() => {
+                let look = i64::try_from(LOOK.as_millis()).unwrap_or(i64::MAX);
+                row.retry_at_unix_ms = Some(self.facts.wall.saturating_add(look));
+                self.put(row);
+            }
+            None => {
+                if row.retry_at_unix_ms.take().is_some() {
+                    self.give_up(&row);
+                }
+                self.put(row);
+            }
+        }
+    }
+
+    fn another_place(&mut self, deployment: &DeploymentRow, row: &ReplicaRow) -> Option<Place> {
+        let key = row.key();
+        let mut failed: &[NodeId] = &row.avoid;
+        loop {
+            let told = |node: &NodeId| (*node, format!("{} failed there", row.engine()));
+            let avoid: BTreeMap<NodeId, String> = failed.iter().chain(&row.ruled_out).map(told).collect();
+            let wanted = self.wanted(deployment, &key, BTreeSet::new(), avoid);
+            if let Ok(place) = self.places.place(&wanted) {
+                self.places.take(&place, &wanted);
+                return Some(place);
+            }
+            failed = failed.split_first()?.1;
+        }
+    }
+}
+
+/// The latest last.
+fn remember(nodes: &mut Vec<NodeId>, node: NodeId) {
+    nodes.retain(|known| *known != node);
+    nodes.push(node);
+    if nodes.len() > REMEMBERED {
+        nodes.remove(0);
+    }
+}
+
+fn pause_after(failures: u32) -> i64 {
+    let times = 3_i64.saturating_pow(failures.saturating_sub(1));
+    RETRY_FIRST_MS.saturating_mul(times).min(RETRY_LAST_MS)
+}

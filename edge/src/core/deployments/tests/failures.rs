@@ -1,0 +1,244 @@
+//! Replicas that do not come up, or fall over: where and when they are tried again, and what is said meanwhile.
+
+use serde_json::json;
+use umbel_contracts::objects::DeploymentState;
+
+use super::world::{World, spec};
+use crate::core::deployments::change::Ask;
+use crate::core::deployments::{EngineWord, JobFact, ReplicaState, Stands, Work};
+
+use ReplicaState::{Failed, Loading, Ready, Stopped};
+
+fn stands(world: &World) -> Stands {
+    world.deployments.stands(&world.deployments.rows["chat"])
+}
+
+/// Where each load that was asked for went, in the order of asking.
+fn loads(world: &World) -> Vec<u8> {
+    let mut loads: Vec<(u64, u8)> = Vec::new();
+    for (id, (order, _)) in &world.jobs {
+        if matches!(order.work, Work::Load { .. }) {
+            let number = (1..=9).find(|number| super::world::node(*number) == order.node).unwrap();
+            loads.push((id.trim_start_matches("job-").parse().unwrap(), number));
+        }
+    }
+    loads.sort_unstable();
+    loads.into_iter().map(|(_, node)| node).collect()
+}
+
+/// A driver that is reset, a port that is taken, memory that is not free yet: tried again for ever, later each time, and
+/// always where it failed longest ago.
+#[test]
+fn what_may_be_over_is_tried_again_for_ever_and_later_each_time() {
+    let mut world = World::new(&[1, 1]);
+    world.failing.insert("chat.r1".to_owned(), u32::MAX);
+    world.apply(spec("chat", json!({})));
+    world.run();
+    let mut pauses = Vec::new();
+    for _ in 0..9 {
+        let row = world.replicas("chat")[0].clone();
+        assert_eq!((row.state, row.cause.as_str()), (Failed, "out of memory"));
+        let pause = u64::try_from(row.retry_at_unix_ms.unwrap() - row.since_unix_ms).unwrap() / 1_000;
+        pauses.push(pause);
+        let before = loads(&world).len();
+        world.pass(pause);
+        world.run();
+        assert_eq!(loads(&world).len(), before + 1, "once after each pause");
+    }
+    assert_eq!(pauses[..5], [10, 30, 90, 270, 600]);
+    assert_eq!(loads(&world)[..6], [1, 2, 1, 2, 1, 2]);
+    assert!(!world.was_told("replica_given_up"));
+    assert_ne!(stands(&world).state, DeploymentState::Failed);
+    world.failing.clear();
+    world.pass(600);
+    world.run();
+    assert_eq!(world.shown("chat")[0].2, Ready);
+}
+
+/// What lasts is tried once on each node, and then stays failed with its cause: until somebody acts, or a node comes.
+#[test]
+fn what_lasts_is_tried_once_on_each_node_and_given_up_by_name() {
+    let mut world = World::new(&[1, 1, 0]);
+    (world.lasting, world.failing) = (true, [("chat.r1".to_owned(), u32::MAX)].into());
+    world.apply(spec("chat", json!({})));
+    for _ in 0..5 {
+        world.run();
+        world.pass(600);
+    }
+    assert_eq!(loads(&world), [1, 2]);
+    assert!(world.replicas("chat")[0].given_up());
+    assert_eq!(world.told.iter().filter(|(kind, _)| *kind == "replica_given_up").count(), 1);
+    let Stands { state, message, .. } = stands(&world);
+    assert_eq!(state, DeploymentState::Failed);
+    for part in ["chat.r1: out of memory", "umbel ctl job show job-", "umbel ctl model load chat"] {
+        assert!(message.contains(part), "{message}");
+    }
+    // A node with room that it was not tried on.
+    world.host(3).gpus = 1;
+    world.failing.clear();
+    world.run();
+    world.pass(60);
+    world.run();
+    assert_eq!(world.shown("chat"), [(1, 3, Ready)]);
+}
+
+#[test]
+fn an_operator_has_it_tried_again_where_it_failed() {
+    let mut world = World::new(&[1]);
+    (world.lasting, world.failing) = (true, [("chat.r1".to_owned(), 1)].into());
+    world.apply(spec("chat", json!({})));
+    world.run();
+    assert!(world.replicas("chat")[0].given_up());
+    let change = world.deployments.ask("chat", Ask::Load, world.wall()).unwrap();
+    world.take(change);
+    world.run();
+    assert_eq!(world.shown("chat"), [(1, 1, Ready)]);
+}
+
+#[test]
+fn it_is_given_up_after_five_nodes_however_many_there_are() {
+    let mut world = World::new(&[1; 8]);
+    (world.lasting, world.failing) = (true, [("chat.r1".to_owned(), u32::MAX)].into());
+    world.apply(spec("chat", json!({})));
+    for _ in 0..10 {
+        world.run();
+        world.pass(600);
+    }
+    assert_eq!(loads(&world).len(), 5);
+}
+
+/// While its job still waits for it to get ready.
+#[test]
+fn a_crash_loop_is_told_while_the_job_runs() {
+    let mut world = World::new(&[1]);
+    world.apply(spec("chat", json!({})));
+    world.settle();
+    world.work(0);
+    world.settle();
+    assert_eq!(stands(&world).message, "chat.r1 is loading: its engine starts");
+    let cause = "exited with code 1: \"FINAL: because\"; started again in 8 s";
+    world.host(1).engines.insert("chat.r1".to_owned(), EngineWord::Coming);
+    world.host(1).says.insert("chat.r1".to_owned(), cause.to_owned());
+    world.settle();
+    assert_eq!(world.replicas("chat")[0].cause, cause);
+    let Stands { state, message, .. } = stands(&world);
+    assert_eq!((state, message), (DeploymentState::Loading, format!("chat.r1 is loading: {cause}")));
+}
+
+#[test]
+fn one_that_an_operator_stops_stays_so_and_says_how_it_is_started() {
+    let mut world = World::new(&[1, 1]);
+    world.apply(spec("chat", json!({})));
+    world.run();
+    world.host(1).says.insert("chat.r1".to_owned(), "stopped by an operator".to_owned());
+    for word in [EngineWord::Ending, EngineWord::Stopped] {
+        world.host(1).engines.insert("chat.r1".to_owned(), word);
+        world.pass(600);
+        world.run();
+        assert_eq!(world.shown("chat"), [(1, 1, Stopped)]);
+        let Stands { state, message, ready } = stands(&world);
+        assert_eq!((state, ready), (DeploymentState::Degraded, 0));
+        assert!(
+            message.ends_with("stopped by an operator; umbel ctl engine restart chat.r1 starts it"),
+            "{message}"
+        );
+    }
+    world.host(1).says.clear();
+    world.host(1).engines.insert("chat.r1".to_owned(), EngineWord::Coming);
+    world.run();
+    assert_eq!(world.shown("chat"), [(1, 1, Loading)]);
+}
+
+/// The same while it was on its way up: the job that started it fails, and nobody starts it anew.
+#[test]
+fn one_that_is_stopped_while_it_loads_stays_so() {
+    let mut world = World::new(&[1, 1]);
+    world.apply(spec("chat", json!({})));
+    world.settle();
+    world.work(0);
+    world.settle();
+    world.host(1).engines.insert("chat.r1".to_owned(), EngineWord::Stopped);
+    let load = world.jobs.values_mut().find(|(order, _)| matches!(order.work, Work::Load { .. })).unwrap();
+    load.1 = JobFact::Failed { message: "it was stopped".to_owned(), retryable: true };
+    world.run();
+    world.pass(600);
+    world.run();
+    assert_eq!(world.shown("chat"), [(1, 1, Stopped)]);
+}
+
+/// Loads run on a node that is not eligible; what is ready there takes no requests, and no other one goes for it.
+#[test]
+fn on_a_node_that_is_not_eligible_it_loads_and_does_not_count() {
+    let mut world = World::new(&[1, 1]);
+    world.host(2).eligible = false;
+    world.apply(spec("chat", json!({ "replicas": 2 })));
+    world.run();
+    assert_eq!(world.shown("chat"), [(1, 1, Ready), (2, 2, Ready)]);
+    let Stands { state, message, ready } = stands(&world);
+    assert_eq!((state, ready), (DeploymentState::Degraded, 1));
+    assert!(
+        message.contains("chat.r2 is ready on") && message.contains("umbel ctl node eligible"),
+        "{message}"
+    );
+    world.host(2).eligible = true;
+    world.run();
+    assert_eq!(stands(&world).state, DeploymentState::Ready);
+    // A change does not take down what serves for what does not.
+    world.host(2).gpus = 2;
+    world.host(2).eligible = false;
+    world.apply(spec("chat", json!({ "replicas": 1, "model": "other" })));
+    world.run();
+    let serving = world.replicas("chat").into_iter().filter(|row| world.deployments.serves(row)).count();
+    assert_eq!(serving, 1, "{:?}", world.shown("chat"));
+    assert!(world.deployments.unplaced("chat").unwrap().reason.contains("not eligible"));
+    world.host(2).eligible = true;
+    world.run();
+    assert_eq!(world.replicas("chat").len(), 1);
+    assert_eq!(stands(&world).state, DeploymentState::Ready);
+}
+
+/// A deployment that was deleted while its node was away, and applied anew as another model: what is left of the first never
+/// stands in the way of the second, and goes.
+#[test]
+fn a_name_that_goes_over_meets_nothing_of_what_had_it() {
+    for edge_restarts in [false, true] {
+        let mut world = World::new(&[2]);
+        world.apply(spec("chat", json!({})));
+        world.run();
+        world.host(1).standing = crate::core::deployments::Standing::Lost;
+        let change = world.deployments.ask("chat", Ask::Delete, world.wall()).unwrap();
+        world.take(change);
+        world.run();
+        assert!(world.deployments.rows.is_empty(), "its node is offline: nothing is waited for");
+        world.apply(spec("chat", json!({ "model": "another" })));
+        if edge_restarts {
+            world.killed(Some(0));
+        }
+        world.host(1).standing = crate::core::deployments::Standing::Here;
+        world.run();
+        world.pass(600);
+        world.run();
+        assert_eq!(world.differed, 0);
+        assert_eq!(world.shown("chat").len(), 1);
+        assert_eq!(stands(&world).state, DeploymentState::Ready);
+        assert_eq!(world.host(1).engines.len(), 1, "{:?}", world.host(1));
+    }
+}
+
+/// The edge ends after it stored that a replica goes, and before it said so to the job that brings it up.
+#[test]
+fn a_job_that_was_to_be_cancelled_is_cancelled_by_the_next_edge() {
+    let mut world = World::new(&[1]);
+    world.apply(spec("chat", json!({})));
+    world.settle();
+    world.work(0);
+    world.settle();
+    let change = world.deployments.ask("chat", Ask::Delete, world.wall()).unwrap();
+    world.take(change);
+    world.killed(Some(0));
+    world.settle();
+    let load = world.jobs.values().find(|(order, _)| matches!(order.work, Work::Load { .. })).unwrap();
+    assert_eq!(load.1, JobFact::Ending);
+    world.run();
+    assert!(world.deployments.rows.is_empty());
+}
