@@ -55,6 +55,8 @@ pub enum PlacementReason {
     GpuForeign,
     /// Engines hold its GPUs.
     GpuHeld,
+    /// It has as many engines as a node may have.
+    EngineCount,
     /// Its disk has no room for the files.
     Space,
     /// It fits, and too few others of its fabric do.
@@ -91,6 +93,7 @@ impl PlacementReason {
             Self::GpuSize => "GPUs too small",
             Self::GpuForeign => "GPU memory held by foreign processes",
             Self::GpuHeld => "GPUs held by engines",
+            Self::EngineCount => "too many engines",
             Self::Space => "no space for the files",
             Self::FabricTooSmall => "fabric too small",
             Self::Unrecognized => "another reason",

@@ -20,6 +20,7 @@ pub(crate) mod node;
 pub(crate) mod problems;
 mod readiness;
 pub(crate) mod reports;
+pub(crate) mod selecting;
 pub(crate) mod settings;
 pub(crate) mod snapshot;
 mod stream;

@@ -25,7 +25,6 @@ mod runtime;
 mod secrets;
 mod settings;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -35,11 +34,12 @@ use umbel_contracts::operations::{
     NodeDisable, NodeDrain, NodeEligible, NodeEnable, NodeLabel, NodeList, NodeReadinessCheck, NodeRename,
     NodeShow, NodeUndrain, Operation, Target,
 };
-use umbel_contracts::selector::{Candidate, Selector, Term};
+use umbel_contracts::selector::Selector;
 use umbel_wire::{Code, Error};
 
 use crate::core::commands::{CommandRow, Request};
 use crate::core::registry::node::Node;
+pub(crate) use crate::core::registry::selecting::matches;
 use crate::shell::commands::{Commands, Context, Running};
 
 use lifecycle::Simple;
@@ -187,30 +187,6 @@ fn parse(selector: &str) -> Result<Selector, Error> {
         "" => Ok(Selector::all()),
         text => Selector::parse(text).map_err(|error| invalid("SELECTOR", error.to_string())),
     }
-}
-
-/// Whether a selector chooses a node.
-pub(crate) fn matches(selector: &Selector, node: &Node) -> bool {
-    // Most questions are of everybody: what a node says need not be unpacked for that.
-    if selector.terms().iter().all(|term| *term == Term::All) {
-        return true;
-    }
-    let labels: BTreeMap<String, String> = node.all_labels();
-    let mut models: Vec<&str> = Vec::new();
-    for engine in &node.report.engines {
-        models.push(&engine.model);
-        models.extend(engine.aliases.iter().map(String::as_str));
-    }
-    let inventory = node.inventory().unwrap_or_default();
-    let gpus: Vec<&str> = inventory.gpus.iter().map(|gpu| gpu.name.as_str()).collect();
-    let id = node.id.to_string();
-    selector.matches(&Candidate {
-        node_id: &id,
-        name: &node.row.name,
-        labels: &labels,
-        models: &models,
-        gpus: &gpus,
-    })
 }
 
 /// Operations of class read.

@@ -164,6 +164,12 @@ pub(crate) trait Places {
     /// Why there is none, in one sentence for people.
     fn place(&mut self, wanted: &Wanted<'_>) -> Result<Place, String>;
 
+    /// Whether a document lets its replicas run on a node, whatever else is said of it; a node that is not known is not judged.
+    #[allow(dead_code, reason = "a change asks")]
+    fn selects(&self, _spec: &DeploymentSpec, _node: &NodeId) -> bool {
+        true
+    }
+
     /// A place is used from now on by this engine.
     fn take(&mut self, place: &Place, wanted: &Wanted<'_>);
 }

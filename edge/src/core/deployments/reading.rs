@@ -8,8 +8,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use umbel_contracts::causes;
+use umbel_contracts::deployment::DeploymentSpec;
 use umbel_contracts::objects::JobState;
 use umbel_contracts::proto::node::EngineState;
+use umbel_contracts::selector::Selector;
 use umbel_wire::NodeId;
 use umbel_wire::liveness::State;
 
@@ -26,6 +28,7 @@ use crate::core::placement::{Plan, Request, Shard, plan, take};
 use crate::core::providers;
 use crate::core::registry::Moment;
 use crate::core::registry::node::{Lifecycle, Node};
+use crate::core::registry::selecting;
 
 /// The site as it is now. `job` looks one up by its id.
 pub(crate) fn facts(
@@ -155,6 +158,12 @@ impl Places for Fleet<'_> {
             Ok([shard]) => Ok(Place { node: shard.node, gpus: shard.gpus }),
             Err(_) => Err("replicas over several nodes come with a later version".to_owned()),
         }
+    }
+
+    fn selects(&self, spec: &DeploymentSpec, node: &NodeId) -> bool {
+        let Some(Ok(selector)) = spec.selector.as_deref().map(Selector::parse) else { return true };
+        let node = self.nodes.iter().find(|one| one.id == *node && !one.is_tombstone());
+        node.is_none_or(|node| selecting::matches(&selector, node))
     }
 
     fn take(&mut self, place: &Place, wanted: &Wanted<'_>) {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use umbel_contracts::objects::PlacementReason;
 use umbel_contracts::release::Release;
 use umbel_contracts::selector::{self, Term};
+use umbel_contracts::settings::ENGINES_MAX;
 
 use super::candidate::{Candidate, Condition, Gpu, Room};
 use super::obstacle::{GpuReason, Judged, Obstacle, Shortage};
@@ -54,7 +55,7 @@ struct Check {
 }
 
 /// All questions, in the order of the funnel. That several nodes share a fabric is asked of them together.
-const CHECKS: [Check; 11] = [
+const CHECKS: [Check; 12] = [
     Check { holds: |_, node| node.is_here(), why: |_, node| Obstacle::Away(node.standing) },
     Check {
         holds: |_, node| node.settings_refused.is_none(),
@@ -100,6 +101,10 @@ const CHECKS: [Check; 11] = [
         why: |ask, node| Obstacle::Gpus(shortage(ask, node)),
     },
     Check {
+        holds: |ask, node| staying(ask, node) < ENGINES_MAX,
+        why: |ask, node| Obstacle::Full { engines: staying(ask, node) },
+    },
+    Check {
         holds: |ask, node| space_short(ask, node).is_none(),
         why: |ask, node| {
             let (bytes, room) = space_short(ask, node).unwrap_or((0, Room::NONE));
@@ -142,6 +147,11 @@ fn selects(term: &Term, node: &Candidate) -> bool {
         models: &models,
         gpus: &gpus,
     })
+}
+
+/// Engines of a node, those left out that end before this one starts.
+pub(super) fn staying(ask: &Ask<'_>, node: &Candidate) -> usize {
+    node.engines.iter().filter(|engine| !ask.request.displaces(engine)).count()
 }
 
 /// Whether the files are there, or on their way; also where none are needed.

@@ -67,7 +67,7 @@ fn rank<'a>(ask: &Ask<'_>, node: &'a Candidate) -> Rank<'a> {
     }
     // What is placed where no requests go serves nobody yet.
     let waits = u64::from(!node.eligible);
-    let engines = engines(ask, node);
+    let engines = u64::try_from(check::staying(ask, node)).unwrap_or(u64::MAX);
     let memory = node.free_memory_bytes.unwrap_or(0);
     let figures = match ask.request.strategy {
         Strategy::Spread => {
@@ -81,12 +81,6 @@ fn rank<'a>(ask: &Ask<'_>, node: &'a Candidate) -> Rank<'a> {
         }
     };
     Rank { node, figures }
-}
-
-/// Engines of a node, those left out that end before this one starts.
-fn engines(ask: &Ask<'_>, node: &Candidate) -> u64 {
-    let staying = node.engines.iter().filter(|engine| !ask.request.displaces(engine));
-    u64::try_from(staying.count()).unwrap_or(u64::MAX)
 }
 
 /// The best of the groups of nodes that share a value of the fabric label and are enough.

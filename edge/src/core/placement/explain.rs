@@ -199,7 +199,7 @@ fn look_of(obstacles: &[Obstacle]) -> (usize, u32, u64) {
         Obstacle::Draining | Obstacle::Avoided { .. } => 1,
         Obstacle::FabricTooSmall { .. } => 2,
         Obstacle::NotSelected { .. } | Obstacle::SettingsRefused { .. } | Obstacle::FabricMissing { .. } => 3,
-        Obstacle::Space { .. } => 4,
+        Obstacle::Space { .. } | Obstacle::Full { .. } => 4,
         Obstacle::Gpus(shortage) => match shortage.at {
             Some(GpuReason::Held | GpuReason::Foreign) => {
                 5_u32.saturating_add(shortage.wanted.saturating_sub(shortage.usable))

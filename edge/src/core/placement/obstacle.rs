@@ -6,6 +6,7 @@
 use umbel_contracts::objects::PlacementReason;
 use umbel_contracts::release::Release;
 use umbel_contracts::selector::Term;
+use umbel_contracts::settings::ENGINES_MAX;
 
 use super::candidate::{Condition, Gpu, Room, Standing};
 use super::remedy::words::{bytes, list, time};
@@ -54,6 +55,10 @@ pub(crate) enum Obstacle {
         found: Option<Release>,
     },
     Gpus(Shortage),
+    /// It has as many engines as a node may have.
+    Full {
+        engines: usize,
+    },
     /// The files are larger than what they may fill.
     Space {
         bytes: u64,
@@ -141,6 +146,7 @@ impl Obstacle {
             Self::NoInventory => PlacementReason::NoInventory,
             Self::Driver { .. } => PlacementReason::DriverTooOld,
             Self::Gpus(shortage) => shortage.at.map_or(PlacementReason::GpuCount, GpuReason::reason),
+            Self::Full { .. } => PlacementReason::EngineCount,
             Self::Space { .. } => PlacementReason::Space,
             Self::FabricTooSmall { .. } => PlacementReason::FabricTooSmall,
         }
@@ -180,6 +186,9 @@ impl Obstacle {
                 None => format!("GPU driver {wanted} wanted, and it says of none"),
             },
             Self::Gpus(shortage) => shortage.sentence(),
+            Self::Full { engines } => {
+                format!("has {engines} engines, and a node has at most {ENGINES_MAX}")
+            }
             Self::Space { bytes: files, room } => {
                 let (files, free) = (bytes(*files), bytes(room.free_bytes));
                 format!("{files} of files and {} to stay free wanted, {free} free", bytes(room.reserve_bytes))

@@ -74,6 +74,10 @@ pub(crate) enum Change {
     FreeSpace {
         bytes: u64,
     },
+    /// So many engines fewer, whichever.
+    EndEngines {
+        count: usize,
+    },
     LowerGpuCount {
         from: u32,
         to: u32,
@@ -139,7 +143,7 @@ impl Change {
             Self::Undrain | Self::StopAvoiding => 1,
             Self::BringOnline { state: "unknown" | "online" } | Self::AddLabel { .. } | Self::Enable => 2,
             Self::CorrectSettings { .. } | Self::WidenSelector { .. } => 4,
-            Self::FreeSpace { .. } | Self::AddFabricLabel { .. } => 5,
+            Self::FreeSpace { .. } | Self::EndEngines { .. } | Self::AddFabricLabel { .. } => 5,
             Self::FreeGpus(freed) => freed
                 .iter()
                 .map(|one| u32::from(one.holder.is_some()) * 2 + u32::from(one.foreign_bytes > 0) * 3)
@@ -170,6 +174,10 @@ impl Change {
                 node.fabric.insert(label.clone(), value.clone().unwrap_or_default());
             }
             Self::UpdateDriver { to } => node.driver = Some(*to),
+            Self::EndEngines { count } => {
+                let ended: Vec<String> = node.engines.iter().take(*count).cloned().collect();
+                node.engines.retain(|engine| !ended.contains(engine));
+            }
             Self::FreeSpace { bytes } => {
                 if let Some(room) = &mut node.room {
                     room.free_bytes = room.free_bytes.saturating_add(*bytes);

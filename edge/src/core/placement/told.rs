@@ -9,6 +9,7 @@ use umbel_contracts::objects::{
     PlacementNodeObject, PlacementObject, PlacementRemedyObject, PlacementReplicaObject,
     PlacementShardObject, PlacementStepObject,
 };
+use umbel_contracts::settings::ENGINES_MAX;
 use umbel_wire::NodeId;
 
 use super::Plan;
@@ -152,6 +153,9 @@ fn node(view: &View, request: &Request, names: &Names<'_>) -> PlacementNodeObjec
 fn against(obstacle: &Obstacle) -> PlacementAgainstObject {
     let (wanted, found) = match obstacle {
         Obstacle::Gpus(shortage) => (Some(shortage.wanted.into()), Some(shortage.usable.into())),
+        Obstacle::Full { engines } => {
+            (Some(u64::from(number(ENGINES_MAX))), Some(u64::from(number(*engines))))
+        }
         Obstacle::Space { bytes, room } => {
             (Some(bytes.saturating_add(room.reserve_bytes)), Some(room.free_bytes))
         }

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use umbel_contracts::selector::Term;
+use umbel_contracts::settings::ENGINES_MAX;
 use umbel_wire::NodeId;
 
 use super::super::candidate::{Candidate, Condition, Gpu, Standing};
@@ -81,6 +82,9 @@ fn against(request: &Request, node: &Candidate, obstacle: &Obstacle) -> Vec<Vec<
         }
         Obstacle::Driver { wanted, .. } => one(Change::UpdateDriver { to: *wanted }),
         Obstacle::Gpus(shortage) => gpus(request, node, shortage),
+        Obstacle::Full { engines } => {
+            one(Change::EndEngines { count: (engines + 1).saturating_sub(ENGINES_MAX) })
+        }
         Obstacle::Space { bytes, room } => {
             let wanted = bytes.saturating_add(room.reserve_bytes);
             one(Change::FreeSpace { bytes: wanted.saturating_sub(room.free_bytes) })

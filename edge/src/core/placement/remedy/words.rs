@@ -28,6 +28,7 @@ impl Change {
             Self::Undivide(_) => "turn_mig_off",
             Self::Repair(_) => "repair_gpus",
             Self::FreeSpace { .. } => "free_space",
+            Self::EndEngines { .. } => "end_engines",
             Self::LowerGpuCount { .. } => "lower_gpu_count",
             Self::LowerGpuMemory { .. } => "lower_gpu_memory",
             Self::AllowGpuNames { .. } => "allow_gpu_names",
@@ -67,6 +68,8 @@ impl Change {
             Self::FreeGpus(freed) => free(freed, node),
             Self::Undivide(gpus) => format!("turn MIG off on {} of {node}", named(gpus)),
             Self::Repair(gpus) => format!("bring {} of {node} back", named(gpus)),
+            Self::EndEngines { count: 1 } => format!("end one engine of {node}"),
+            Self::EndEngines { count } => format!("end {count} engines of {node}"),
             Self::FreeSpace { bytes: short } => {
                 format!("free {} where {node} keeps models", bytes_up(*short))
             }
@@ -103,6 +106,7 @@ impl Change {
             Self::StopAvoiding => one(format!("umbel ctl model load {deployment}")),
             Self::AddLabel { key, value } => one(format!("umbel ctl node label {node} {key}={value}")),
             Self::FreeGpus(freed) => ending(freed, node),
+            Self::EndEngines { .. } => one("umbel ctl engine".to_owned()),
             Self::FreeSpace { .. } => one(format!("umbel ctl node show {node}")),
             Self::Install { .. } => one("umbel config check   # on its host, after the change".to_owned()),
             _ => Vec::new(),

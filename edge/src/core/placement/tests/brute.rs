@@ -63,6 +63,7 @@ fn node_will_do(request: &Request, node: &Candidate) -> bool {
         && !node.draining
         && !request.avoid.contains_key(&node.id)
         && node.loads
+        && node.engines.iter().filter(|one| !request.displaces.contains(*one)).count() < 32
         && selected
         && engine
         && files

@@ -75,6 +75,9 @@ impl Dice {
         for engine in ["old.r1", "other.r1", "chat"].into_iter().take(self.below(4)) {
             node.engines.insert(engine.to_owned());
         }
+        if self.once_in(20) {
+            node.engines.extend((0..30 + self.below(3)).map(|number| format!("e{number}")));
+        }
         node.free_memory_bytes = [None, Some(64 * GIB), Some(512 * GIB)][self.below(3)];
         self.spoil_node(&mut node);
         node
@@ -189,8 +192,12 @@ impl Dice {
         };
         // Others that could be freed or mended would do as well.
         node.gpus.retain(|gpu| shard.gpus.contains(&gpu.uuid));
-        match self.below(8) {
+        match self.below(9) {
             0 => node.draining = true,
+            8 => {
+                node.engines.extend((0..32).map(|number| format!("e{number}")));
+                return "end_engines";
+            }
             1 => {
                 node.loads = false;
                 return "update_agent";
