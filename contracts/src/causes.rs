@@ -14,6 +14,9 @@ pub const GPU_MEMORY_HELD: &str = "GPU_MEMORY_HELD";
 /// Another process listens where it should.
 pub const PORT_TAKEN: &str = "PORT_TAKEN";
 
+/// A node's agent was stopped while it ran a job, and gives it back: that is no attempt.
+pub const AGENT_STOPPED: &str = "AGENT_STOPPED";
+
 /// What the host, another process or the node's own work stands in the way of, or what is fetched once more: it may be over
 /// in a while.
 const PASSING: [&str; 12] = [

@@ -35,6 +35,8 @@ use crate::{
 const REAP: Duration = Duration::from_secs(5);
 /// How often it is looked whether a part that broke off counts as sound again.
 const BROKEN: Duration = Duration::from_secs(10);
+/// Between two tries to write what the disk did not take.
+const OWED: Duration = Duration::from_secs(5);
 /// Time for the last frames to the edge.
 const FAREWELL: Duration = Duration::from_secs(3);
 /// What streams that were cancelled at the end of the drain get to tell the edge so.
@@ -113,6 +115,7 @@ async fn agent(config: Config, holder: &'static [&'static str]) -> Result<(), St
     reports.set_problem("STATE_NOT_DURABLE", volatile);
     reports.set_problem("ENGINE_RECORD_LOST", lost_records);
     keep_reports(&pieces, &reports, &engines);
+    keep_state(&pieces, &state);
     let credentials = Arc::new(Credentials::open(&state, (*identity).clone())?);
     let edge = Edge::new(
         Arc::clone(&credentials),
@@ -141,7 +144,7 @@ async fn agent(config: Config, holder: &'static [&'static str]) -> Result<(), St
 
     signals.next().await;
     edge.drain();
-    drain(&relay, &settings, &engines, &mut signals).await;
+    drain((&relay, &edge), &settings, &engines, &mut signals).await;
     end.cancel();
     tokio::select! {
         _ = tokio::time::timeout(FAREWELL, dialing) => {}
@@ -154,8 +157,13 @@ async fn agent(config: Config, holder: &'static [&'static str]) -> Result<(), St
     Ok(())
 }
 
-/// Lets running streams finish, and ends the engines where the file says so.
-async fn drain(relay: &Relay, settings: &Settings, engines: &Engines, signals: &mut Signals) {
+/// Lets running streams finish, gives jobs back, and ends the engines where the file says so.
+async fn drain(
+    (relay, edge): (&Relay, &Edge),
+    settings: &Settings,
+    engines: &Engines,
+    signals: &mut Signals,
+) {
     let hurried = tokio::select! {
         () = relay.idle() => false,
         () = tokio::time::sleep(settings.in_force().drain) => false,
@@ -166,6 +174,8 @@ async fn drain(relay: &Relay, settings: &Settings, engines: &Engines, signals: &
         _ = tokio::time::timeout(STRAGGLERS, relay.idle()) => {}
         _ = signals.next() => {}
     }
+    // Before engines are stopped: a load that is given back has not failed.
+    edge.hand_back(STRAGGLERS).await;
     if settings.in_force().stop_engines {
         stop_engines(engines, signals, hurried).await;
     }
@@ -190,6 +200,22 @@ fn keep_reports(pieces: &Parts, reports: &Arc<Reports>, engines: &Arc<Engines>) 
     tokio::spawn(
         pieces.clone().kept("versions of engines", move || Arc::clone(&part).watch(Arc::clone(&engines))),
     );
+}
+
+/// Writes what the disk did not take, for ever.
+fn keep_state(pieces: &Parts, state: &Arc<State>) {
+    let state = Arc::clone(state);
+    tokio::spawn(pieces.clone().kept("what is owed to the disk", move || {
+        let state = Arc::clone(&state);
+        async move {
+            loop {
+                tokio::time::sleep(OWED).await;
+                let state = Arc::clone(&state);
+                // One that hangs holds up nobody but itself.
+                let _ = tokio::task::spawn_blocking(move || state.write_owed()).await;
+            }
+        }
+    }));
 }
 
 /// Judges trials of settings and looks at the file, for ever.

@@ -26,7 +26,7 @@ use crate::{
     core::identity::{FORMAT, Identity, Joining, is_lost, joining},
     preflight,
     shell::{
-        edge::{instance, server_name, standing, step},
+        edge::{DECOMMISSIONED, instance, server_name, standing, step},
         gpu::Gpus,
         host, places,
         state::{self, State},
@@ -103,9 +103,11 @@ async fn stands(state: &State, identity: &Identity) -> Result<bool, StartError> 
 async fn opens(state: &State, identity: &Identity) -> Result<bool, StartError> {
     let Err(error) = standing::ask(state, identity).await? else { return Ok(true) };
     let lost = match &error.rejection {
-        Some(rejection) if rejection.error.reason == "NODE_DECOMMISSIONED" => {
+        Some(rejection) if rejection.error.reason == DECOMMISSIONED => {
             return Err(StartError::Refused(format!(
-                "node {} was decommissioned for good, and its identity stands in this state directory: move the directory                  aside, then enroll the host as a new node. The token was not used.",
+                "node {} was decommissioned for good, and its identity stands in this state directory: stop the agent, end the \
+                 engines that are left with `umbel node stop-engines`, move the directory aside, then enroll the host as a new \
+                 node. The token was not used.",
                 identity.node_id
             )));
         }

@@ -14,14 +14,14 @@ const MODEL: &[u8] = b"GGUF\x03\0\0\0";
 const DIGEST: &str = include_str!("deployments/model.sha256");
 
 /// Fields end in this order.
-struct Site {
-    nodes: Vec<Node>,
-    edge: Edge,
-    fleet: Fleet,
+pub(crate) struct Site {
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) edge: Edge,
+    pub(crate) fleet: Fleet,
 }
 
 /// Nodes that have no engine of their own, a source, and the scripted engine in the place of llama-server.
-fn site(nodes: &[&str]) -> Site {
+pub(crate) fn site(nodes: &[&str]) -> Site {
     let fleet = Fleet::new();
     let source = fleet.dir().join("source");
     std::fs::create_dir_all(source.join("org/tiny/r1")).unwrap();
@@ -61,17 +61,17 @@ impl Site {
         path
     }
 
-    fn apply(&self, more: &str) -> String {
+    pub(crate) fn apply(&self, more: &str) -> String {
         let document = self.document(more);
         self.edge.ctl(&["model", "apply", &document.to_string_lossy()]).ok().err
     }
 
-    fn shown(&self) -> Value {
+    pub(crate) fn shown(&self) -> Value {
         self.edge.ctl(&["model", "show", "tiny", "-o", "json"]).ok().json()
     }
 
     #[track_caller]
-    fn answers(&self, model: &str) {
+    pub(crate) fn answers(&self, model: &str) {
         let got = self.edge.chat(model, "answers", true, &json!({})).whole(&self.edge.target()).unwrap();
         assert_eq!(
             got.text(),
@@ -81,7 +81,7 @@ impl Site {
         );
     }
 
-    fn engines(&self) -> Vec<Value> {
+    pub(crate) fn engines(&self) -> Vec<Value> {
         self.edge.ctl(&["engine", "-o", "json"]).ok().json().as_array().cloned().unwrap_or_default()
     }
 }
@@ -144,18 +144,18 @@ fn a_drained_node_gives_its_replica_to_another_and_an_edge_that_restarts_goes_on
 }
 
 impl Site {
-    fn node(&self, name: &str) -> &Node {
+    pub(crate) fn node(&self, name: &str) -> &Node {
         self.nodes.iter().find(|node| node.name == name).unwrap()
     }
 
     /// Where an engine of a node listens, as its record says.
-    fn engine_at(&self, node: &str, engine: &str) -> SocketAddr {
+    pub(crate) fn engine_at(&self, node: &str, engine: &str) -> SocketAddr {
         let record = std::fs::read(self.node(node).state.join(format!("engines/{engine}.json"))).unwrap();
         let record: Value = serde_json::from_slice(&record).unwrap();
         SocketAddr::from(([127, 0, 0, 1], u16::try_from(record["port"].as_u64().unwrap()).unwrap()))
     }
 
-    fn replica(&self) -> (String, String) {
+    pub(crate) fn replica(&self) -> (String, String) {
         let replica = self.shown()["replicas"][0].clone();
         (replica["node"].as_str().unwrap().to_owned(), replica["engine"].as_str().unwrap().to_owned())
     }

@@ -101,6 +101,11 @@ fn a_running_job_outlives_its_edge_and_is_begun_again_with_its_agent() {
     edge.daemon.kill();
     edge.start();
     wait::until("the same attempt goes on", SOON, || runs(&edge, 1));
+    // An agent that is stopped in order gives its jobs back.
+    node.daemon.stop(SOON);
+    wait::until("the job waits", SOON, || job(&edge, &id)["state"] == "queued");
+    node.daemon.start();
+    wait::until("it was no attempt", SOON, || runs(&edge, 1));
     node.daemon.kill();
     node.daemon.start();
     wait::until("the next attempt runs", SOON, || runs(&edge, 2));

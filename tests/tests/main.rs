@@ -27,6 +27,7 @@ mod kills;
 mod links;
 mod metrics;
 mod netns;
+mod node_ends;
 mod outlive;
 mod peers;
 mod records;

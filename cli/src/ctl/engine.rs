@@ -1,15 +1,16 @@
 //! `ctl engine`: the processes that compute, of deployments and of nodes' own files.
 //!
-//! Owns listing, showing, following their output, and ending or starting one. Leaves which should be there to `ctl model`.
+//! Owns listing, showing and following their output. Leaves ending or starting one to `control`, and which should be there to
+//! `ctl model`.
 //! Invariant: an engine is named by what `ctl engine` prints; where several nodes have one of a name, by NODE/NAME.
 
 use std::time::Duration;
 
 use serde_json::json;
 use umbel_contracts::objects::EngineObject;
-use umbel_contracts::operations::{EngineControlArgs, EngineLogsArgs, EngineLogsResult};
+use umbel_contracts::operations::{EngineLogsArgs, EngineLogsResult};
 
-use super::{Ctl, command, gather::gather, pick, with_site};
+use super::{Ctl, gather::gather, pick, with_site};
 use crate::{
     args::EngineVerb,
     calls::Call,
@@ -17,6 +18,10 @@ use crate::{
     exit::{Exit, Failure, Outcome},
     output::{Column, Format, Table, ago, details, put, say, state_tone, utc},
 };
+
+mod control;
+
+use control::Wish;
 
 const LIST: &str = "umbel ctl engine";
 /// How often new lines are asked for while output is followed.
@@ -31,11 +36,11 @@ pub(crate) async fn run(ctl: &Ctl, name: Option<&str>, verb: Option<&EngineVerb>
         (Some(EngineVerb::Show { name }), _) => show(ctl, name).await,
         (Some(EngineVerb::Logs { name, lines, follow }), _) => logs(ctl, name, *lines, *follow).await,
         (Some(EngineVerb::Restart { name, deadline }), _) => {
-            control(ctl, name, "engine.restart", *deadline, "starts anew").await
+            control::send(ctl, name, Wish::Restart, *deadline).await
         }
         (Some(EngineVerb::Stop { name, deadline }), _) => {
             ctl.reason_for("stopping an engine")?;
-            control(ctl, name, "engine.stop", *deadline, "is stopped until it is restarted").await
+            control::send(ctl, name, Wish::Stop, *deadline).await
         }
     }
 }
@@ -198,21 +203,4 @@ async fn logs(ctl: &Ctl, name: &str, lines: u32, follow: bool) -> Outcome {
             }
         }
     }
-}
-
-async fn control(
-    ctl: &Ctl,
-    name: &str,
-    operation: &'static str,
-    deadline: Option<Duration>,
-    done: &str,
-) -> Outcome {
-    let (site, found) = find(ctl, name).await?;
-    let args = EngineControlArgs {
-        engine: found.provider_id.clone(),
-        deadline_seconds: deadline.map(|deadline| deadline.as_secs()),
-    };
-    let call =
-        Call::new(operation).args(&args)?.reason(ctl.global.reason.as_deref()).dry_run(ctl.global.dry_run);
-    command::send(ctl, &site, &call, &format!("{} on {} {done}.", found.engine, found.node)).await
 }

@@ -78,6 +78,9 @@ pub struct NodeDecommissionResult {
     pub jobs: u64,
     /// Deployments that lose a replica.
     pub deployments: Vec<String>,
+    /// Those replicas, by their engines' names: they are unloaded first, while the node can be asked.
+    #[serde(default)]
+    pub replicas: Vec<String>,
 }
 
 /// A model that a node serves.

@@ -12,6 +12,7 @@ use umbel_wire::rotation::acceptor::lost;
 use umbel_wire::{Code, EdgeId, Error, NodeId};
 
 use super::registry::node::{KeyState, Lifecycle, NodeRow, Retirement};
+use super::tombstones::gone_for_good;
 
 /// Before this the clock is wrong: this program did not exist (2026-01-01).
 pub(crate) const CLOCK_FLOOR: Wall = Wall(1_767_225_600_000);
@@ -76,11 +77,7 @@ pub(crate) fn judge(
 /// Whether people let a node in, and this key of it.
 fn allowed(row: &NodeRow, key: KeyState) -> Result<(), Error> {
     if row.lifecycle == Lifecycle::Decommissioned {
-        return Err(refuse(
-            Code::Gone,
-            "NODE_DECOMMISSIONED",
-            "this node was decommissioned for good; remove its state directory and enroll the host anew",
-        ));
+        return Err(gone_for_good().with_retry_after(MINUTES));
     }
     match key {
         KeyState::Retired(Retirement::Rotated) => Err(refuse(

@@ -71,6 +71,17 @@ pub(crate) struct Tombstones {
     keys: HashMap<KeyHash, NodeId>,
 }
 
+/// What a node hears that was decommissioned. The records of engines that run lie in the state directory: whoever moves it away
+/// before they have ended leaves them running unknown.
+pub(crate) fn gone_for_good() -> Error {
+    Error::new(
+        Code::Gone,
+        "NODE_DECOMMISSIONED",
+        "this node was decommissioned for good, and ends its engines of deployments. To enroll the host anew: stop the agent, \
+         end every engine that is left with `umbel node stop-engines`, and only then move the state directory away",
+    )
+}
+
 impl Tombstones {
     /// A stored one.
     pub(crate) fn insert(&mut self, id: NodeId, stone: Tombstone) {
@@ -96,11 +107,7 @@ impl Tombstones {
         let holder = self.keys.get(key);
         let gone = |id: &NodeId| self.nodes.get(id).is_some_and(|stone| stone.decommissioned);
         if holder.into_iter().chain(named).any(gone) {
-            return Err(Error::new(
-                Code::Gone,
-                "NODE_DECOMMISSIONED",
-                "this node was decommissioned for good; remove its state directory and enroll the host anew",
-            ));
+            return Err(gone_for_good());
         }
         match holder {
             None => Ok(()),

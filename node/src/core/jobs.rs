@@ -9,8 +9,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use umbel_contracts::proto::node::{
-    JobFailure, JobLease, JobProgress, JobRefusal, RunningJob, job_complete::Report,
+use umbel_contracts::{
+    causes,
+    proto::node::{JobFailure, JobLease, JobProgress, JobRefusal, RunningJob, job_complete::Report},
 };
 use umbel_wire::{Code, Error};
 
@@ -211,6 +212,19 @@ impl Jobs {
         }
     }
 
+    /// The agent stops: what runs is given back, and begins anew with the next one.
+    pub(crate) fn hand_back(&mut self, now: Instant) {
+        for job in self.jobs.values_mut().filter(|job| job.outcome.is_none()) {
+            job.outcome = Some(Outcome::Fail(Box::new(JobFailure {
+                code: causes::AGENT_STOPPED.to_owned(),
+                message: "the node's agent was stopped; the job begins anew with the next one".to_owned(),
+                retry: true,
+                ..JobFailure::default()
+            })));
+            job.due = now;
+        }
+    }
+
     /// A new connection: everything is said anew.
     pub(crate) fn connected(&mut self, now: Instant) {
         self.ready = true;
@@ -386,6 +400,24 @@ mod tests {
         assert_eq!(word.job(), ("a", "l2"));
         jobs.heard(&word, Heard::Taken(false));
         assert!(jobs.names().is_empty() && jobs.take_ready());
+    }
+
+    #[test]
+    fn what_runs_is_given_back_when_the_agent_stops() {
+        let (mut jobs, now) = (Jobs::default(), Instant::now());
+        jobs.take(&lease("a", "l1", 1), now);
+        jobs.take(&lease("b", "l2", 1), now);
+        jobs.ended("b", 1, fail("X"), now);
+        jobs.hand_back(now);
+        let codes: Vec<_> = jobs
+            .due(now)
+            .into_iter()
+            .map(|word| match word {
+                Word::End { outcome: Outcome::Fail(failure), .. } => (failure.code, failure.retry),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(codes, [("AGENT_STOPPED".to_owned(), true), ("X".to_owned(), false)]);
     }
 
     #[test]

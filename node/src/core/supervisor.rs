@@ -112,9 +112,11 @@ impl Supervisor {
         (supervisor, vec![Output::Validate, Output::Report])
     }
 
-    /// One whose process runs already: an earlier agent started it. It is asked at once whether it is ready.
-    pub(crate) fn adopting(now: Instant, traits: Traits) -> (Self, Vec<Output>) {
+    /// One whose process runs already: an earlier agent started it, after so many restarts. It is asked at once whether it is
+    /// ready.
+    pub(crate) fn adopting(now: Instant, traits: Traits, restarts: u32) -> (Self, Vec<Output>) {
         let (mut supervisor, _) = Self::new(traits);
+        supervisor.restarts = restarts;
         let mut out = Vec::new();
         supervisor.enter(State::Loading, String::new(), &mut out);
         supervisor.load(now, &mut out);

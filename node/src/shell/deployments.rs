@@ -115,7 +115,7 @@ impl Deployments {
             artifacts: Arc::clone(artifacts),
             watch: Arc::clone(watch),
             // The engines have told why, if it cannot be read.
-            kept: Mutex::new(state.deployments().ok().flatten().unwrap_or_default()),
+            kept: Mutex::new(state.deployments().0),
         }
     }
 
@@ -191,7 +191,7 @@ impl Deployments {
         };
         self.room(&wanted)?;
         self.fits(&wanted).await?;
-        self.write(&next).await?;
+        self.write(&next, &kept).await?;
         self.engines.deploy(next.clone(), None);
         if salvaged.is_some() {
             self.write_salvaged().await;
@@ -200,9 +200,10 @@ impl Deployments {
         Ok(is_new)
     }
 
-    async fn write(&self, next: &[Kept]) -> Result<(), JobFailure> {
-        let (state, next) = (Arc::clone(&self.state), next.to_vec());
-        let written = spawn_blocking(move || state.set_deployments(&next)).await;
+    /// What cannot be written leaves `otherwise` to be written later.
+    async fn write(&self, next: &[Kept], otherwise: &[Kept]) -> Result<(), JobFailure> {
+        let (state, next, otherwise) = (Arc::clone(&self.state), next.to_vec(), otherwise.to_vec());
+        let written = spawn_blocking(move || state.set_deployments(&next, &otherwise)).await;
         match written {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => {

@@ -36,6 +36,9 @@ use crate::{
     },
 };
 
+/// The edge's word for a node that is gone for good.
+pub(crate) const DECOMMISSIONED: &str = "NODE_DECOMMISSIONED";
+
 mod engines;
 mod session;
 pub(crate) mod standing;
@@ -173,8 +176,18 @@ impl Edge {
         }
     }
 
+    /// Gives the edge its jobs back, where it can be told.
+    pub(crate) async fn hand_back(&self, patience: Duration) {
+        if self.is_connected() {
+            self.jobs.hand_back(patience).await;
+        }
+    }
+
     /// The connection ended or could not be made.
     fn failed(&self, error: LastError) {
+        if error.reason.as_deref() == Some(DECOMMISSIONED) {
+            self.jobs.retire();
+        }
         let mut now = self.lock();
         // While a new certificate is shown the connection before goes on.
         if !self.draining.is_cancelled() && now.connection.is_none() {
@@ -193,7 +206,7 @@ fn connecting(reason: Option<&str>) -> &'static str {
         Some("CREDENTIAL_REPLACED" | "CREDENTIAL_RETIRED") => "credential_replaced",
         Some("CREDENTIAL_HELD") => "held",
         Some("NODE_DISABLED") => "disabled",
-        Some("NODE_DECOMMISSIONED") => "decommissioned",
+        Some(DECOMMISSIONED) => "decommissioned",
         _ => "connecting",
     }
 }

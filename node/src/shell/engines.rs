@@ -5,6 +5,7 @@
 //! that engine is ready, and is counted until it is over.
 
 use std::{
+    collections::BTreeSet,
     sync::{
         Arc, Mutex, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU32, Ordering},
@@ -34,6 +35,7 @@ mod claims;
 mod driver;
 mod leftovers;
 mod output;
+mod parking;
 mod remembering;
 mod strays;
 mod told;
@@ -104,6 +106,8 @@ struct Shared {
     way: Option<Arc<Route>>,
     /// Its process, from the start until nothing of it is left.
     leader: Option<Leader>,
+    /// When that was started; 0: there is none.
+    process_since_unix_ms: i64,
     /// The run's nonce, and who holds it.
     run: Option<(String, Arc<Held>)>,
     /// The last lines of the run before.
@@ -234,10 +238,7 @@ impl Engine {
     }
 
     /// Does what an operator wants: stops it, or starts it anew. Running requests get `drain`.
-    ///
-    /// # Errors
-    /// Why not: one sentence.
-    pub(crate) fn control(&self, action: EngineAction, drain: Duration) -> Result<(), &'static str> {
+    fn control(&self, action: EngineAction, drain: Duration) -> Result<(), &'static str> {
         let command = match action {
             EngineAction::Restart => Command::Restart { drain },
             EngineAction::Stop => Command::Park { drain },
@@ -261,6 +262,9 @@ pub(crate) struct Host {
     /// What could not be ended of that.
     stuck: Mutex<Vec<strays::Trace>>,
     claims: claims::Claims,
+    gone: output::Gone,
+    /// Engines that an operator stopped: they stay so until he says otherwise.
+    parked: Mutex<BTreeSet<String>>,
     /// Whatever nobody goes on with was ended, as far as that could be done.
     cleared: watch::Sender<bool>,
     /// The node's file may name other programs while the agent runs: then the next start takes those.
@@ -300,6 +304,8 @@ impl Engines {
             inheritance: Mutex::new(inheritance),
             stuck: Mutex::default(),
             claims: claims::Claims::default(),
+            gone: output::Gone::default(),
+            parked: Mutex::new(state.parked()),
             facts: Mutex::new(HostFacts {
                 programs: config.programs.clone(),
                 accelerator: config.accelerator,

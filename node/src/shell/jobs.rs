@@ -30,6 +30,8 @@ pub(crate) use bodies::{Bodies, CAPABILITIES};
 
 /// One request to the edge: an end is a write at its disk.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// Between two looks whether the edge has heard what was given back.
+const HEARD: Duration = Duration::from_millis(20);
 
 /// All jobs of the node.
 pub(crate) struct Jobs {
@@ -87,6 +89,28 @@ impl Jobs {
     /// Those that run, and those whose end is not told yet.
     pub(crate) fn names(&self) -> Vec<RunningJob> {
         self.table().names()
+    }
+
+    /// The edge says that this node is gone for good: nobody wants its jobs, nor the engines of its deployments.
+    pub(crate) fn retire(self: &Arc<Self>) {
+        for (_, cancel) in self.cancels().iter() {
+            cancel.cancel();
+        }
+        let own = Arc::clone(self);
+        tokio::spawn(async move { own.bodies.retire().await });
+    }
+
+    /// Gives back what runs, since the agent ends: the edge hears it, or the time is over. Nothing is given back twice.
+    pub(crate) async fn hand_back(&self, patience: Duration) {
+        self.table().hand_back(Instant::now());
+        self.wake.notify_one();
+        let heard = async {
+            while !self.table().names().is_empty() {
+                tokio::time::sleep(HEARD).await;
+            }
+        };
+        // What the edge did not hear counts as a process that was lost.
+        let _ = tokio::time::timeout(patience, heard).await;
     }
 
     /// No more are taken: the agent ends.

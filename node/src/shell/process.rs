@@ -6,13 +6,13 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     fs, io,
     os::{
         fd::OwnedFd,
-        unix::{fs::MetadataExt, process::CommandExt},
+        unix::{ffi::OsStrExt, fs::MetadataExt, process::CommandExt},
     },
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::{Mutex, PoisonError},
     time::Duration,
@@ -33,6 +33,8 @@ use crate::{
 pub(crate) const NONCE: &str = "UMBEL_ENGINE_NONCE";
 /// Stands beside it in the environment of a holder: the name of its engine.
 pub(crate) const ENGINE: &str = "UMBEL_HOLDER_OF";
+/// And the folder of the node's engines, as its node sees it: whatever becomes of a process's own folder, this finds it.
+pub(crate) const HOME: &str = "UMBEL_ENGINE_HOME";
 /// The nonce of what is no engine's: see `leash`.
 pub(crate) const NO_ENGINE: &str = "leash";
 /// The name that a holder gives itself.
@@ -84,6 +86,7 @@ impl Process {
             .env_clear()
             .envs(launch.environment.iter().map(|(name, value)| (name, value)))
             .env(NONCE, &launch.nonce)
+            .env(HOME, home(Path::new(&launch.folder)))
             .current_dir(&launch.folder)
             .stdin(Stdio::null())
             .stdout(writer.try_clone()?)
@@ -235,22 +238,32 @@ pub(crate) struct Marked {
     pub(crate) is_holder: bool,
 }
 
-/// The living processes that carry an engine's mark and work in this folder, which holders do all their life.
+/// The living processes that carry an engine's mark and this node's: they work in its folder of engines, which holders do all
+/// their life, or were started for it. As far as this user may look.
 pub(crate) fn marked_in(folder: &Path) -> Vec<Marked> {
     let own = own_id();
     let Ok(place) = Place::of(folder) else { return Vec::new() };
     let strangers = all().into_iter().filter(|facts| !facts.zombie && facts.id != own);
-    strangers.filter(|facts| place.is_of(facts.id)).filter_map(|facts| marked(&facts)).collect()
+    strangers.filter_map(|facts| marked(&facts, &place)).collect()
 }
 
-fn marked(facts: &ProcessFacts) -> Option<Marked> {
+/// What [`HOME`] says of a folder.
+pub(crate) fn home(folder: &Path) -> PathBuf {
+    folder.canonicalize().unwrap_or_else(|_| folder.to_owned())
+}
+
+fn marked(facts: &ProcessFacts, place: &Place) -> Option<Marked> {
     let environment = environment(facts.id)?;
-    let variable = |name: &str| {
+    let value = |name: &str| {
         let mut entries = environment.split(|byte| *byte == 0);
-        let value = entries.find_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="))?;
-        Some(String::from_utf8_lossy(value).into_owned())
+        entries.find_map(|entry| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
     };
+    let variable = |name: &str| Some(String::from_utf8_lossy(value(name)?).into_owned());
     let nonce = variable(NONCE).filter(|nonce| !nonce.is_empty() && nonce != NO_ENGINE)?;
+    let home = value(HOME).map(OsStr::from_bytes);
+    if !place.is_of(facts.id) && !home.is_some_and(|home| place.is_home_of(facts.id, home)) {
+        return None;
+    }
     let engine = variable(ENGINE);
     let name = fs::read_to_string(format!("/proc/{}/comm", facts.id.0)).unwrap_or_default();
     let is_holder = engine.is_some() || name.trim_end() == HOLDER;
@@ -260,6 +273,7 @@ fn marked(facts: &ProcessFacts) -> Option<Marked> {
 
 /// A folder, whatever it is called.
 struct Place {
+    path: PathBuf,
     file: (u64, u64),
     /// What the kernel calls one that stood here and was removed.
     removed: OsString,
@@ -269,9 +283,9 @@ impl Place {
     fn of(folder: &Path) -> io::Result<Self> {
         let folder = folder.canonicalize()?;
         let file = fs::metadata(&folder)?;
-        let mut removed = folder.into_os_string();
+        let mut removed = folder.clone().into_os_string();
         removed.push(" (deleted)");
-        Ok(Self { file: (file.dev(), file.ino()), removed })
+        Ok(Self { path: folder, file: (file.dev(), file.ino()), removed })
     }
 
     /// Whether a process works in it. A path says so only to those who see the same mounts.
@@ -279,9 +293,19 @@ impl Place {
         let path = format!("/proc/{}/cwd", id.0);
         let is_it = fs::metadata(&path).is_ok_and(|file| (file.dev(), file.ino()) == self.file);
         let was_here = || fs::read_link(&path).is_ok_and(|path| path.as_os_str() == self.removed);
-        let mounts = |id: &str| fs::read_link(format!("/proc/{id}/ns/mnt")).ok();
-        is_it || (was_here() && mounts("self").is_some_and(|own| mounts(&id.0.to_string()) == Some(own)))
+        is_it || (was_here() && sees_the_same(id))
     }
+
+    /// Whether a process was started for it, by the path in its environment.
+    fn is_home_of(&self, id: ProcessId, home: &OsStr) -> bool {
+        self.path.as_os_str() == home && sees_the_same(id)
+    }
+}
+
+/// Whether a process sees the same mounts: the same path elsewhere is another node's.
+fn sees_the_same(id: ProcessId) -> bool {
+    let mounts = |id: &str| fs::read_link(format!("/proc/{id}/ns/mnt")).ok();
+    mounts("self").is_some_and(|own| mounts(&id.0.to_string()) == Some(own))
 }
 
 /// This process.

@@ -43,6 +43,8 @@ const TAILS_MAX: usize = 24 * 1024;
 const CAUSE_MAX: usize = 512;
 /// The numbers of reports had to come from the edge: shown until they have.
 const SEQUENCES_LOST: &str = "SEQUENCES_LOST";
+/// The disk does not take the list of deployments.
+const STATE_NOT_WRITABLE: &str = "STATE_NOT_WRITABLE";
 /// Engines of deployments go on without the list of them.
 const DEPLOYMENTS_LOST: &str = "DEPLOYMENTS_LOST";
 /// Problems of one heartbeat: the boundary's bound.
@@ -242,6 +244,7 @@ impl Reports {
     /// What is wrong with this node, besides lost GPUs.
     pub(crate) fn problems(&self) -> Vec<NodeProblem> {
         self.set_problem(DEPLOYMENTS_LOST, self.engines.lost_deployments());
+        self.set_problem(STATE_NOT_WRITABLE, self.state.unwritable());
         let own =
             self.problems.lock().unwrap_or_else(PoisonError::into_inner).all().cloned().collect::<Vec<_>>();
         own.into_iter()

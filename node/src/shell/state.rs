@@ -4,12 +4,12 @@
 //! Invariant: two agents never share a state directory, and every file is the old one or the new one, whole.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::{self, File, OpenOptions},
     io::{self, Read, Seek, Write},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
-    sync::Mutex,
+    sync::{Mutex, PoisonError},
 };
 
 use prost::Message;
@@ -40,6 +40,7 @@ const GPUS: &str = "gpus.pb";
 const SETTINGS: &str = "settings.json";
 const DEPLOYMENTS: &str = "deployments.json";
 const SALVAGED: &str = "deployments.salvaged.json";
+const PARKED: &str = "stopped.json";
 const RUNTIMES: &str = "runtimes.json";
 const LOCK: &str = "agent.lock";
 /// The first key's file name; rotations use both of the names in turn.
@@ -52,6 +53,8 @@ pub(crate) struct State {
     /// Held as long as the agent runs; the kernel lets go of it when the process ends.
     _lock: Option<File>,
     sequences: Mutex<Sequences>,
+    /// The list of deployments that could not be written, and why.
+    owed: Mutex<Option<(Vec<Kept>, io::ErrorKind)>>,
     /// Why the numbers that stood there could not be used, if so.
     lost_sequences: Option<String>,
 }
@@ -106,7 +109,13 @@ impl State {
             tracing::warn!("{why}");
         }
         let sequences = Mutex::new(sequences);
-        Ok(Self { folder: folder.to_owned(), _lock: Some(lock), sequences, lost_sequences })
+        Ok(Self {
+            folder: folder.to_owned(),
+            _lock: Some(lock),
+            sequences,
+            owed: Mutex::default(),
+            lost_sequences,
+        })
     }
 
     /// Opens it for a look only: no lock, nothing is written.
@@ -116,7 +125,7 @@ impl State {
     pub(crate) fn look(folder: &Path) -> Result<Self, StartError> {
         let (sequences, lost_sequences) = read_sequences(folder);
         let sequences = Mutex::new(sequences);
-        Ok(Self { folder: folder.to_owned(), _lock: None, sequences, lost_sequences })
+        Ok(Self { folder: folder.to_owned(), _lock: None, sequences, owed: Mutex::default(), lost_sequences })
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -230,7 +239,7 @@ impl State {
     /// # Errors
     /// If the file cannot be written; then nothing is reserved.
     pub(crate) fn reserve(&self, change: impl FnOnce(&mut Sequences)) -> io::Result<()> {
-        let mut sequences = self.sequences.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut sequences = self.sequences.lock().unwrap_or_else(PoisonError::into_inner);
         let mut wanted = *sequences;
         change(&mut wanted);
         let content = serde_json::to_vec(&wanted).map_err(io::Error::other)?;
@@ -241,7 +250,7 @@ impl State {
 
     /// The reserves.
     pub(crate) fn sequences(&self) -> Sequences {
-        *self.sequences.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        *self.sequences.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Why the reserves that stood there could not be used. The edge's answer to hello brings the numbers back.
@@ -263,12 +272,33 @@ impl State {
         }
     }
 
-    /// The engines of deployments that this node has; nothing if it never had a list. One that cannot be read is set aside.
-    ///
-    /// # Errors
-    /// Why it cannot be used.
-    pub(crate) fn deployments(&self) -> Result<Option<Vec<Kept>>, String> {
-        self.listed(DEPLOYMENTS)
+    /// The engines of deployments that this node has, and what is wrong with their list. An entry that cannot be read costs
+    /// only itself; the list as it stood is kept beside it.
+    pub(crate) fn deployments(&self) -> (Vec<Kept>, Option<String>) {
+        let entries: Vec<serde_json::Value> = match self.listed(DEPLOYMENTS) {
+            Ok(Some(entries)) => entries,
+            Ok(None) => return (Vec::new(), Some("the list of deployments is not there".to_owned())),
+            Err(why) => return (Vec::new(), Some(why)),
+        };
+        let (mut kept, mut damaged) = (Vec::new(), Vec::new());
+        for entry in entries {
+            let name = entry
+                .get("engine")
+                .and_then(|name| name.as_str())
+                .unwrap_or("of an unknown engine")
+                .to_owned();
+            match serde_json::from_value::<Kept>(entry) {
+                Ok(entry) => kept.push(entry),
+                Err(error) => damaged.push(format!("{name} ({error})")),
+            }
+        }
+        if damaged.is_empty() {
+            return (kept, None);
+        }
+        let path = self.path(DEPLOYMENTS);
+        // For people; what could be read goes on without it.
+        let _ = fs::copy(&path, path.with_extension("json.damaged"));
+        (kept, Some(format!("{DEPLOYMENTS}: entries that cannot be read: {}", damaged.join(", "))))
     }
 
     /// The engines of deployments of which only what they were started as is known.
@@ -287,6 +317,7 @@ impl State {
         }
     }
 
+    /// What stands in a file. One that cannot be read is set aside.
     fn listed<T: serde::de::DeserializeOwned>(&self, name: &str) -> Result<Option<T>, String> {
         let path = self.path(name);
         let unusable = |why: String| {
@@ -303,13 +334,52 @@ impl State {
         }
     }
 
+    /// The engines that an operator stopped.
+    pub(crate) fn parked(&self) -> BTreeSet<String> {
+        self.listed(PARKED).ok().flatten().unwrap_or_default()
+    }
+
+    /// Keeps those. Blocks on the disk.
+    pub(crate) fn set_parked(&self, engines: &BTreeSet<String>) {
+        let content = serde_json::to_vec_pretty(engines).unwrap_or_default();
+        if let Err(error) = files::write_private(&self.path(PARKED), &content) {
+            tracing::warn!(%error, "which engines are stopped cannot be written to the state directory");
+        }
+    }
+
     /// Keeps the engines of deployments. Blocks on the disk.
     ///
     /// # Errors
-    /// If it cannot be written; the old list then still stands.
-    pub(crate) fn set_deployments(&self, deployments: &[Kept]) -> io::Result<()> {
+    /// If it cannot be written; the old list then still stands, and `otherwise` is owed to the disk.
+    pub(crate) fn set_deployments(&self, deployments: &[Kept], otherwise: &[Kept]) -> io::Result<()> {
+        // Held until it stands there, so that the newest is written last.
+        let mut owed = self.owed.lock().unwrap_or_else(PoisonError::into_inner);
+        let written = self.write_deployments(deployments);
+        *owed = written.as_ref().err().map(|error| (otherwise.to_vec(), error.kind()));
+        written
+    }
+
+    fn write_deployments(&self, deployments: &[Kept]) -> io::Result<()> {
         let content = serde_json::to_vec_pretty(deployments).map_err(io::Error::other)?;
         files::write_private(&self.path(DEPLOYMENTS), &content)
+    }
+
+    /// Writes what could not be written before. Blocks on the disk.
+    pub(crate) fn write_owed(&self) {
+        let mut owed = self.owed.lock().unwrap_or_else(PoisonError::into_inner);
+        *owed = owed.take().and_then(|(list, _)| {
+            let error = self.write_deployments(&list).err()?;
+            Some((list, error.kind()))
+        });
+    }
+
+    /// Why something of this node is not on its disk.
+    pub(crate) fn unwritable(&self) -> Option<String> {
+        let owed = self.owed.try_lock().ok()?;
+        let (_, kind) = owed.as_ref()?;
+        Some(format!(
+            "the state directory cannot be written ({kind}): engines are unloaded all the same, but none is loaded until it can; make room there"
+        ))
     }
 
     /// What an earlier agent found out of the programs of this host. What cannot be read is found out anew.

@@ -68,6 +68,21 @@ async fn lost(ctl: &Ctl, node: &SiteNode, print: bool) -> Outcome<NodeDecommissi
     Ok(lost)
 }
 
+/// Each with its replicas that run there.
+fn deployments(lost: &NodeDecommissionResult) -> String {
+    if lost.deployments.is_empty() {
+        return "none".to_owned();
+    }
+    let of = |name: &String| {
+        let own = |replica: &&String| {
+            replica.strip_prefix(name.as_str()).is_some_and(|rest| rest.starts_with(".r"))
+        };
+        let replicas: Vec<&str> = lost.replicas.iter().filter(own).map(String::as_str).collect();
+        if replicas.is_empty() { name.clone() } else { format!("{name} loses {}", replicas.join(" and ")) }
+    };
+    lost.deployments.iter().map(of).collect::<Vec<_>>().join(", ")
+}
+
 fn words(lost: &NodeDecommissionResult) -> String {
     let none = |list: &[String]| if list.is_empty() { "none".to_owned() } else { list.join(", ") };
     let mut lines = vec![
@@ -75,7 +90,7 @@ fn words(lost: &NodeDecommissionResult) -> String {
         ("Requests", format!("{} run there", lost.leases)),
         ("Jobs", lost.jobs.to_string()),
         ("Engines", none(&lost.providers)),
-        ("Deployments", none(&lost.deployments)),
+        ("Deployments", deployments(lost)),
     ];
     for model in &lost.models {
         let left = match model.available_elsewhere {

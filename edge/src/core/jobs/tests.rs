@@ -7,6 +7,7 @@
     reason = "tests"
 )]
 
+use umbel_contracts::causes;
 use umbel_contracts::proto::node::job_complete::Report;
 use umbel_contracts::proto::node::{
     ArtifactRemoveReport, JobFailure, JobRefusal, RunningJob, RuntimeHealth, RuntimeHealthReport,
@@ -256,6 +257,24 @@ fn with_its_process_an_attempt_is_lost_three_times_and_no_more() {
     assert_eq!(world.state("a"), JobState::Failed);
     assert_eq!(world.disk["a"].failures, ATTEMPTS);
     assert_eq!(world.disk["a"].failure().unwrap().code, "PROCESS_LOST");
+}
+
+/// Given back by an agent that stops in order, as often as that may be: no attempt, and said twice it changes nothing.
+#[test]
+fn a_job_that_is_given_back_has_lost_no_attempt() {
+    let mut world = World::new();
+    world.submit("a");
+    for process in 1..=4 {
+        let speaker = world.speaker(process, process);
+        world.ready(&speaker, &[]);
+        let lease = world.claim("a", &speaker);
+        let failure = JobFailure { code: causes::AGENT_STOPPED.to_owned(), ..JobFailure::default() };
+        let row = world.jobs.fail(world.node, "a", &lease, &failure, world.wall()).unwrap().unwrap();
+        assert_eq!((row.state, row.failures, row.failure.is_none()), (JobState::Queued, 0, true));
+        world.store("a", row);
+        assert!(world.jobs.fail(world.node, "a", &lease, &failure, world.wall()).unwrap().is_none());
+    }
+    assert_eq!(world.state("a"), JobState::Queued);
 }
 
 #[test]

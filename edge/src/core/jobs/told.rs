@@ -5,6 +5,7 @@
 
 use std::time::Instant;
 
+use umbel_contracts::causes;
 use umbel_contracts::objects::JobState;
 use umbel_contracts::proto::node::job_complete::Report;
 use umbel_contracts::proto::node::{JobFailure, JobProgress, JobRefusal};
@@ -222,6 +223,10 @@ impl Jobs {
             return Ok(None);
         }
         self.in_force(id, lease).ok_or_else(old)?;
+        if failure.code == causes::AGENT_STOPPED {
+            let ended_lease = lease.to_owned();
+            return Ok(Some(JobRow { ended_lease, ..returned(&job.row, now) }));
+        }
         let mut message = failure.message.clone();
         let end = (0..=SENTENCE.min(message.len())).rev().find(|at| message.is_char_boundary(*at));
         message.truncate(end.unwrap_or_default());

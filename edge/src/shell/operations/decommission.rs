@@ -1,8 +1,9 @@
-//! `node.decommission`: a node is drained, then retired for good.
+//! `node.decommission`: a node is drained, its replicas are unloaded, then it is retired for good.
 //!
-//! Owns the preview, the confirmation, the waiting and the last write. What a tombstone leaves behind is the
-//! registry's. Invariant: nothing is revoked before the leases ended or their time is over; the last write is one
-//! transaction with the command's outcome, so a restart in between goes on with the waiting.
+//! Owns the preview, the confirmation, the waiting and the last write. Leaves what a tombstone leaves behind to the registry,
+//! ending replicas on a draining node to the reconciler, and engines that could not be unloaded to their node, which ends
+//! them when it hears that it is gone. Invariant: nothing is revoked before the leases and replicas ended or their time is
+//! over; the last write is one transaction with the command's outcome, so a restart in between goes on with the waiting.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +20,7 @@ use umbel_wire::{Code, Error, NodeId};
 use super::nodes::{self, Deed, Full};
 use super::{drain, invalid, one, result, stored};
 use crate::core::commands::{CommandRow, Request};
+use crate::core::deployments::{DeploymentRow, ReplicaRow};
 use crate::core::registry::node::{Decision, Node, ProviderState};
 use crate::shell::commands::{COMMANDS, Commands, Context, Running, store_error};
 use crate::shell::events::Happened;
@@ -32,6 +34,10 @@ const LEAVES: Deed = Deed {
 };
 /// How often the last write is proposed again when the row changed in the same moment.
 const TRIES: usize = 8;
+/// An engine ends within a minute of its last request: SIGTERM, SIGKILL, memory of GPUs. Then its node is left with it.
+const UNLOADS: Duration = Duration::from_secs(90);
+/// Between two looks at what is not unloaded yet.
+const LOOK: Duration = Duration::from_millis(250);
 
 /// What will be lost.
 pub(super) fn preview(commands: &Commands, request: &Request) -> Result<Value, Error> {
@@ -41,6 +47,9 @@ pub(super) fn preview(commands: &Commands, request: &Request) -> Result<Value, E
 
 fn lost(site: &Site, node: &Node) -> NodeDecommissionResult {
     let (_, all) = site.nodes();
+    let replicas = replicas(site, node.id, |_| true);
+    let mut deployments: Vec<String> = replicas.iter().map(|row| row.deployment.clone()).collect();
+    deployments.dedup();
     let mut models: Vec<String> = node.report.engines.iter().map(|engine| engine.model.clone()).collect();
     models.sort();
     models.dedup();
@@ -54,8 +63,42 @@ fn lost(site: &Site, node: &Node) -> NodeDecommissionResult {
         models: models.collect(),
         providers: node.report.engines.iter().map(|engine| node.provider_id(&engine.name)).collect(),
         leases: nodes::outcome(site, node, &node.row, false).in_flight,
-        jobs: 0,
-        deployments: Vec::new(),
+        jobs: open_jobs(site, node.id),
+        deployments,
+        replicas: replicas.iter().map(ReplicaRow::engine).collect(),
+    }
+}
+
+fn open_jobs(site: &Site, node: NodeId) -> u64 {
+    let node = node.to_string();
+    site.jobs.list(|view| view.row.node == node && !view.row.state.is_end()).len() as u64
+}
+
+/// The replicas on a node, by deployment.
+fn replicas(site: &Site, node: NodeId, of: impl Fn(&DeploymentRow) -> bool) -> Vec<ReplicaRow> {
+    site.deployments.read(|table| {
+        let here = table.replicas.values().filter(|row| row.node == node);
+        here.filter(|row| table.rows.get(&row.deployment).is_some_and(&of)).cloned().collect()
+    })
+}
+
+/// Waits until the node has no replica that is going to end; a paused deployment's stays as it is. A node that cannot be asked
+/// is not waited for.
+async fn unloaded(commands: &Commands, command_id: &str, node: NodeId) {
+    let site = &commands.site;
+    let mut told = Vec::new();
+    while site.read(|registry| registry.node(&node).is_some_and(|node| node.connected())) {
+        let left = replicas(site, node, |row| !row.paused || row.deleting);
+        let left: Vec<String> = left.iter().map(ReplicaRow::engine).collect();
+        if left.is_empty() {
+            return;
+        }
+        if left != told {
+            let message = format!("waits for {} to end", left.join(", "));
+            commands.step(command_id, CommandPhase::Running, &message, None);
+            told = left;
+        }
+        tokio::time::sleep(LOOK).await;
     }
 }
 
@@ -122,9 +165,14 @@ pub(super) fn resume(commands: &Arc<Commands>, id: String, row: CommandRow, runn
         let left = until.unix_ms().saturating_sub(commands.site.wall().unix_ms());
         let left = Duration::from_millis(u64::try_from(left).unwrap_or(0));
         let ids = [node];
+        let emptied = async {
+            commands.site.dispatch.drained(node).await;
+            // Whatever is left after that ends when its node hears that it is gone.
+            let _ = tokio::time::timeout(UNLOADS, unloaded(&commands, &id, node)).await;
+        };
         let go_on = tokio::select! {
             biased;
-            () = commands.site.dispatch.drained(node) => true,
+            () = emptied => true,
             () = running.cancel.cancelled() => false,
             () = tokio::time::sleep(left) => true,
             () = drain::progress(&commands, &id, &ids) => true,

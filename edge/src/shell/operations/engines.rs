@@ -196,12 +196,20 @@ pub(super) async fn start(context: &Context<'_>) -> Result<(), Error> {
         action: action.into(),
         deadline_ms: u32::try_from(deadline_ms).unwrap_or(u32::MAX),
     };
+    let before = Some(object(&node, &engine, false).state).filter(|state| state != "stopped");
     let ack: EngineControlAck = ask(site, &node, method::NODE_ENGINE_CONTROL, &question).await?;
     if !ack.accepted {
         return Err(Error::new(Code::Conflict, "ENGINE_REFUSED", ack.message));
     }
     let now = site.read(|registry| registry.node(&node.id).cloned()).unwrap_or(node);
-    let value = result::<EngineShow>(object(&now, &engine, false))?;
+    let mut shown = object(&now, &engine, false);
+    // Its node has taken the wish, and tells the first state that comes of it a moment later.
+    if before.as_ref() == Some(&shown.state) {
+        "stopping".clone_into(&mut shown.state);
+        let word = if action == EngineAction::Stop { "stopped" } else { "restarted" };
+        shown.cause = format!("{word} by an operator");
+    }
+    let value = result::<EngineShow>(shown)?;
     let audit = context.audit(now.provider_id(&engine.name));
     site.store
         .commit(context.outcome(&stored(&value)).audit(audit))

@@ -336,8 +336,9 @@ fn an_operator_restarts_and_stops() {
 fn an_adopted_one_is_not_started() {
     let traits = Traits { supervised: true, start_timeout: Duration::from_secs(60) };
     let now = Instant::now();
-    let (supervisor, out) = Supervisor::adopting(now, traits);
+    let (supervisor, out) = Supervisor::adopting(now, traits, 3);
     assert_eq!(out, [Output::Report, Output::Probe]);
+    assert_eq!(supervisor.restarts(), 3, "those of the engine, not of the agent");
     let mut bench = Bench { now, supervisor, out };
     bench.give(Input::Probed(Ok(())));
     assert_eq!(bench.supervisor.state(), State::Ready);

@@ -54,7 +54,7 @@ impl Deployments {
     /// are free, and it is forgotten.
     ///
     /// # Errors
-    /// If the list cannot be written, or something of it hangs.
+    /// Something of it hangs, or memory of its GPUs is not given back.
     pub(crate) async fn unload(&self, body: &DeploymentUnload) -> Result<DeploymentUnloadReport, JobFailure> {
         let began = Instant::now();
         let stopped = self.forget(&body.engine, Duration::from_millis(u64::from(body.deadline_ms))).await?;
@@ -84,7 +84,15 @@ impl Deployments {
                 return Err(failure("NOT_DEPLOYED", "engine", says, false));
             }
             if let Some(next) = without(&kept, name) {
-                self.write(&next).await?;
+                // Taking away needs no disk: until it can be written, an agent that starts anew has it once more, and the edge
+                // unloads it again.
+                if let Err(failure) = self.write(&next, &next).await {
+                    tracing::warn!(
+                        engine = name,
+                        "unloaded all the same: the list of deployments {}",
+                        failure.message
+                    );
+                }
                 self.engines.deploy(next.clone(), Some((name, drain)));
                 *kept = next;
             } else if self.engines.salvaged(name).is_some() {
@@ -96,6 +104,30 @@ impl Deployments {
             }
         }
         self.gone(name, drain).await.map(|()| true)
+    }
+
+    /// This node is its edge's no more: every engine of a deployment ends, those of the node's own file go on. Said again, it
+    /// changes nothing.
+    pub(crate) async fn retire(&self) {
+        let mut kept = self.kept.lock().await;
+        let salvaged = self.engines.all_salvaged();
+        if kept.is_empty() && salvaged.is_empty() {
+            return;
+        }
+        tracing::warn!(
+            engines = kept.len() + salvaged.len(),
+            "the node was decommissioned: the engines of its deployments are ended"
+        );
+        // What cannot be written is ended all the same: an agent that starts anew is told again that it is gone.
+        if let Err(failure) = self.write(&[], &[]).await {
+            tracing::warn!("the list of deployments {}", failure.message);
+        }
+        for engine in salvaged {
+            self.engines.let_go(&engine.name);
+        }
+        self.write_salvaged().await;
+        self.engines.deploy(Vec::new(), None);
+        kept.clear();
     }
 
     /// Waits until nothing is left of an engine: no process, no port, no memory of a GPU.

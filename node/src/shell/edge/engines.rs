@@ -22,9 +22,9 @@ pub(super) fn output(edge: &Edge, request: IncomingRequest) {
     tokio::spawn(async move {
         let answer = async {
             let asked: EngineOutputRequest = bounds::decode(&request.payload)?;
-            let engine = engines.by_name(&asked.engine).ok_or_else(unknown)?;
             let lines = if asked.lines == 0 { LINES } else { asked.lines as usize };
-            Ok(engine.output(&asked.cursor, lines).await.encode_to_vec())
+            let told = engines.output(&asked.engine, &asked.cursor, lines).await.ok_or_else(unknown)?;
+            Ok(told.encode_to_vec())
         };
         let answer = answer.await;
         request.respond(answer);
@@ -33,20 +33,19 @@ pub(super) fn output(edge: &Edge, request: IncomingRequest) {
 
 /// Stops an engine, or starts it anew.
 pub(super) fn control(edge: &Edge, request: IncomingRequest) {
-    let answer = bounds::decode::<EngineControl>(&request.payload).map(|asked| {
-        let drain = Duration::from_millis(asked.deadline_ms.into());
-        let done = match edge.engines.by_name(&asked.engine) {
-            Some(engine) => engine.control(asked.action(), drain),
-            None => Err("this node has no such engine"),
+    let engines = Arc::clone(&edge.engines);
+    tokio::spawn(async move {
+        let answer = async {
+            let asked: EngineControl = bounds::decode(&request.payload)?;
+            let drain = Duration::from_millis(asked.deadline_ms.into());
+            let done = engines.control(&asked.engine, asked.action(), drain).await;
+            tracing::info!(engine = %asked.engine, action = ?asked.action(), refused = done.err(), "an operator's wish");
+            let message = done.err().unwrap_or_default().to_owned();
+            Ok(EngineControlAck { accepted: done.is_ok(), message }.encode_to_vec())
         };
-        tracing::info!(engine = %asked.engine, action = ?asked.action(), refused = done.err(), "an operator's wish");
-        let ack = EngineControlAck {
-            accepted: done.is_ok(),
-            message: done.err().unwrap_or_default().to_owned(),
-        };
-        ack.encode_to_vec()
+        let answer = answer.await;
+        request.respond(answer);
     });
-    request.respond(answer);
 }
 
 fn unknown() -> Error {

@@ -317,6 +317,7 @@ impl Engines {
                 route: None,
                 way: None,
                 leader: None,
+                process_since_unix_ms: 0,
                 run: None,
                 last: super::output::Last::default(),
                 held: None,
@@ -328,6 +329,10 @@ impl Engines {
             commands,
         });
         let (host, changed) = (Arc::clone(&self.host), Arc::clone(&self.changed));
+        if self.host.is_parked(&engine.name) {
+            // The first word that its driver hears; what runs of it ends.
+            let _ = engine.commands.try_send(Command::Park { drain: Duration::ZERO });
+        }
         let driven = driver::drive(Arc::clone(&engine), host, asked, changed, inherited);
         let (own, ended) = (self.own.clone(), Arc::clone(&engine));
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
@@ -346,7 +351,12 @@ impl Engines {
 
     /// Nothing of an engine is left: its name may be wanted again.
     fn gone(&self, engine: &Arc<Engine>) {
+        let last = engine.lock().last.clone();
+        self.host.gone.keep(&engine.name, last);
         let mut list = self.lock();
+        if list.leaving.iter().any(|one| Arc::ptr_eq(one, engine)) && !list.stopping {
+            self.host.forget_parked(&engine.name);
+        }
         list.leaving.retain(|one| !Arc::ptr_eq(one, engine));
         list.hidden.retain(|one| !Arc::ptr_eq(one, engine));
         self.settle(&mut list);

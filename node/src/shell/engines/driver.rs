@@ -43,6 +43,8 @@ struct Driver {
     run: Option<Run>,
     /// The processes of the run before: the driver may hold their memory for a while.
     ended: BTreeMap<i32, StartTime>,
+    /// When it was adopted, and since when it was ready then.
+    was_ready: Option<(std::time::Instant, Wall)>,
     /// The port of the run before.
     port: Option<u16>,
     route: Option<Arc<Route>>,
@@ -63,8 +65,8 @@ pub(super) async fn drive(
     let traits = traits(&engine.config());
     let (results, mut inputs) = mpsc::channel(RESULTS);
     let now = std::time::Instant::now();
-    let (supervisor, outputs) = match inherited {
-        Some(_) => Supervisor::adopting(now, traits),
+    let (supervisor, outputs) = match &inherited {
+        Some((inherited, _)) => Supervisor::adopting(now, traits, inherited.record.restarts),
         None => Supervisor::new(traits),
     };
     let mut driver = Driver {
@@ -74,6 +76,7 @@ pub(super) async fn drive(
         supervisor,
         run: None,
         ended: BTreeMap::new(),
+        was_ready: None,
         port: None,
         route: None,
         start: 0,
@@ -185,13 +188,19 @@ impl Driver {
         }
     }
 
-    fn report(&self) {
+    fn report(&mut self) {
+        let (before, state) = (self.engine.lock().view.state, self.supervisor.state());
+        let since = match state {
+            _ if state == before => None,
+            State::Ready => Some(self.ready_since()),
+            _ => Some(Wall::now()),
+        };
         let supervisor = &self.supervisor;
-        let (name, state, cause) = (&self.engine.name, supervisor.state(), supervisor.cause());
+        let (name, cause) = (&self.engine.name, supervisor.cause());
         let mut shared = self.engine.lock();
-        if shared.view.state != state {
+        if let Some(since) = since {
             tracing::info!(engine = %name, %state, cause, "engine state");
-            shared.view.since = Wall::now();
+            shared.view.since = since;
         }
         shared.view = View {
             state,
@@ -244,7 +253,8 @@ impl Driver {
         let broken = Input::Validated(Err("the check of its profile failed".into()));
         self.answer_later(broken, async move {
             host.cleared().await;
-            if let Err(why) = host.alone(&config.name).await {
+            let gpus = config.source.process().map(|process| process.gpus.clone()).unwrap_or_default();
+            if let Err(why) = host.alone(&config.name, &gpus).await {
                 return Input::Validated(Err(why));
             }
             // A start into memory that is not free yet would fail, and count as a crash.
@@ -260,8 +270,7 @@ impl Driver {
                     PORT_TAKEN => format!("{PORT_TAKEN}: {}", refusal.message),
                     _ => refusal.message,
                 })?;
-                let gpus = config.source.process().map(|process| process.gpus.as_slice()).unwrap_or_default();
-                host.claim(&config.name, gpus)
+                host.claim(&config.name, &gpus)
             });
             Input::Validated(checked.await.unwrap_or_else(|_| Err("the check of its profile failed".into())))
         });

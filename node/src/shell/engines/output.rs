@@ -3,7 +3,10 @@
 //! Owns where a reader stands; leaves keeping lines to the holder and `core/tail`. Invariant: a reader who goes on from
 //! where it was gets each line once, the last ones of a run that ended included, and is told of what it missed.
 
-use std::sync::Arc;
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use umbel_contracts::proto::node::EngineOutput;
 
@@ -12,6 +15,39 @@ use crate::shell::holder::Held;
 
 /// Of a run's nonce so much stands in a cursor.
 const RUN: usize = 16;
+
+/// Engines that are gone and whose last lines are kept; each has at most 32 KiB.
+const GONE: usize = 16;
+
+/// Last lines of engines that this node has no more, the newest last.
+#[derive(Debug, Default)]
+pub(super) struct Gone(Mutex<VecDeque<(String, Last)>>);
+
+impl Gone {
+    /// An engine goes.
+    pub(super) fn keep(&self, engine: &str, last: Last) {
+        if last.lines.is_empty() {
+            return;
+        }
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.retain(|(name, _)| name != engine);
+        kept.push_back((engine.to_owned(), last));
+        if kept.len() > GONE {
+            kept.pop_front();
+        }
+    }
+
+    /// At most `lines` of what it wrote last, after the cursor.
+    pub(super) fn of(&self, engine: &str, cursor: &str, lines: usize) -> Option<EngineOutput> {
+        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (_, last) = kept.iter().find(|(name, _)| name == engine)?;
+        let stands = Cursor::parse(cursor);
+        let after = stands.filter(|stands| stands.run == run_of(&last.nonce)).map(|stands| stands.line);
+        let mut told = last.since(after, lines);
+        told.gap |= stands.is_some() && after.is_none();
+        Some(told)
+    }
+}
 
 /// The last lines of the run before.
 #[derive(Debug, Clone, Default)]
@@ -104,6 +140,23 @@ async fn of_held(nonce: &str, held: &Arc<Held>, after: Option<u64>, lines: usize
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn engines_that_are_gone_are_read_by_name_and_bounded() {
+        let gone = Gone::default();
+        let last = |n: usize| Last { nonce: format!("{n:020}"), lines: vec![format!("line {n}")], next: 1 };
+        for n in 0..=GONE {
+            gone.keep(&format!("e{n}"), last(n));
+        }
+        gone.keep("e1", last(99));
+        gone.keep("e2", Last::default());
+        assert!(gone.of("e0", "", 9).is_none(), "the oldest went");
+        assert_eq!(gone.of("e1", "", 9).unwrap().lines, ["line 99"], "the newest run of a name");
+        let told = gone.of("e2", "", 9).unwrap();
+        assert_eq!((told.lines.len(), told.gap), (1, false), "one that never ran says nothing new");
+        assert!(gone.of("e2", &told.cursor, 9).unwrap().lines.is_empty());
+        assert!(gone.of("e2", "another:0", 9).unwrap().gap);
+    }
 
     #[test]
     fn the_run_before_is_read_to_its_end() {

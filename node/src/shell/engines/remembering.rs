@@ -15,14 +15,11 @@ impl Engines {
     /// Takes up what an earlier agent had. Blocks on the disk.
     pub(super) fn remember(&self) {
         let state = &self.host.state;
-        let (deployed, why) = match state.deployments() {
-            Ok(Some(deployed)) => (deployed, None),
-            Ok(None) => (Vec::new(), Some("the list of deployments is not there".to_owned())),
-            Err(why) => (Vec::new(), Some(why)),
-        };
+        let (deployed, why) = state.deployments();
         let mut salvaged = state.salvaged();
         if let Some(why) = &why {
-            let found = self.of_records();
+            let mut found = self.of_records();
+            found.retain(|one| !deployed.iter().any(|kept| kept.engine == one.name));
             salvaged.retain(|one| !found.iter().any(|other| other.name == one.name));
             salvaged.extend(found);
             if !salvaged.is_empty() {

@@ -22,6 +22,7 @@ use super::{
     leftovers::{GRACE, LIMIT, end_found},
 };
 use crate::{
+    config::EngineConfig,
     core::{
         process_tree::{Born, Family, ProcessFacts},
         supervisor,
@@ -45,12 +46,28 @@ pub(crate) struct Trace {
     pub(crate) name: Option<String>,
     pub(super) nonce: String,
     pub(super) roots: Vec<Born>,
+    /// Those that it was given; nothing where nobody says: it may be any.
+    gpus: Option<Vec<String>>,
 }
 
 impl Trace {
     pub(super) fn of(record: &EngineRecord) -> Self {
         let (name, nonce) = (Some(record.name.clone()), record.nonce.clone());
-        Self { name, nonce, roots: vec![record.holder, record.engine] }
+        let started: Option<EngineConfig> = serde_json::from_value(record.started.clone()).ok();
+        let gpus =
+            started.map(|started| started.source.process().map(|own| own.gpus.clone()).unwrap_or_default());
+        Self { name, nonce, roots: vec![record.holder, record.engine], gpus }
+    }
+
+    /// Of a run that no record names.
+    fn unrecorded(name: Option<String>, nonce: String) -> Self {
+        Self { name, nonce, roots: Vec::new(), gpus: None }
+    }
+
+    /// Whether it is in the way of an engine: by its name, or on its GPUs.
+    fn is_in_the_way(&self, engine: &str, gpus: &[String]) -> bool {
+        let is_named = self.name.as_deref().is_none_or(|name| name == engine);
+        is_named || gpus.iter().any(|gpu| self.gpus.as_ref().is_none_or(|own| own.contains(gpu)))
     }
 
     /// What is left of it. Blocks on `/proc`.
@@ -92,7 +109,7 @@ pub(super) async fn find(state: &Arc<State>) -> Found {
                 continue;
             }
         }
-        let trace = Trace { name: Some(name), nonce: held.nonce(), roots: Vec::new() };
+        let trace = Trace::unrecorded(Some(name), held.nonce());
         by_nonce.insert(held.nonce(), Stray { trace, holder: None, held: Some(held) });
     }
     add_working(state, &mut by_nonce).await;
@@ -130,7 +147,7 @@ async fn add_working(state: &Arc<State>, strays: &mut BTreeMap<String, Stray>) {
     });
     for process in looked.await.unwrap_or_default() {
         let stray = strays.entry(process.nonce.clone()).or_insert_with(|| Stray {
-            trace: Trace { name: None, nonce: process.nonce, roots: Vec::new() },
+            trace: Trace::unrecorded(None, process.nonce),
             holder: None,
             held: None,
         });
@@ -223,10 +240,9 @@ impl Host {
     ///
     /// # Errors
     /// Why the engine cannot be started.
-    pub(super) async fn alone(&self, engine: &str) -> Result<(), String> {
+    pub(super) async fn alone(&self, engine: &str, gpus: &[String]) -> Result<(), String> {
         let stuck = self.stuck.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        for trace in stuck.into_iter().filter(|trace| trace.name.as_deref().is_none_or(|name| name == engine))
-        {
+        for trace in stuck.into_iter().filter(|trace| trace.is_in_the_way(engine, gpus)) {
             let nonce = trace.nonce.clone();
             let looked = spawn_blocking(move || {
                 let members = trace.members();
@@ -273,8 +289,8 @@ mod tests {
         let nonce = format!("left-over-{}", std::process::id());
         let mut left =
             std::process::Command::new("sleep").arg("1000").env(process::NONCE, &nonce).spawn().unwrap();
-        engines.host.stuck(Trace { name: Some("chat.r1".into()), nonce: nonce.clone(), roots: Vec::new() });
-        assert_eq!(engines.host.alone("other").await, Ok(()));
+        engines.host.stuck(Trace::unrecorded(Some("chat.r1".into()), nonce.clone()));
+        assert_eq!(engines.host.alone("other", &[]).await, Ok(()));
         let pid = i32::try_from(left.id()).unwrap();
         let marked = async {
             while !process::is_marked(crate::core::process_tree::ProcessId(pid), &nonce) {
@@ -282,11 +298,24 @@ mod tests {
             }
         };
         timeout(Duration::from_secs(20), marked).await.unwrap();
-        let why = engines.host.alone("chat.r1").await.unwrap_err();
+        let why = engines.host.alone("chat.r1", &[]).await.unwrap_err();
         assert!(why.starts_with("LEFT_OVER: 1 processes") && why.contains(&left.id().to_string()), "{why}");
         left.wait().unwrap();
-        assert_eq!(engines.host.alone("chat.r1").await, Ok(()));
+        assert_eq!(engines.host.alone("chat.r1", &[]).await, Ok(()));
         assert!(engines.host.stuck.lock().unwrap().is_empty());
+    }
+
+    /// What cannot be ended is in the way of its own name, and of whoever wants its GPUs; of a run that no record names these
+    /// are not known.
+    #[test]
+    fn what_is_left_is_in_the_way_on_its_gpus() {
+        let gpus = ["GPU-1".to_owned()];
+        let mut trace = Trace::unrecorded(Some("chat.r1".into()), "n".into());
+        assert!(trace.is_in_the_way("chat.r1", &[]) && trace.is_in_the_way("other", &gpus));
+        assert!(!trace.is_in_the_way("other", &[]));
+        trace.gpus = Some(vec!["GPU-2".into()]);
+        assert!(!trace.is_in_the_way("other", &gpus));
+        assert!(Trace::unrecorded(None, "n".into()).is_in_the_way("other", &[]));
     }
 
     #[test]

@@ -30,6 +30,7 @@ impl Engine {
             profile_digest: self.in_force().profile_digest(),
             since_unix_ms: view.since.unix_ms(),
             restarts: view.restarts,
+            process_since_unix_ms: self.lock().process_since_unix_ms,
             code: view.code.to_owned(),
             exit_status: match view.exit {
                 Some(Exit::Code(code)) => Some(code),

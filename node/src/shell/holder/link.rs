@@ -107,6 +107,7 @@ fn spawn(
         // Where nothing else is known of a run, this finds its holder as well.
         .env(process::NONCE, nonce)
         .env(process::ENGINE, name)
+        .env(process::HOME, process::home(folder))
         .current_dir(folder)
         .stdin(Stdio::from(socket))
         // It outlives whoever reads these of the agent.

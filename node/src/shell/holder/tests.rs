@@ -43,6 +43,8 @@ fn instruction(state: &State, script: &str) -> Instruction {
         key: Some("secret-key".into()),
         profile_digest: String::new(),
         started: serde_json::Value::Null,
+        started_at_unix_ms: 0,
+        restarts: 0,
         files: Vec::new(),
         end: None,
     };

@@ -55,6 +55,11 @@ impl Bodies {
         }
     }
 
+    /// Ends the engines of deployments.
+    pub(super) async fn retire(&self) {
+        self.deployments.retire().await;
+    }
+
     /// Does it.
     ///
     /// # Errors

@@ -40,6 +40,12 @@ pub(crate) struct EngineRecord {
     /// What it was started as, in the words of the agent that did.
     #[serde(default)]
     pub(crate) started: Value,
+    /// When it was started, by this host's clock. 0: an agent that did not write it started it.
+    #[serde(default)]
+    pub(crate) started_at_unix_ms: i64,
+    /// Starts after a crash before this one, in all.
+    #[serde(default)]
+    pub(crate) restarts: u32,
     /// Beside this record, for this run only: they go with it.
     #[serde(default)]
     pub(crate) files: Vec<String>,
@@ -106,6 +112,35 @@ impl EngineRecord {
     pub(crate) fn write(&self, folder: &Path) -> io::Result<()> {
         let content = serde_json::to_vec_pretty(self).map_err(io::Error::other)?;
         files::write_private(&folder.join(Self::file_name(&self.name)), &content)
+    }
+}
+
+/// Since when a run is ready, as the agent that saw it wrote it: its record is its holder's by then.
+#[derive(Serialize, Deserialize)]
+struct Ready {
+    nonce: String,
+    since_unix_ms: i64,
+}
+
+impl EngineRecord {
+    /// The file that says since when it is ready. It is one of [`EngineRecord::files`].
+    pub(crate) fn ready_file(engine: &str) -> String {
+        format!("{engine}.ready")
+    }
+
+    /// Since when this run is ready, if it was when somebody looked last. Blocks on the disk.
+    pub(crate) fn ready_since(&self, folder: &Path) -> Option<i64> {
+        let content = files::read_private(&folder.join(Self::ready_file(&self.name))).ok()?;
+        let ready: Ready = serde_json::from_slice(&content).ok()?;
+        (ready.nonce == self.nonce).then_some(ready.since_unix_ms)
+    }
+
+    /// Notes since when this run is ready. Blocks on the disk.
+    pub(crate) fn set_ready(&self, folder: &Path, since_unix_ms: i64) {
+        let ready = Ready { nonce: self.nonce.clone(), since_unix_ms };
+        let content = serde_json::to_vec(&ready).unwrap_or_default();
+        // Without it the next agent counts from its own start.
+        let _ = files::write_private(&folder.join(Self::ready_file(&self.name)), &content);
     }
 }
 

@@ -7,7 +7,7 @@
 use std::{collections::BTreeMap, net::Ipv4Addr, sync::Arc, time::Duration};
 
 use tokio::{sync::watch, task::spawn_blocking, time::sleep};
-use umbel_wire::{contained, secret};
+use umbel_wire::{clock::Wall, contained, secret};
 
 use super::{Driver, HttpRoute, Place, Pool, Route};
 use crate::{
@@ -31,6 +31,8 @@ use crate::{
     },
 };
 
+/// An adopted engine that is ready within this was so all the time.
+const ADOPTED: Duration = Duration::from_secs(30);
 /// Processes of one run that are remembered.
 const SEEN: usize = 1024;
 /// A holder ends what it is told to kill within milliseconds. After so many demands it is asked whether it lives.
@@ -84,8 +86,8 @@ impl Driver {
     pub(super) async fn start_process(&mut self) -> Result<(), String> {
         self.start += 1;
         let (config, host) = (self.engine.config(), Arc::clone(&self.host));
-        let preparing = Arc::clone(&config);
-        let prepared = spawn_blocking(move || prepare(&preparing, &host)).await;
+        let (preparing, restarts) = (Arc::clone(&config), self.supervisor.restarts());
+        let prepared = spawn_blocking(move || prepare(&preparing, restarts, &host)).await;
         let instruction = prepared.unwrap_or_else(|_| Err("the start failed".into()))?;
         let mut record = instruction.record.clone();
         match holder::start(self.host.holder, instruction).await {
@@ -122,6 +124,7 @@ impl Driver {
         let mut shared = self.engine.lock();
         shared.started = Some(started);
         shared.run = Some((record.nonce.clone(), Arc::clone(&held)));
+        shared.process_since_unix_ms = record.started_at_unix_ms;
         shared.leader = Some(Leader {
             engine: self.engine.name.clone(),
             // Whatever the engine starts descends from its holder, also what has lost its parent.
@@ -161,6 +164,9 @@ impl Driver {
                 self.start += 1;
                 let (holder, engine) = (held.holder().pid.0, held.engine().pid.0);
                 tracing::info!(engine = %record.name, pid = engine, holder, "an engine that runs already is adopted");
+                let (folder, read) = (self.host.state.engines(), record.clone());
+                let since = spawn_blocking(move || read.ready_since(&folder)).await.ok().flatten();
+                self.was_ready = since.map(|since| (now, Wall(since)));
                 self.run_is(held, record, Arc::new(started));
                 return outputs;
             }
@@ -175,6 +181,18 @@ impl Driver {
         // It counts as the crash that it is; there is nothing to end any more.
         self.supervisor.handle(now, Input::Exited(end.exit));
         self.supervisor.handle(now, Input::Gone { tail: end.tail })
+    }
+
+    /// It is ready: since when, as whoever adopts it shall hear, too.
+    pub(super) fn ready_since(&mut self) -> Wall {
+        let adopted = self.was_ready.take().filter(|(at, _)| at.elapsed() < ADOPTED);
+        let since = adopted.map_or_else(Wall::now, |(_, since)| since);
+        if let (Some(run), None) = (&self.run, adopted) {
+            let (record, folder) = (run.record.clone(), self.host.state.engines());
+            // Nobody waits for it.
+            drop(spawn_blocking(move || record.set_ready(&folder, since.unix_ms())));
+        }
+        since
     }
 
     pub(super) fn note_exit(&mut self, exit: Exit) -> Input {
@@ -247,6 +265,7 @@ impl Driver {
         {
             let mut shared = self.engine.lock();
             (shared.leader, shared.started, shared.run) = (None, None, None);
+            shared.process_since_unix_ms = 0;
             shared.last = last;
         }
         (self.ended, self.port) = (run.seen, Some(run.record.port));
@@ -259,13 +278,14 @@ impl Driver {
 }
 
 /// Writes the intent; what its holder has to do. Blocks.
-fn prepare(config: &EngineConfig, host: &Host) -> Result<Instruction, String> {
+fn prepare(config: &EngineConfig, restarts: u32, host: &Host) -> Result<Instruction, String> {
     let address = adapter::address(config).map_err(|error| format!("no free port: {error}"))?;
     let (nonce, key) = (random_hex(), random_hex());
     let folder = host.state.engines();
     let command = adapter::prepare(config, &host.facts(), address, &key, &folder)?;
     let name = |path: &std::path::Path| Some(path.file_name()?.to_str()?.to_owned());
-    let files = command.files.iter().filter_map(|(path, _)| name(path)).collect();
+    let ready = EngineRecord::ready_file(&config.name);
+    let files = command.files.iter().filter_map(|(path, _)| name(path)).chain([ready]).collect();
     let launch = Launch {
         program: command.program.clone().into(),
         arguments: command.arguments,
@@ -285,6 +305,8 @@ fn prepare(config: &EngineConfig, host: &Host) -> Result<Instruction, String> {
         key: Some(key),
         profile_digest: config.digest(),
         started: serde_json::to_value(config).unwrap_or_default(),
+        started_at_unix_ms: Wall::now().unix_ms(),
+        restarts,
         files,
         end: None,
     };
