@@ -324,10 +324,14 @@ impl Served {
         .map_err(state)?;
         let gauges = Gauges { site: Arc::downgrade(&site) };
         let own = Own { site: Arc::downgrade(&site), keys: Arc::downgrade(&keys) };
+        let deployments = deployments::gauges::Gauges { site: Arc::downgrade(&site) };
+        let jobs = jobs::gauges::Gauges { site: Arc::downgrade(&site) };
         metrics.register(|to| {
             to.register_collector(Box::new(Vitals::new("edge")));
             to.register_collector(Box::new(own));
             to.register_collector(Box::new(gauges));
+            to.register_collector(Box::new(deployments));
+            to.register_collector(Box::new(jobs));
         });
         let commands = Commands::open(Arc::clone(&site), Arc::clone(&keys)).await.map_err(state)?;
         let options = FrontOptions {

@@ -55,26 +55,26 @@ const CONNECTIONS: [(EdgeConnection, &str); 4] = [
 type Said = (
     &'static str,
     &'static str,
-    &'static [(&'static [(&'static str, &'static str)], fn(&EdgeSummary) -> u64)],
+    &'static [(&'static [(&'static str, &'static str)], fn(&EdgeSummary) -> Option<u64>)],
 );
 
-const SAID: [Said; 5] = [
+const SAID: [Said; 8] = [
     (
         "umbel_cp_site_nodes",
         "Nodes of a site by state, as it last said",
         &[
-            (&[("state", "online")], |said| said.nodes_online.into()),
-            (&[("state", "stale")], |said| said.nodes_stale.into()),
-            (&[("state", "offline")], |said| said.nodes_offline.into()),
+            (&[("state", "online")], |said| Some(said.nodes_online.into())),
+            (&[("state", "stale")], |said| Some(said.nodes_stale.into())),
+            (&[("state", "offline")], |said| Some(said.nodes_offline.into())),
         ],
     ),
     (
         "umbel_cp_site_providers",
         "Providers of a site, as it last said",
         &[
-            (&[("state", "available")], |said| said.providers_available.into()),
+            (&[("state", "available")], |said| Some(said.providers_available.into())),
             (&[("state", "unavailable")], |said| {
-                said.providers_total.saturating_sub(said.providers_available).into()
+                Some(said.providers_total.saturating_sub(said.providers_available).into())
             }),
         ],
     ),
@@ -82,19 +82,46 @@ const SAID: [Said; 5] = [
         "umbel_cp_site_requests",
         "Requests of applications at a site, as it last said",
         &[
-            (&[("phase", "in_flight")], |said| said.requests_in_flight),
-            (&[("phase", "queued")], |said| said.requests_queued),
+            (&[("phase", "in_flight")], |said| Some(said.requests_in_flight)),
+            (&[("phase", "queued")], |said| Some(said.requests_queued)),
+        ],
+    ),
+    (
+        "umbel_cp_site_deployments",
+        "Deployments of a site by whether they have all replicas that they want, as it last said",
+        &[
+            (&[("state", "whole")], |said| {
+                said.deployments.as_ref().map(|all| all.total.saturating_sub(all.short).into())
+            }),
+            (&[("state", "short")], |said| said.deployments.as_ref().map(|all| all.short.into())),
+        ],
+    ),
+    (
+        "umbel_cp_site_replicas",
+        "Replicas of a site that are wanted, that are ready, and that have failed, as it last said",
+        &[
+            (&[("state", "wanted")], |said| said.deployments.as_ref().map(|all| all.replicas_wanted.into())),
+            (&[("state", "ready")], |said| said.deployments.as_ref().map(|all| all.replicas_ready.into())),
+            (&[("state", "failed")], |said| said.deployments.as_ref().map(|all| all.replicas_failed.into())),
+        ],
+    ),
+    (
+        "umbel_cp_site_jobs",
+        "Jobs of a site's nodes that have not ended, as it last said",
+        &[
+            (&[("state", "queued")], |said| said.jobs.as_ref().map(|jobs| jobs.queued.into())),
+            (&[("state", "running")], |said| said.jobs.as_ref().map(|jobs| jobs.running.into())),
         ],
     ),
     (
         "umbel_cp_site_problems",
         "What is wrong at a site, as it last said",
-        &[(&[], |said| said.problems_total.into())],
+        &[(&[], |said| Some(said.problems_total.into()))],
     ),
     (
         "umbel_cp_site_config_revision",
         "Version of a site's settings, as it last said",
-        &[(&[], |said| said.facts.as_ref().map_or(0, |facts| facts.settings_version))],
+        &[(&[], |said| Some(said.facts.as_ref().map_or(0, |facts| facts.settings_version)))],
     ),
 ];
 
@@ -169,10 +196,10 @@ fn fleet(encoder: &mut DescriptorEncoder<'_>, sites: &[Site]) -> fmt::Result {
     gauges(encoder, "umbel_cp_view_age_seconds", help, ages)?;
     for (name, help, words) in SAID {
         let series = said().flat_map(|(site, (said, _))| {
-            words.iter().map(move |(more, value)| {
+            words.iter().filter_map(move |(more, value)| {
                 let mut labels = vec![("site", site.name.as_str())];
                 labels.extend_from_slice(more);
-                (labels, whole(value(said)))
+                Some((labels, whole(value(said)?)))
             })
         });
         gauges(encoder, name, help, series)?;

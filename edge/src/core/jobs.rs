@@ -11,11 +11,12 @@
 //! ```
 
 mod row;
+pub(crate) mod tally;
 #[cfg(test)]
 mod tests;
 mod told;
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -107,6 +108,7 @@ pub(crate) struct Jobs {
     rooms: HashMap<NodeId, Room>,
     ended: BTreeSet<(i64, String)>,
     sequence: u64,
+    tally: tally::Tally,
 }
 
 impl Jobs {
@@ -115,6 +117,9 @@ impl Jobs {
         let Ok(node) = NodeId::parse(&row.node) else { return };
         self.sequence = self.sequence.max(row.sequence);
         let before = self.jobs.get(id);
+        if let Some(before) = before {
+            self.tally.note(&before.row, &row);
+        }
         let same_lease = before.is_some_and(|job| job.row.lease == row.lease);
         let room = self.rooms.entry(node).or_default();
         if let Some(ended) = row.ended_at_unix_ms {
@@ -288,6 +293,22 @@ impl Jobs {
         let mut ids: Vec<&(u64, String)> = rooms.flat_map(|(_, room)| &room.jobs).collect();
         ids.sort_unstable_by_key(|(sequence, _)| std::cmp::Reverse(*sequence));
         ids.into_iter().take(most).filter_map(|(_, id)| self.view(id)).collect()
+    }
+
+    /// What became of jobs since this process started.
+    pub(crate) fn tally(&self) -> &tally::Tally {
+        &self.tally
+    }
+
+    /// How many have not ended, by kind and state.
+    pub(crate) fn open_by_kind(&self) -> BTreeMap<(&'static str, &'static str), u64> {
+        let ids = self.rooms.values().flat_map(|room| &room.jobs);
+        let mut counts = BTreeMap::new();
+        for view in ids.filter_map(|(_, id)| self.view(id)) {
+            let kind = tally::word(&tally::KINDS, &view.row.kind);
+            *counts.entry((kind, view.state.as_str())).or_default() += 1;
+        }
+        counts
     }
 
     /// How many wait for their node to have room, and how many their node has.

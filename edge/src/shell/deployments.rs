@@ -6,6 +6,7 @@
 //! refuses has not happened.
 
 mod figures;
+pub(crate) mod gauges;
 mod view;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use prometheus_client::metrics::histogram::Histogram;
 use tokio::sync::Notify;
 use umbel_store::{Commit, CommitError, ReadError, Store};
 use umbel_wire::{Error, NodeId, clock};
@@ -40,6 +42,8 @@ const PAUSE: Duration = Duration::from_millis(250);
 const SHARE: u32 = 10;
 /// Rounds one after another before others have their turn.
 const IN_A_ROW: usize = 16;
+/// Buckets of a round's time, in seconds.
+const ROUNDS: [f64; 9] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.5];
 /// Jobs that are written at the same time.
 const AT_ONCE: usize = 32;
 
@@ -51,6 +55,8 @@ pub(crate) struct Deployments {
     /// Rounds and changes stand in a row: each is made from the rows that it replaces.
     turn: tokio::sync::Mutex<()>,
     wake: Notify,
+    /// How long rounds took to be decided.
+    rounds: Histogram,
 }
 
 impl Deployments {
@@ -66,7 +72,13 @@ impl Deployments {
         let of_ours = |table: &str| table == DEPLOYMENTS || table == REPLICAS;
         table.unreadable = store.unreadable().iter().any(|one| of_ours(&one.table));
         let busy = AtomicBool::new(!rows.is_empty());
-        Ok(Self { table: Mutex::new(table), busy, turn: tokio::sync::Mutex::new(()), wake: Notify::new() })
+        Ok(Self {
+            table: Mutex::new(table),
+            busy,
+            turn: tokio::sync::Mutex::new(()),
+            wake: Notify::new(),
+            rounds: Histogram::new(ROUNDS),
+        })
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -129,7 +141,10 @@ async fn round(site: &Arc<Site>) -> Result<bool, CommitError> {
         let job = |id: &str| own.jobs.view(id);
         let facts = reading::facts(&nodes, job, &table, moment.now, moment.wall);
         let mut places = Fleet::of(&nodes, &table, moment);
-        table.decide(&facts, &mut places, &mut crate::shell::jobs::new_id)
+        let outcome = table.decide(&facts, &mut places, &mut crate::shell::jobs::new_id);
+        let took = clock::now().saturating_duration_since(moment.now);
+        own.deployments.rounds.observe(took.as_secs_f64());
+        outcome
     });
     let Ok(outcome) = decided.await else {
         tracing::error!("a round of deployments broke off");

@@ -16,6 +16,8 @@ use umbel_contracts::objects::{GpuObject, NodeObject};
 use super::site::Site;
 use super::status;
 
+mod engines;
+
 /// All nodes of a site.
 pub(crate) struct Gauges {
     /// Weak: the metrics must not keep the site alive.
@@ -38,6 +40,7 @@ struct NodeFigures {
     counts: [u64; COUNTS.len()],
     roots: Vec<Root>,
     gpus: Vec<GpuFigures>,
+    engines: Vec<engines::Figures>,
 }
 
 struct GpuFigures {
@@ -180,7 +183,7 @@ fn small(value: usize) -> f64 {
 }
 
 impl NodeFigures {
-    fn new(node: NodeObject) -> Self {
+    fn new(node: NodeObject, engines: Vec<engines::Figures>) -> Self {
         let values = NODE.map(|(_, _, value)| value(&node));
         let counts = COUNTS.map(|(_, _, value)| value(&node));
         let decommissioned = node.decommissioned_at.is_some() || node.state == "decommissioned";
@@ -195,6 +198,7 @@ impl NodeFigures {
             counts,
             roots: roots.into_iter().map(|root| (root.name, root.total_bytes, root.free_bytes)).collect(),
             gpus: gpus.into_iter().map(GpuFigures::new).collect(),
+            engines,
         }
     }
 
@@ -247,8 +251,9 @@ impl Collector for Gauges {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let Some(site) = self.site.upgrade() else { return Ok(()) };
         let (_, nodes) = site.nodes();
-        let told =
-            nodes.iter().map(|node| NodeFigures::new(NodeObject::from_proto(status::node(&site, node))));
+        let told = nodes.iter().map(|node| {
+            NodeFigures::new(NodeObject::from_proto(status::node(&site, node)), engines::of(node))
+        });
         let nodes: Vec<NodeFigures> = told.collect();
         let help = "Durable transactions of its store";
         let store =
@@ -257,6 +262,7 @@ impl Collector for Gauges {
         states(&mut encoder, &nodes)?;
         let serving: Vec<&NodeFigures> = nodes.iter().filter(|node| !node.decommissioned).collect();
         by_node(&mut encoder, &serving)?;
+        engines::encode(&mut encoder, &serving)?;
         by_gpu(&mut encoder, &serving)
     }
 }

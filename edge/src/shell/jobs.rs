@@ -5,6 +5,7 @@
 //! disk; the table's lock is never held across an await; whoever waits for an end sees it by [`Jobs::changes`].
 
 mod answer;
+pub(crate) mod gauges;
 mod give;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
