@@ -123,7 +123,7 @@ async fn agent(config: Config, holder: &'static [&'static str]) -> Result<(), St
         Arc::clone(&relay),
         Arc::clone(&reports),
         Arc::clone(&engines),
-        jobs,
+        Arc::clone(&jobs),
     );
     let parts = Admin {
         identity,
@@ -132,6 +132,8 @@ async fn agent(config: Config, holder: &'static [&'static str]) -> Result<(), St
         engines: Arc::clone(&engines),
         relay: Arc::clone(&relay),
         reports,
+        artifacts,
+        jobs,
     };
     tracing::info!(node_id = %parts.identity.node_id, edge = %parts.identity.edge_id, "node agent started");
     let doors = Arc::new(Doors::new(socket, metrics, Arc::new(parts)));

@@ -125,6 +125,19 @@ pub(crate) struct Jobs {
     closing: bool,
     /// The edge has to be told of room and of what runs.
     ready: bool,
+    /// Bodies that came to a good end, and to nothing.
+    ends: (u64, u64),
+}
+
+/// Jobs in figures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Figures {
+    pub(crate) running: usize,
+    /// Their end is not told yet.
+    pub(crate) untold: usize,
+    /// Ends since the start.
+    pub(crate) completed: u64,
+    pub(crate) failed: u64,
 }
 
 impl Jobs {
@@ -173,6 +186,13 @@ impl Jobs {
         u32::try_from(room).unwrap_or(u32::MAX)
     }
 
+    /// In figures.
+    pub(crate) fn figures(&self) -> Figures {
+        let running = self.running();
+        let (completed, failed) = self.ends;
+        Figures { running, untold: self.jobs.len().saturating_sub(running), completed, failed }
+    }
+
     /// Those that it runs, and those whose end is not told yet.
     pub(crate) fn names(&self) -> Vec<RunningJob> {
         self.jobs
@@ -206,6 +226,10 @@ impl Jobs {
     /// A body has ended.
     pub(crate) fn ended(&mut self, id: &str, attempt: u32, outcome: Outcome, now: Instant) {
         if let Some(job) = self.jobs.get_mut(id).filter(|job| job.attempt == attempt) {
+            match outcome {
+                Outcome::Complete(_) => self.ends.0 += 1,
+                Outcome::Fail(_) => self.ends.1 += 1,
+            }
             job.outcome = Some(outcome);
             job.due = now;
             self.ready = true;

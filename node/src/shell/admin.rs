@@ -20,8 +20,8 @@ use umbel_contracts::{
 use crate::{
     core::{gpus::Shown, identity::Identity},
     shell::{
-        credential::Credentials, edge::Edge, engines::Engines, metrics::Metrics, relay::Relay,
-        reports::Reports,
+        artifacts::Artifacts, credential::Credentials, edge::Edge, engines::Engines, jobs::Jobs,
+        metrics::Metrics, relay::Relay, reports::Reports,
     },
 };
 
@@ -39,6 +39,8 @@ pub(crate) struct Admin {
     pub(crate) engines: Arc<Engines>,
     pub(crate) relay: Arc<Relay>,
     pub(crate) reports: Arc<Reports>,
+    pub(crate) artifacts: Arc<Artifacts>,
+    pub(crate) jobs: Arc<Jobs>,
 }
 
 /// A caller's stream, of either listener.

@@ -82,6 +82,19 @@ pub(crate) struct Artifacts {
     running: Downloads,
     /// What is here, as it was seen last.
     seen: watch::Sender<Arc<Vec<Artifact>>>,
+    /// Bytes that came since the start.
+    fetched: Arc<AtomicU64>,
+}
+
+/// Artifacts in figures.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Figures {
+    /// By root: how many are there, and their bytes.
+    pub(crate) roots: BTreeMap<String, (u64, u64)>,
+    /// Downloads that run.
+    pub(crate) running: usize,
+    /// Bytes that came since the start.
+    pub(crate) fetched: u64,
 }
 
 impl std::fmt::Debug for Artifacts {
@@ -100,7 +113,13 @@ impl Artifacts {
     }
 
     fn with_patience(settings: config::Artifacts, patience: Patience) -> Self {
-        Self { settings, patience, running: Downloads::default(), seen: watch::Sender::default() }
+        Self {
+            settings,
+            patience,
+            running: Downloads::default(),
+            seen: watch::Sender::default(),
+            fetched: Arc::default(),
+        }
     }
 
     /// Brings an artifact here, or waits with others for the one download of it. Tells `progress` whenever there is some.
@@ -209,6 +228,7 @@ impl Artifacts {
             told: Arc::clone(&told),
             cancel: cancel.clone(),
             missing: Arc::clone(&missing),
+            came: Arc::clone(&self.fetched),
             promised: Box::new(move || {
                 let others = lock(&others);
                 let left_out = others.iter().filter(|(key, _)| **key != mine);
@@ -243,6 +263,19 @@ impl Artifacts {
     /// All artifacts that are here, whole. May block.
     fn list(&self) -> Vec<Present> {
         self.settings.roots.iter().flat_map(|(name, root)| folders::scan(name, root)).collect()
+    }
+
+    /// What is here and what comes, in figures.
+    pub(crate) fn figures(&self) -> Figures {
+        let mut roots: BTreeMap<String, (u64, u64)> =
+            self.settings.roots.keys().map(|name| (name.clone(), (0, 0))).collect();
+        for one in self.seen.borrow().iter() {
+            let (count, bytes) = roots.entry(one.root.clone()).or_default();
+            *count += 1;
+            *bytes += one.bytes;
+        }
+        let fetched = self.fetched.load(Ordering::Relaxed);
+        Figures { roots, running: lock(&self.running).len(), fetched }
     }
 
     /// What is here, for whoever tells it, and when that changes.

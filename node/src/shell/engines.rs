@@ -261,6 +261,8 @@ pub(crate) struct Host {
     inheritance: Mutex<Inheritance>,
     /// What could not be ended of that.
     stuck: Mutex<Vec<strays::Trace>>,
+    /// What became of it.
+    fates: leftovers::Fates,
     claims: claims::Claims,
     gone: output::Gone,
     /// Engines that an operator stopped: they stay so until he says otherwise.
@@ -303,6 +305,7 @@ impl Engines {
             cleared: watch::Sender::new(inheritance.is_empty()),
             inheritance: Mutex::new(inheritance),
             stuck: Mutex::default(),
+            fates: leftovers::Fates::default(),
             claims: claims::Claims::default(),
             gone: output::Gone::default(),
             parked: Mutex::new(state.parked()),

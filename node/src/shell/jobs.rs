@@ -24,7 +24,7 @@ use umbel_contracts::{
 };
 use umbel_wire::{Code, Connection, Error, contained};
 
-use crate::core::jobs::{AGAIN, Heard, Jobs as Table, Outcome, Step, Taken, Word};
+use crate::core::jobs::{AGAIN, Figures, Heard, Jobs as Table, Outcome, Step, Taken, Word};
 
 pub(crate) use bodies::{Bodies, CAPABILITIES};
 
@@ -111,6 +111,11 @@ impl Jobs {
         };
         // What the edge did not hear counts as a process that was lost.
         let _ = tokio::time::timeout(patience, heard).await;
+    }
+
+    /// In figures.
+    pub(crate) fn figures(&self) -> Figures {
+        self.table().figures()
     }
 
     /// No more are taken: the agent ends.

@@ -1,4 +1,5 @@
-//! Metrics of the node, read at each scrape: its engines, streams, connection, GPUs, disks, settings and problems.
+//! Metrics of the node, read at each scrape: its engines, streams, jobs, artifacts, connection, GPUs, disks, settings and
+//! problems.
 //!
 //! Owns names and labels; leaves the text to `umbel_contracts` and who may read it to `admin`. Invariants: they say what
 //! `umbel node status` says at the same moment; what the driver does not give has no series and is never 0; every label
@@ -57,6 +58,7 @@ impl Collector for Own {
         let Some(admin) = self.0.upgrade() else { return Ok(()) };
         connection(&mut encoder, &admin)?;
         engines(&mut encoder, &admin)?;
+        work(&mut encoder, &admin)?;
         host(&mut encoder, &admin)?;
         let gpus = admin.reports.watch().shown();
         gpu_figures(&mut encoder, &gpus)?;
@@ -129,7 +131,39 @@ fn engines(encoder: &mut DescriptorEncoder<'_>, admin: &Admin) -> fmt::Result {
     let restarts =
         all.iter().map(|(view, config, _)| ([("engine", config.name.clone())], view.restarts.into()));
     let help = "Starts of an engine after its process ended by itself";
-    counters(encoder, "umbel_node_engine_restarts", help, restarts)
+    counters(encoder, "umbel_node_engine_restarts", help, restarts)?;
+    let named = all.iter().filter(|(view, _, _)| !view.code.is_empty());
+    let codes = named
+        .map(|(view, config, _)| ([("engine", config.name.clone()), ("code", view.code.to_owned())], 1.0));
+    let help = "One for what an engine suffers from, where that has a name";
+    gauges(encoder, "umbel_node_engine_trouble", help, codes)?;
+    let help = "Engines that an earlier agent left, by what became of them: adopted, over (ended while no agent was there), ended";
+    let fates = admin.engines.fates().map(|(word, count)| ([("result", word)], count));
+    counters(encoder, "umbel_node_inherited_engines", help, fates)
+}
+
+/// Jobs and artifacts.
+fn work(encoder: &mut DescriptorEncoder<'_>, admin: &Admin) -> fmt::Result {
+    let jobs = admin.jobs.figures();
+    let states = [("running", jobs.running), ("untold", jobs.untold)];
+    let series = states.map(|(state, count)| ([("state", state)], whole(count as u64)));
+    let help = "Jobs that run, and those that ended and whose end the edge has not taken yet";
+    gauges(encoder, "umbel_node_jobs", help, series)?;
+    let ends = [("completed", jobs.completed), ("failed", jobs.failed)];
+    let ends = ends.map(|(outcome, count)| ([("outcome", outcome)], count));
+    let help = "Attempts of jobs that ended since the start; of those that failed the edge may give another";
+    counters(encoder, "umbel_node_jobs_ended", help, ends)?;
+    let artifacts = admin.artifacts.figures();
+    let by_root = |value: fn(&(u64, u64)) -> u64| {
+        artifacts.roots.iter().map(move |(root, both)| ([("root", root.as_str())], whole(value(both))))
+    };
+    let help = "Artifacts that are whole and in place";
+    gauges(encoder, "umbel_node_artifacts", help, by_root(|both| both.0))?;
+    gauges(encoder, "umbel_node_artifact_bytes", "Their bytes", by_root(|both| both.1))?;
+    let running = whole(artifacts.running as u64);
+    gauge(encoder, "umbel_node_downloads", "Downloads of artifacts that run", running)?;
+    let help = "Bytes of artifacts that came since the start, those of broken off downloads included";
+    counter(encoder, "umbel_node_artifact_fetched_bytes", help, artifacts.fetched)
 }
 
 fn host(encoder: &mut DescriptorEncoder<'_>, admin: &Admin) -> fmt::Result {

@@ -12,7 +12,6 @@ use prometheus_client::encoding::EncodeMetric as _;
 use umbel_contracts::daemon::exposition::{gauge, gauges, whole};
 use umbel_contracts::objects::DeploymentState;
 
-use super::view::standing;
 use crate::core::deployments::{DeploymentRow, Deployments, ReplicaState};
 use crate::shell::site::Site;
 
@@ -58,6 +57,7 @@ struct Of {
     name: String,
     state: DeploymentState,
     wanted: u32,
+    ready: u64,
     given_up: u64,
     replicas: [u64; OF_REPLICAS.len()],
     unplaced_since: Option<i64>,
@@ -69,8 +69,10 @@ impl Of {
         let count = |is: &dyn Fn(ReplicaState) -> bool| {
             table.replicas_of(&name).filter(|one| is(one.state)).count() as u64
         };
+        let stands = table.stands(row);
         Self {
-            state: standing(table, row).0,
+            state: stands.state,
+            ready: stands.ready as u64,
             wanted: row.wanted(),
             given_up: table.replicas_of(&name).filter(|one| one.given_up()).count() as u64,
             replicas: OF_REPLICAS.map(|state| count(&|one| one == state)),
@@ -98,6 +100,8 @@ impl Collector for Gauges {
         let by_name = |one: &Of| [("deployment", one.name.clone())];
         let wanted = all.iter().map(|one| (by_name(one), f64::from(one.wanted)));
         gauges(encoder, "umbel_edge_deployment_replicas_wanted", "Replicas that are wanted now", wanted)?;
+        let ready = all.iter().map(|one| (by_name(one), whole(one.ready)));
+        gauges(encoder, "umbel_edge_deployment_replicas_ready", "Replicas that take requests", ready)?;
         let given_up = all.iter().map(|one| (by_name(one), whole(one.given_up)));
         let help = "Failed replicas that nobody tries again by himself";
         gauges(encoder, "umbel_edge_deployment_replicas_given_up", help, given_up)?;

@@ -54,6 +54,8 @@ pub(super) struct Fetch {
     pub(super) cancel: CancellationToken,
     /// Bytes that are still to come, for others to leave free.
     pub(super) missing: Arc<AtomicU64>,
+    /// Bytes that came, of all downloads.
+    pub(super) came: Arc<AtomicU64>,
     /// What others still want, this one left out.
     pub(super) promised: Box<dyn Fn() -> u64 + Send>,
     /// Whether a download writes to a folder of the quarantine.
@@ -416,6 +418,7 @@ impl Run {
         let size = piece.len() as u64;
         sink.take(piece)?;
         self.fetched += size;
+        self.fetch.came.fetch_add(size, Ordering::Relaxed);
         self.rate.count(size, Instant::now());
         let missing = self.fetch.missing.load(Ordering::Relaxed).saturating_sub(size);
         self.fetch.missing.store(missing, Ordering::Relaxed);

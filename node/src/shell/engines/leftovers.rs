@@ -6,7 +6,10 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, PoisonError},
+    sync::{
+        Arc, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -52,6 +55,14 @@ pub(crate) enum Left {
 pub(crate) struct Inherited {
     pub(crate) record: EngineRecord,
     pub(crate) left: Left,
+}
+
+/// How many an agent went on with, found to have ended while no agent was there, and ended itself.
+#[derive(Debug, Default)]
+pub(super) struct Fates {
+    adopted: AtomicU64,
+    over: AtomicU64,
+    ended: AtomicU64,
 }
 
 /// All of them.
@@ -197,6 +208,8 @@ impl Host {
             return None;
         }
         let started = started_as(&found.record, wanted)?;
+        let fate = if matches!(found.left, Left::Held(_)) { &self.fates.adopted } else { &self.fates.over };
+        fate.fetch_add(1, Ordering::Relaxed);
         Some((inheritance.engines.remove(&wanted.name)?, started))
     }
 
@@ -208,13 +221,23 @@ impl Host {
 }
 
 impl Engines {
+    /// What became of the engines that earlier agents left, since this one started.
+    pub(crate) fn fates(&self) -> [(&'static str, u64); 3] {
+        let fates = &self.host.fates;
+        [("adopted", &fates.adopted), ("over", &fates.over), ("ended", &fates.ended)]
+            .map(|(word, count)| (word, count.load(Ordering::Relaxed)))
+    }
+
     /// Ends what earlier agents left and what no engine went on with. Called once everything that is wanted was applied:
     /// until then nothing is started.
     pub(crate) fn end_unwanted(&self) {
         let host = Arc::clone(&self.host);
         let left = std::mem::take(&mut *host.inheritance.lock().unwrap_or_else(PoisonError::into_inner));
+        let found = left.engines.len() + left.strays.len();
         tokio::spawn(async move {
-            for trace in end_all(&host.state, left).await {
+            let stuck = end_all(&host.state, left).await;
+            host.fates.ended.fetch_add(found.saturating_sub(stuck.len()) as u64, Ordering::Relaxed);
+            for trace in stuck {
                 host.stuck(trace);
             }
             host.cleared.send_replace(true);
