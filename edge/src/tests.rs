@@ -16,6 +16,7 @@ mod approval;
 mod breaking;
 mod commands;
 mod control;
+mod deployments;
 mod doors;
 mod enrollment;
 mod exposition;

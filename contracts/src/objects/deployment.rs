@@ -355,7 +355,7 @@ pub struct EngineObject {
     /// Requests at once that it is declared with.
     #[serde(default)]
     pub capacity: u32,
-    /// `ready`, `loading`, `failed`, ...; `unknown` while its node is away.
+    /// `ready`, `loading`, `failed`, ...; `unavailable` if it runs and is given no work, `unknown` while its node is away.
     pub state: String,
     /// Why.
     #[serde(default, skip_serializing_if = "String::is_empty")]

@@ -90,6 +90,12 @@ impl Deployments {
         look(&self.table())
     }
 
+    /// No round is decided while this is held.
+    #[cfg(test)]
+    pub(crate) async fn quiet(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.turn.lock().await
+    }
+
     /// Something about nodes is different: a round is due if there is anything to do at all.
     pub(crate) fn registry_changed(&self) {
         if self.busy.load(Ordering::Relaxed) {

@@ -24,7 +24,7 @@ fn promtool(text: &str) {
 }
 
 /// Names, types and labels as dashboards of others expect them.
-const EXPECTED: [(&str, &str, &[&str]); 46] = [
+const EXPECTED: [(&str, &str, &[&str]); 59] = [
     ("umbel_build_info", "gauge", &["version", "revision", "role", "rustc"]),
     ("umbel_start_timestamp_seconds", "gauge", &[]),
     ("process_cpu_seconds", "counter", &[]),
@@ -72,6 +72,20 @@ const EXPECTED: [(&str, &str, &[&str]); 46] = [
     ("umbel_edge_queue_oldest_seconds", "gauge", &["model"]),
     ("umbel_edge_requests_unrecorded", "counter", &[]),
     ("umbel_edge_store_transactions", "counter", &[]),
+    ("umbel_edge_deployments", "gauge", &["state"]),
+    ("umbel_edge_deployments_held", "gauge", &[]),
+    // A series a deployment, or a job that ended, or an engine that failed.
+    ("umbel_edge_deployment_replicas", "gauge", &[]),
+    ("umbel_edge_deployment_replicas_wanted", "gauge", &[]),
+    ("umbel_edge_deployment_replicas_ready", "gauge", &[]),
+    ("umbel_edge_deployment_unplaced_seconds", "gauge", &[]),
+    ("umbel_edge_deployment_round_seconds", "histogram", &[]),
+    ("umbel_edge_jobs", "gauge", &["kind", "state"]),
+    ("umbel_edge_jobs_ended", "counter", &[]),
+    ("umbel_edge_job_failures", "counter", &[]),
+    ("umbel_edge_job_duration_seconds", "histogram", &[]),
+    ("umbel_edge_engine_restarts", "counter", &["node", "node_id", "engine"]),
+    ("umbel_edge_engine_failed", "gauge", &[]),
 ];
 
 #[test]

@@ -384,3 +384,27 @@ fn queues_and_what_is_kept_are_bounded() {
     assert_eq!(world.jobs.jobs.len(), QUEUE - FORGOTTEN_AT_ONCE);
     assert!(world.jobs.rooms.is_empty(), "nothing is left of a node without jobs");
 }
+
+/// Metrics count changes, each once, and no row that is only read.
+#[test]
+fn ends_and_failures_are_counted_with_the_change_that_makes_them() {
+    let mut world = World::new();
+    world.submit("a");
+    let speaker = world.speaker(1, 1);
+    let first = world.claim("a", &speaker);
+    world.fail("a", &first, "OF_TOMORROW", true).unwrap();
+    world.fail("a", &first, "OF_TOMORROW", true).unwrap();
+    let second = world.claim("a", &speaker);
+    assert_eq!(world.jobs.figures(), (0, 1));
+    world.wall += 2_000;
+    world.complete("a", &second).unwrap();
+    world.complete("a", &second).unwrap();
+    let tally = world.jobs.tally().clone();
+    assert_eq!(tally.failures, [(("runtime.health", "other"), 1)].into());
+    assert_eq!(tally.ended, [(("runtime.health", "succeeded"), 1)].into());
+    let took = &tally.durations["runtime.health"];
+    assert_eq!((took.counts.iter().sum::<u64>(), took.counts[3], took.sum), (1, 1, 2.0));
+    world.restart();
+    assert_eq!(world.jobs.tally(), &tally::Tally::default());
+    assert_eq!((world.jobs.figures(), world.jobs.open(None, 10).len()), ((0, 0), 0));
+}

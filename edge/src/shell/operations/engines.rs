@@ -23,7 +23,7 @@ use umbel_wire::{Code, Error};
 use super::reading::page;
 use super::{args, invalid, matches, parse, result, select_any, stored, unknown};
 use crate::core::commands::Request;
-use crate::core::registry::node::{Declared, Node};
+use crate::core::registry::node::{Declared, Node, ProviderState};
 use crate::shell::commands::{Commands, Context, store_error};
 use crate::shell::site::Site;
 
@@ -70,7 +70,16 @@ fn when(unix_ms: i64) -> Option<Timestamp> {
 
 fn object(node: &Node, engine: &Declared, whole: bool) -> EngineObject {
     let status = node.engines.get(&engine.name).filter(|_| node.connected());
-    let state = status.map_or("unknown", |status| match status.state() {
+    // It runs, and yet is given no work: its GPU is gone, or what it declares does not stand here.
+    let benched = status.filter(|status| status.state() == EngineState::Ready).and_then(|_| {
+        let (state, cause) = node.engine_state(&engine.name);
+        match state {
+            ProviderState::Failed => Some(("failed", cause)),
+            ProviderState::Unavailable => Some(("unavailable", cause)),
+            _ => None,
+        }
+    });
+    let said = status.map_or("unknown", |status| match status.state() {
         EngineState::Validating => "validating",
         EngineState::Starting => "starting",
         EngineState::Loading => "loading",
@@ -81,6 +90,8 @@ fn object(node: &Node, engine: &Declared, whole: bool) -> EngineObject {
         EngineState::Failed => "failed",
         EngineState::Unspecified => "unknown",
     });
+    let cause = || status.map(|status| status.cause.clone()).unwrap_or_default();
+    let (state, cause) = benched.unwrap_or_else(|| (said, cause()));
     EngineObject {
         engine: engine.name.clone(),
         provider_id: node.provider_id(&engine.name),
@@ -92,7 +103,7 @@ fn object(node: &Node, engine: &Declared, whole: bool) -> EngineObject {
         replica: Some(engine.replica()).filter(|number| *number > 0),
         capacity: engine.capacity,
         state: state.to_owned(),
-        cause: status.map(|status| status.cause.clone()).unwrap_or_default(),
+        cause,
         since: status.and_then(|status| when(status.since_unix_ms)),
         in_flight: status.map_or(0, |status| status.in_flight),
         restarts: status.map_or(0, |status| status.restarts),
