@@ -10,6 +10,7 @@ pub mod config;
 pub mod daemon;
 pub mod deployment;
 pub mod headers;
+pub mod inference;
 pub mod names;
 pub mod numbers;
 pub mod objects;

@@ -7,6 +7,7 @@
 mod answer;
 mod body;
 mod connection;
+mod ear;
 mod error;
 mod exchange;
 mod exposition;

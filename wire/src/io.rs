@@ -12,6 +12,7 @@ pub mod keep;
 pub(crate) mod lobby;
 pub(crate) mod options;
 pub mod parts;
+pub mod patience;
 pub(crate) mod pool;
 pub(crate) mod socket;
 pub mod streams;

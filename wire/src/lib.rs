@@ -44,6 +44,7 @@ pub use io::dial::{
 pub use io::handle::{BoxFuture, Connection, Handler, IncomingRequest, Open, Stats, Terminal};
 pub use io::keep::{DialRole, keep_connected};
 pub use io::parts::{Parts, Trouble};
+pub use io::patience::{Patience, within};
 pub use io::streams::{IncomingStream, OutgoingStream, Reset};
 pub use io::tasks::{Broken, UnderWay, attend, contained, contained_now};
 pub use version::{Verdict, VersionRange, negotiate};

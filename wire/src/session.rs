@@ -212,7 +212,16 @@ impl Session {
 
     /// Whether no stream and no request is open in either direction.
     pub(crate) fn is_idle(&self) -> bool {
-        self.streams_out + self.streams_in + self.calls_out.len() + self.calls_in.len() == 0
+        self.running() == 0
+    }
+
+    /// Whether all that is written belongs to one stream or request.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.running() <= 1
+    }
+
+    fn running(&self) -> usize {
+        self.streams_out + self.streams_in + self.calls_out.len() + self.calls_in.len()
     }
 
     /// Gauges and counters.

@@ -5,10 +5,9 @@
 //! cut is a 502 and never a short 200.
 
 use std::convert::Infallible;
-use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use http::header::{self, HeaderValue};
@@ -17,7 +16,7 @@ use http_body::{Body, Frame, SizeHint};
 use memchr::memmem;
 use umbel_contracts::bounds::decode;
 use umbel_contracts::proto::node;
-use umbel_wire::{OutgoingStream, Terminal};
+use umbel_wire::{OutgoingStream, Terminal, within};
 
 use super::connection::Busy;
 use super::error::{Again, Failure, RETRY_AFTER_MAX};
@@ -178,15 +177,6 @@ fn bad(now: Instant, slot: &mut Slot, exchange: &mut Exchange, what: &'static st
     exchange.failed(&Failure::engine_bad_answer(what))
 }
 
-/// What `work` comes to, if it does within `limit`. The usual answer is here with its head, and needs no timer.
-async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Result<T, Elapsed> {
-    let mut work = pin!(work);
-    if let Poll::Ready(result) = poll_fn(|cx| Poll::Ready(work.as_mut().poll(cx))).await {
-        return Ok(result);
-    }
-    tokio::time::timeout(limit, work).await.map_err(|_| Elapsed)
-}
-
 /// The node and its engine were silent for longer than the node would let its engine be.
 struct Elapsed;
 
@@ -199,12 +189,13 @@ async fn beginning(stream: &mut OutgoingStream, exchange: &Exchange) -> Result<(
     let mut first = Bytes::new();
     let mut parts = BytesMut::new();
     while first.len() + parts.len() < WHOLE_MAX {
+        // The usual answer is here with its head.
         match within(limit, stream.data()).await {
-            Err(_) => return Err(Elapsed),
-            Ok(None) if parts.is_empty() => return Ok((first, true)),
-            Ok(None) => return Ok((joined(&first, &parts), true)),
-            Ok(Some(part)) if first.is_empty() => first = part,
-            Ok(Some(part)) => parts.extend_from_slice(&part),
+            None => return Err(Elapsed),
+            Some(None) if parts.is_empty() => return Ok((first, true)),
+            Some(None) => return Ok((joined(&first, &parts), true)),
+            Some(Some(part)) if first.is_empty() => first = part,
+            Some(Some(part)) => parts.extend_from_slice(&part),
         }
     }
     Ok((if parts.is_empty() { first } else { joined(&first, &parts) }, false))

@@ -8,7 +8,7 @@ use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -21,10 +21,11 @@ use hyper::service::Service;
 use hyper_util::rt::TokioIo;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
+use umbel_wire::Patience;
 
 use super::answer::{Answer, Answered};
 use super::socket::{Socket, Watched};
-use super::{Front, FrontOptions};
+use super::{Front, FrontOptions, ear};
 use crate::core::keys::Shown;
 
 /// hyper's buffer in either direction: a stalled stream holds little.
@@ -41,11 +42,31 @@ pub(super) struct Peer {
     pub(super) is_loopback: bool,
     /// The credential of its last request.
     pub(super) shown: Mutex<Option<Shown>>,
+    /// Of its requests' waits for engines' heads: the timer of one is the next one's.
+    patience: Mutex<Option<Patience>>,
 }
 
 impl Peer {
     pub(super) fn new(address: SocketAddr) -> Self {
-        Self { is_loopback: address.ip().to_canonical().is_loopback(), shown: Mutex::default() }
+        Self {
+            is_loopback: address.ip().to_canonical().is_loopback(),
+            shown: Mutex::default(),
+            patience: Mutex::default(),
+        }
+    }
+
+    /// A wait of a request begins, and may take `limit`.
+    pub(super) fn patience(&self, now: Instant, limit: Duration) -> Patience {
+        let kept = self.patience.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let mut patience = kept.unwrap_or_else(|| Patience::new(now, limit));
+        patience.shortest(limit);
+        patience.begin(now, limit);
+        patience
+    }
+
+    /// The wait is over.
+    pub(super) fn keep(&self, patience: Patience) {
+        *self.patience.lock().unwrap_or_else(PoisonError::into_inner) = Some(patience);
     }
 }
 
@@ -115,7 +136,8 @@ impl Body for Upload {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+        let next = |body: &mut Incoming, cx: &mut Context<'_>| Pin::new(body).poll_frame(cx);
+        ear::take(&mut self.body, cx, next, Body::is_end_stream)
     }
 
     fn is_end_stream(&self) -> bool {
@@ -196,9 +218,14 @@ where
     let mut timer = pin!(sleep_until(clocks.next));
     let mut cancelled = pin!(shutdown.cancelled());
     let mut draining = false;
+    let mut waker = None;
     poll_fn(|cx| {
+        let waker = match &mut waker {
+            Some((task, waker)) if cx.waker().will_wake(task) => waker,
+            other => &mut other.insert((cx.waker().clone(), ear::listening(cx.waker()))).1,
+        };
         loop {
-            if connection.as_mut().poll(cx).is_ready() {
+            if connection.as_mut().poll(&mut Context::from_waker(waker)).is_ready() {
                 return Poll::Ready(());
             }
             if !draining && cancelled.as_mut().poll(cx).is_ready() {

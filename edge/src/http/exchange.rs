@@ -302,7 +302,10 @@ impl Exchange {
             (Outcome::Failed { .. } | Outcome::Left(_), _) if no_use => {
                 self.front.keys.refused(&request.caller, &self.known.name);
             }
-            (_, Some(permit)) => self.front.keys.used(now, permit, &self.known.name, &usage),
+            (_, Some(permit)) => {
+                let wall = request.arrived.at_wall + now.duration_since(request.arrived.at);
+                self.front.keys.used((now, wall), permit, &self.known.name, &usage);
+            }
             (_, None) => {}
         }
         let metrics = &self.known.metrics;

@@ -116,22 +116,17 @@ impl<'a> Said<'a> {
 }
 
 /// The client's headers for the engine.
-pub(super) fn to_engine(headers: &HeaderMap) -> Vec<node::Header> {
-    let mut named_by_connection = headers.get_all(header::CONNECTION).iter().peekable();
-    let any_named = named_by_connection.peek().is_some();
-    let mut passed: Vec<node::Header> = Vec::with_capacity(4);
-    for (name, value) in headers {
-        let name = name.as_str();
+pub(super) fn to_engine(headers: &HeaderMap) -> impl Iterator<Item = (&str, &[u8])> {
+    let any_named = headers.contains_key(header::CONNECTION);
+    let mut before = "";
+    headers.iter().map(|(name, value)| (name.as_str(), value.as_bytes())).filter(move |(name, value)| {
         // The first one of a name, whatever becomes of it.
-        if TO_ENGINE.contains(&name)
-            && passed.last().is_none_or(|last| last.name != name)
-            && is_value(value.as_bytes())
+        let is_first = std::mem::replace(&mut before, name) != *name;
+        is_first
+            && TO_ENGINE.contains(name)
+            && is_value(value)
             && !(any_named && connection_names(headers, name))
-        {
-            passed.push(node::Header { name: name.to_owned(), value: value.as_bytes().to_vec() });
-        }
-    }
-    passed
+    })
 }
 
 fn connection_names(headers: &HeaderMap, name: &str) -> bool {
@@ -244,7 +239,7 @@ mod tests {
         }
         // What a node would not take does not go there.
         headers.insert(header::ACCEPT, HeaderValue::from_bytes(b"caf\xe9").unwrap());
-        let passed: Vec<String> = to_engine(&headers).into_iter().map(|header| header.name).collect();
+        let passed: Vec<&str> = to_engine(&headers).map(|(name, _)| name).collect();
         assert_eq!(passed, ["content-type", "traceparent"]);
 
         let from = ["Content-Type", "Set-Cookie", "Server", "Connection", "Transfer-Encoding", "Keep-Alive"]

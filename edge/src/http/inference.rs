@@ -13,12 +13,13 @@ use bytes::Bytes;
 use http::header::HeaderValue;
 use http::request::Parts;
 use http::{Response, header};
-use prost::Message;
-use umbel_contracts::proto::node::{self, InferenceOpen};
+use umbel_contracts::inference;
+use umbel_contracts::proto::node;
 use umbel_wire::{Open, OutgoingStream, clock};
 
 use super::answer::{Answer, from_engine};
 use super::body::{Held, Text};
+use super::connection::Peer;
 use super::error::Failure;
 use super::exchange::{self, Arrived, Exchange, Miss, judge, told};
 use super::headers::Said;
@@ -48,7 +49,7 @@ pub(super) struct Opening {
     /// What kind of form its body is, where it has to be one.
     form: Option<Vec<u8>>,
     /// What a node is told of it; the rest of it belongs to each try.
-    message: InferenceOpen,
+    asked: inference::Asked,
 }
 
 impl Opening {
@@ -61,21 +62,15 @@ impl Opening {
         request_id: &HeaderValue,
     ) -> Self {
         let kind = || parts.headers.get(header::CONTENT_TYPE).map_or(&[][..], HeaderValue::as_bytes);
-        let message = InferenceOpen {
-            method: "POST".to_owned(),
-            path: endpoint.path.to_owned(),
-            headers: headers::to_engine(&parts.headers),
-            // Valid ids are ASCII.
-            request_id: request_id.to_str().unwrap_or_default().to_owned(),
-            ..InferenceOpen::default()
-        };
+        let passed = headers::to_engine(&parts.headers);
+        let asked = inference::Asked::new("POST", endpoint.path, passed, request_id.as_bytes());
         Self {
             endpoint,
             caller,
             arrived,
             retried: said.retry_count.is_some_and(|count| count != "0"),
             form: endpoint.takes_a_form().then(|| kind().to_vec()),
-            message,
+            asked,
         }
     }
 }
@@ -83,6 +78,7 @@ impl Opening {
 /// A request whose body is here.
 pub(super) struct Inference<'a> {
     pub(super) front: &'a Arc<Front>,
+    pub(super) peer: &'a Peer,
     pub(super) request_id: &'a HeaderValue,
     pub(super) opening: &'a mut Opening,
 }
@@ -203,7 +199,7 @@ impl Inference<'_> {
                 return refused(&mut exchange, |_| Failure::key(KeyRefusal::Invalid));
             }
             exchange.uses(now, &slot);
-            let miss = match self.attempt(&mut slot, asked, body.used(), take_usage).await {
+            let miss = match self.attempt(now, &mut slot, asked, body.used(), take_usage).await {
                 Ok((head, stream)) => {
                     let now = clock::now();
                     exchange.streaming(now);
@@ -246,6 +242,7 @@ impl Inference<'_> {
     /// One try at one engine, up to its head.
     async fn attempt(
         &mut self,
+        now: Instant,
         slot: &mut Slot,
         asked: &Asked,
         body: &Bytes,
@@ -254,27 +251,31 @@ impl Inference<'_> {
         let options = self.front.options.load_full();
         let open = {
             let body = asked.body_for(body, slot.model(), take_usage);
-            let message = &mut self.opening.message;
-            message.provider_id = slot.provider_id().to_string();
-            message.lease_id = slot.lease().0;
-            message.generation = slot.generation().0;
-            message.first_byte_timeout_ms = millis(options.first_byte_timeout);
-            message.idle_timeout_ms = millis(options.idle_timeout);
-            message.body_bytes = body.len() as u64;
-            let (method, message) = (node::Method::Inference as u32, message.encode_to_vec());
+            let message = self.opening.asked.open(&inference::Try {
+                provider_id: slot.provider_id(),
+                lease_id: slot.lease().0,
+                generation: slot.generation().0,
+                first_byte_timeout_ms: millis(options.first_byte_timeout),
+                idle_timeout_ms: millis(options.idle_timeout),
+                body_bytes: body.len() as u64,
+            });
+            let method = node::Method::Inference as u32;
             // A stream has no total time; the engine's silence is what ends it.
             Open { method, message, body, end: true, timeout: Duration::ZERO }
         };
         let mut stream = slot.open(open).map_err(|_| Miss::NotProcessed)?;
         let limit = options.first_byte_timeout.saturating_add(options.grace);
-        match tokio::time::timeout(limit, stream.head()).await {
-            Ok(Ok(head)) => Ok((head, stream)),
-            Ok(Err(terminal)) => {
+        let mut patience = self.peer.patience(now.into(), limit);
+        let head = patience.over(stream.head()).await;
+        self.peer.keep(patience);
+        match head {
+            Some(Ok(head)) => Ok((head, stream)),
+            Some(Err(terminal)) => {
                 slot.ended();
                 // Without a head even a clean end is none.
                 Err(judge(&terminal, told(&terminal).as_ref()).unwrap_or(Miss::BadAnswer))
             }
-            Err(_) => Err(Miss::TimedOut),
+            None => Err(Miss::TimedOut),
         }
     }
 }

@@ -81,7 +81,8 @@ pub(super) fn answer(
             }
             Begun::Inference(opening) => {
                 let (mut held, mut text) = (Held::new(&front, opening.caller.key()), Text::default());
-                let mut inference = Inference { front: &front, request_id: &request_id, opening };
+                let mut inference =
+                    Inference { front: &front, peer: &peer, request_id: &request_id, opening };
                 if let Err(failure) = collect(&front, body, announced, &mut held, &mut text).await {
                     inference.refuse(&failure)
                 } else {

@@ -118,10 +118,11 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.ended(
-            now(),
-            End { status: CLIENT_LEFT, reason: None, usage: Usage::default(), answer_bytes: 0 },
-        );
+        // Nearly always it is over, and the clock is not read for nothing.
+        if !self.over {
+            let end = End { status: CLIENT_LEFT, reason: None, usage: Usage::default(), answer_bytes: 0 };
+            self.ended(now(), end);
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 use umbel_contracts::objects::CommandPhase;
 use umbel_wire::Code;
+use umbel_wire::clock::Wall;
 use umbel_wire::token::{BearerKind, mint_bearer};
 
 use super::rig::{Edge, run};
@@ -35,7 +36,7 @@ fn use_it(edge: &Edge, header: &str, model: &str) {
     let caller = caller(edge, header);
     let permit = caller.enter(umbel_wire::clock::now(), 10).unwrap();
     let usage = Usage { prompt_tokens: 7, completion_tokens: 3, cached_tokens: 2, ..Usage::default() };
-    edge.running.commands.keys.used(Instant::now(), permit, &Arc::from(model), &usage);
+    edge.running.commands.keys.used((Instant::now(), Wall::now()), permit, &Arc::from(model), &usage);
 }
 
 #[test]

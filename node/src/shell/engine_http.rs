@@ -9,17 +9,14 @@
 use std::{
     io,
     net::SocketAddr,
-    pin::Pin,
     sync::{Arc, Mutex},
-    task::{Context, Poll},
+    task::{Context, Waker},
     time::Duration,
 };
 
 use rustix::net::RecvFlags;
-use tokio::{
-    net::TcpStream,
-    time::{Instant, Sleep},
-};
+use tokio::{net::TcpStream, time::Instant};
+use umbel_wire::Patience;
 
 use ticks::Ticks;
 
@@ -77,17 +74,20 @@ pub(crate) struct Pool {
 #[derive(Debug, Default)]
 struct Idle {
     /// Since when each is unused; the newest one last.
-    unused: Vec<(TcpStream, Instant)>,
+    unused: Vec<Unused>,
     /// One that had rested was open: this engine keeps its connections, as far as is known.
     trusted: bool,
 }
 
+/// A connection, the timer of its reads, and since when it is unused.
+type Unused = (TcpStream, Option<Patience>, Instant);
+
 impl Idle {
-    fn take(&mut self, now: Instant) -> Option<(TcpStream, Instant)> {
+    fn take(&mut self, now: Instant) -> Option<Unused> {
         if self.trusted {
             return self.unused.pop();
         }
-        let rested = |(_, since): &(TcpStream, Instant)| now.duration_since(*since) >= RESTED;
+        let rested = |(_, _, since): &Unused| now.duration_since(*since) >= RESTED;
         self.unused.iter().rposition(rested).map(|at| self.unused.remove(at))
     }
 }
@@ -107,22 +107,19 @@ impl Pool {
         &self.host
     }
 
-    /// A kept connection that the engine has not closed.
-    pub(crate) fn kept(&self) -> Option<Link> {
+    /// A kept connection that the engine has not closed. What the runtime has heard of the connection is believed if
+    /// `believing`: a close since its last turn is not seen then, and the request may have to be sent once more.
+    pub(crate) fn kept(&self, believing: bool) -> Option<Link> {
         let now = Instant::now();
         loop {
-            let (stream, since) = self.lock().take(now)?;
+            let (stream, patience, since) = self.lock().take(now)?;
             let age = now.duration_since(since);
-            // The kernel is asked, not the runtime, which hears of a close only in its next turn. Anything there means
-            // that it was closed, or that something came that nobody asked for.
-            let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-            let quiet =
-                matches!(rustix::net::recv(&stream, &mut [0; 1], flags), Err(rustix::io::Errno::AGAIN));
+            let quiet = (believing && is_silent(&stream)) || is_quiet(&stream);
             if quiet && age < KEEP_ALIVE {
                 if age >= RESTED {
                     self.lock().trusted = true;
                 }
-                return Some(Link::new(stream, true, &self.ticks));
+                return Some(Link::new(stream, patience, true, &self.ticks));
             }
             if !quiet && age < HASTY {
                 self.doubt();
@@ -148,22 +145,22 @@ impl Pool {
             .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no connection within 5 s"))??;
         // Heads and bodies go out whole; waiting for more would only add delay.
         stream.set_nodelay(true)?;
-        Ok(Link::new(stream, false, &self.ticks))
+        Ok(Link::new(stream, None, false, &self.ticks))
     }
 
     /// Takes a connection back for the next request.
     pub(crate) fn keep(&self, link: Link) {
-        let Some(stream) = link.into_kept() else { return };
+        let Some((stream, patience)) = link.into_kept() else { return };
         let mut idle = self.lock();
         if idle.unused.len() < IDLE_MAX {
-            idle.unused.push((stream, Instant::now()));
+            idle.unused.push((stream, patience, Instant::now()));
         }
     }
 
     /// Closes what was not used for [`KEEP_ALIVE`].
     pub(crate) fn prune(&self) {
         let now = Instant::now();
-        self.lock().unused.retain(|(_, since)| now.duration_since(*since) < KEEP_ALIVE);
+        self.lock().unused.retain(|(_, _, since)| now.duration_since(*since) < KEEP_ALIVE);
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Idle> {
@@ -171,44 +168,16 @@ impl Pool {
     }
 }
 
-/// A time limit for each of many waits, with one timer that is moved only when it fires.
-pub(crate) struct Patience {
-    sleep: Pin<Box<Sleep>>,
-    limit: Duration,
-    later: Duration,
-    since: Instant,
+/// Whether the runtime has heard nothing of it since it was read last.
+fn is_silent(stream: &TcpStream) -> bool {
+    stream.poll_read_ready(&mut Context::from_waker(Waker::noop())).is_pending()
 }
 
-impl Patience {
-    /// Each wait may take `limit`, and `later` from [`Self::later`] on. The timer fires as early as the shorter of
-    /// them asks for, so that it need not be moved in between.
-    pub(crate) fn new(limit: Duration, later: Duration) -> Self {
-        let now = Instant::now();
-        let sleep = Box::pin(tokio::time::sleep_until(now + limit.min(later)));
-        Self { sleep, limit, later, since: now }
-    }
-
-    /// From now on each wait may take the time that was said for later.
-    pub(crate) fn later(&mut self) {
-        self.limit = self.later;
-    }
-
-    /// A wait begins: now.
-    fn start(&mut self) -> Instant {
-        self.since = Instant::now();
-        self.since
-    }
-
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        while self.sleep.as_mut().poll(cx).is_ready() {
-            let (now, until) = (Instant::now(), self.since + self.limit);
-            if until <= now {
-                return Poll::Ready(());
-            }
-            self.sleep.as_mut().reset(until.min(now + self.later));
-        }
-        Poll::Pending
-    }
+/// Whether the kernel has nothing from it. Anything there means that it was closed, or that something came that nobody
+/// asked for.
+fn is_quiet(stream: &TcpStream) -> bool {
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    matches!(rustix::net::recv(stream, &mut [0; 1], flags), Err(rustix::io::Errno::AGAIN))
 }
 
 /// Sends a small request and reads a small answer: for probes.
@@ -240,11 +209,11 @@ pub(crate) async fn ask_in_pieces(
     let asking = async {
         let mut link = pool.connect().await.map_err(|error| says(&error))?;
         link.write(request).await.map_err(|(error, _)| says(&error))?;
-        let mut patience = Patience::new(limit, limit);
+        link.may_take(limit, limit);
         let mut answer = Answer::new();
         let (mut head, mut length) = (None, 0);
         loop {
-            let mut part = link.read(&mut patience).await.map_err(|error| says(&error))?;
+            let mut part = link.read().await.map_err(|error| says(&error))?;
             if part.is_empty() {
                 answer.end().map_err(|bad| bad.to_string())?;
                 break;

@@ -16,7 +16,8 @@ use std::{
 
 use prost::Message;
 use tokio::sync::Notify;
-use umbel_contracts::proto::node::{Header, InferenceEnd, InferenceHead, InferenceOpen, InferenceOutcome};
+use umbel_contracts::inference;
+use umbel_contracts::proto::node::{InferenceEnd, InferenceOpen, InferenceOutcome};
 use umbel_wire::{Code, Error, Generation, IncomingStream, Reset, limits};
 
 use crate::{
@@ -350,9 +351,8 @@ async fn send_head(
     body: &[u8],
     progress: &mut Progress,
 ) -> Result<(), Ended> {
-    let headers =
-        head.headers.into_iter().map(|(name, value)| Header { name: name.to_owned(), value }).collect();
-    let message = InferenceHead { status: u32::from(head.status), headers }.encode_to_vec();
+    let headers = head.headers.iter().map(|(name, value)| (*name, &**value));
+    let message = inference::head(head.status, headers);
     let (inline, rest) = body.split_at(body.len().min(limits::INLINE_MAX));
     stream.send_head(&message, inline).map_err(|error| {
         Ended::failed(InferenceOutcome::BadAnswer, Code::BadGateway, "BAD_ANSWER", error.message)

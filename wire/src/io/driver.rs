@@ -243,13 +243,14 @@ async fn write_loop<T: Transport>(mut write: WriteHalf<T>, connection: Connectio
     let mut busy = false;
     let mut last: Option<std::time::Instant> = None;
     loop {
-        let mut parked = false;
+        let (mut parked, mut alone) = (false, false);
         let more = std::future::poll_fn(|cx| {
             connection.with(|session| {
                 if std::mem::take(&mut busy) {
                     session.written();
                 }
                 if session.has_output() {
+                    alone = session.is_alone();
                     Poll::Ready(true)
                 } else if session.closed().is_some() {
                     Poll::Ready(false)
@@ -264,14 +265,15 @@ async fn write_loop<T: Transport>(mut write: WriteHalf<T>, connection: Connectio
         if !more {
             break;
         }
-        if parked && last.is_some_and(|last| clock::now().saturating_duration_since(last) < BUSY) {
+        let mut now = clock::now();
+        if parked && last.is_some_and(|last| now.saturating_duration_since(last) < BUSY) {
             tokio::task::yield_now().await;
-        } else if parked {
+            now = clock::now();
+        } else if parked && !alone {
             // Whoever was woken together with this task adds to the same batch.
             step_back().await;
         }
         let mut batch = pool::take_batch();
-        let now = clock::now();
         last = Some(now);
         connection.with(|session| session.fill(now, &mut batch));
         let result = async {

@@ -4,6 +4,7 @@
 use std::time::Instant;
 
 use umbel_contracts::operations::KeyLimits;
+use umbel_wire::clock::Wall;
 use umbel_wire::token::{BearerKind, mint_bearer};
 
 use super::usage::{Asked, DAYS_KEPT, Used};
@@ -192,7 +193,7 @@ async fn usage_survives_what_a_disk_does_and_never_goes_back() {
     let caller = keys.check(None, || true).unwrap();
     let request = |keys: &Keys| {
         let permit = caller.enter(umbel_wire::clock::now(), 10).unwrap();
-        keys.used(Instant::now(), permit, &model, &tokens(3, 4));
+        keys.used((Instant::now(), Wall::now()), permit, &model, &tokens(3, 4));
     };
     request(&keys);
     keys.refused(&caller, &none);

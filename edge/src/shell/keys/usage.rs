@@ -103,7 +103,13 @@ async fn first(store: &Store, from: &str) -> Result<Option<String>, ReadError> {
 
 impl Keys {
     /// A request is over, with these tokens, and so is its permit.
-    pub(crate) fn used(&self, now: Instant, permit: KeyPermit, model: &Arc<str>, usage: &Usage) {
+    pub(crate) fn used(
+        &self,
+        (now, wall): (Instant, Wall),
+        permit: KeyPermit,
+        model: &Arc<str>,
+        usage: &Usage,
+    ) {
         let state = Arc::clone(permit.state());
         let tokens = usage.prompt_tokens.saturating_add(usage.completion_tokens);
         permit.settle(now, tokens);
@@ -113,7 +119,7 @@ impl Keys {
             prompt_tokens: usage.prompt_tokens,
             completion_tokens: usage.completion_tokens,
             cached_tokens: usage.cached_tokens,
-            last_used_unix_ms: Wall::now().unix_ms(),
+            last_used_unix_ms: wall.unix_ms(),
         };
         self.count(&state, model, &counts);
     }

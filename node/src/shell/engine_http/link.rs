@@ -16,15 +16,20 @@ use rustix::{io::Errno, net::RecvFlags};
 use tokio::{
     io::{AsyncRead, Interest, ReadBuf},
     net::TcpStream,
+    time::Instant,
 };
+use umbel_wire::Patience;
 
 use super::{
-    Part, Patience,
+    Part,
     ticks::{Flow, Ticks},
 };
 
 /// Behind the end of a connection: time for the reset that says that a request came after it. Of a host near by.
 const RESET_WAIT: Duration = Duration::from_millis(50);
+
+/// A read may take this where nobody said how long.
+const UNSAID: Duration = Duration::from_secs(300);
 
 /// One connection to an engine. Dropping it closes it, which is how a request is cancelled.
 #[derive(Debug)]
@@ -34,6 +39,9 @@ pub(crate) struct Link {
     /// The request did not go out whole: what the engine thinks of the rest is not known.
     last: bool,
     flow: Flow,
+    patience: Option<Patience>,
+    /// How long a read may take now, and when the answer has begun.
+    limits: (Duration, Duration),
 }
 
 #[derive(Debug)]
@@ -56,8 +64,29 @@ pub(crate) enum Written {
 }
 
 impl Link {
-    pub(super) fn new(stream: TcpStream, reused: bool, ticks: &Arc<Ticks>) -> Self {
-        Self { socket: Socket::Watched(stream), reused, last: false, flow: Flow::new(ticks) }
+    pub(super) fn new(
+        stream: TcpStream,
+        patience: Option<Patience>,
+        reused: bool,
+        ticks: &Arc<Ticks>,
+    ) -> Self {
+        let (socket, flow, limits) = (Socket::Watched(stream), Flow::new(ticks), (UNSAID, UNSAID));
+        Self { socket, reused, last: false, flow, patience, limits }
+    }
+
+    /// A read may take `limit`, and `later` from [`Self::begun`] on.
+    pub(crate) fn may_take(&mut self, limit: Duration, later: Duration) {
+        self.limits = (limit, later);
+    }
+
+    /// What was said so.
+    pub(crate) fn limits(&self) -> (Duration, Duration) {
+        self.limits
+    }
+
+    /// The answer has begun.
+    pub(crate) fn begun(&mut self) {
+        self.limits.0 = self.limits.1;
     }
 
     /// It carried a request before.
@@ -73,7 +102,7 @@ impl Link {
     /// What it becomes when its stream has been fast for long enough.
     #[cfg(test)]
     pub(super) fn hurry(&mut self) {
-        let now = tokio::time::Instant::now();
+        let now = Instant::now();
         for _ in 0..100 {
             self.flow.begins(now);
         }
@@ -85,13 +114,14 @@ impl Link {
     }
 
     /// The connection, if it can carry another request.
-    pub(super) fn into_kept(self) -> Option<TcpStream> {
-        match self.socket {
+    pub(super) fn into_kept(self) -> Option<(TcpStream, Option<Patience>)> {
+        let stream = match self.socket {
             _ if self.last => None,
             Socket::Watched(stream) => Some(stream),
             Socket::Timed { socket, .. } => TcpStream::from_std(socket).ok(),
             Socket::Lost => None,
-        }
+        };
+        Some((stream?, self.patience))
     }
 
     fn watched(&self) -> io::Result<&TcpStream> {
@@ -158,8 +188,12 @@ impl Link {
     ///
     /// # Errors
     /// `TimedOut` when nothing came in time, else the socket's error.
-    pub(crate) async fn read(&mut self, patience: &mut Patience) -> io::Result<Part> {
-        let now = patience.start();
+    pub(crate) async fn read(&mut self) -> io::Result<Part> {
+        let (now, (limit, later)) = (Instant::now(), self.limits);
+        let shortest = limit.min(later);
+        let patience = self.patience.get_or_insert_with(|| Patience::new(now, shortest));
+        patience.shortest(shortest);
+        patience.begin(now, limit);
         if let Socket::Watched(_) = &self.socket {
             self.flow.begins(now);
             if self.flow.is_timed() {
@@ -169,10 +203,10 @@ impl Link {
                 };
             }
         }
-        std::future::poll_fn(|cx| self.poll_read(patience, cx)).await
+        std::future::poll_fn(|cx| self.poll_read(cx)).await
     }
 
-    fn poll_read(&mut self, patience: &mut Patience, cx: &mut Context<'_>) -> Poll<io::Result<Part>> {
+    fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Part>> {
         let mut part = Part::new();
         while let Socket::Timed { socket, more } = &mut self.socket {
             if !*more {
@@ -204,10 +238,10 @@ impl Link {
                 let count = target.filled().len();
                 Poll::Ready(result.map(|()| part.filled(count)))
             }
-            Poll::Pending => match patience.poll(cx) {
-                Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
-                Poll::Pending => Poll::Pending,
-            },
+            Poll::Pending => {
+                let over = self.patience.as_mut().is_some_and(|patience| patience.poll(cx).is_ready());
+                if over { Poll::Ready(Err(io::ErrorKind::TimedOut.into())) } else { Poll::Pending }
+            }
         }
     }
 }

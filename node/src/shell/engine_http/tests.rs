@@ -142,8 +142,6 @@ async fn fast_streams_are_read_by_the_clock() {
     use tokio::io::AsyncWriteExt;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let pool = Pool::new(Place::Local(listener.local_addr().unwrap()));
-    let hour = Duration::from_secs(3600);
-    let mut patience = Patience::new(hour, hour);
     let (mut links, mut engines) = (Vec::new(), Vec::new());
     for _ in 0..5 {
         links.push(pool.connect().await.unwrap());
@@ -154,14 +152,14 @@ async fn fast_streams_are_read_by_the_clock() {
     // One alone is not worth a tick.
     links[0].hurry();
     engines[0].write_all(b"one").await.unwrap();
-    assert_eq!(links[0].read(&mut patience).await.unwrap().bytes(), b"one");
+    assert_eq!(links[0].read().await.unwrap().bytes(), b"one");
     assert!(!links[0].is_timed());
     links.iter_mut().for_each(Link::hurry);
     for (link, engine) in links.iter_mut().zip(&mut engines) {
         link.hurry();
         engine.write_all(b"a").await.unwrap();
         engine.write_all(b"b").await.unwrap();
-        assert_eq!(link.read(&mut patience).await.unwrap().bytes(), b"ab");
+        assert_eq!(link.read().await.unwrap().bytes(), b"ab");
         assert!(link.is_timed());
     }
     // More than a read takes at once: all of it comes, in order.
@@ -169,12 +167,12 @@ async fn fast_streams_are_read_by_the_clock() {
     engines[1].write_all(&large).await.unwrap();
     let mut got = Vec::new();
     while got.len() < large.len() {
-        got.extend_from_slice(links[1].read(&mut patience).await.unwrap().bytes());
+        got.extend_from_slice(links[1].read().await.unwrap().bytes());
     }
     assert_eq!(got, large);
     // Nothing at a tick: the runtime watches it again.
     let (link, engine) = (&mut links[2], &mut engines[2]);
-    let (read, ()) = tokio::join!(link.read(&mut patience), async {
+    let (read, ()) = tokio::join!(link.read(), async {
         while pool.ticks.is_running() {
             tokio::task::yield_now().await;
         }
@@ -183,17 +181,17 @@ async fn fast_streams_are_read_by_the_clock() {
     assert_eq!(read.unwrap().bytes(), b"later");
     assert!(!links[2].is_timed());
     engines.truncate(4);
-    assert!(links[4].read(&mut patience).await.unwrap().is_empty(), "the engine closed it");
+    assert!(links[4].read().await.unwrap().is_empty(), "the engine closed it");
     assert!(links[3].is_timed());
     links.truncate(4);
     pool.lock().trusted = true;
     pool.keep(links.pop().unwrap());
-    let mut link = pool.kept().unwrap();
+    let mut link = pool.kept(false).unwrap();
     assert!(link.is_reused());
     link.write(b"again").await.unwrap();
     engines[3].write_all(b"yes").await.unwrap();
-    assert_eq!(link.read(&mut patience).await.unwrap().bytes(), b"yes");
-    assert!(pool.kept().is_none());
+    assert_eq!(link.read().await.unwrap().bytes(), b"yes");
+    assert!(pool.kept(false).is_none());
 }
 
 /// Five minutes of requests with pauses around the five seconds after which the engine closes an unused connection, on a
@@ -219,14 +217,14 @@ async fn behaviour_24_an_engine_that_closes_unused_connections_breaks_no_request
     tokio::time::pause();
     let (began, mut kept) = (Instant::now(), 0);
     for pause in [5_000, 10, 3_990, 4_000, 4_990, 5_010, 0, 1_000].iter().cycle() {
-        let mut link = match pool.kept() {
+        let mut link = match pool.kept(true) {
             Some(link) => link,
             None => pool.connect().await.unwrap(),
         };
         kept += usize::from(link.is_reused());
         link.write(b"ask").await.unwrap();
-        let mut patience = Patience::new(Duration::from_secs(600), Duration::from_secs(300));
-        assert_eq!(link.read(&mut patience).await.unwrap().bytes(), ANSWER);
+        link.may_take(Duration::from_secs(600), Duration::from_secs(300));
+        assert_eq!(link.read().await.unwrap().bytes(), ANSWER);
         pool.keep(link);
         tokio::time::sleep(Duration::from_millis(*pause)).await;
         if began.elapsed() >= Duration::from_secs(300) {
@@ -245,19 +243,30 @@ async fn a_connection_is_used_again_at_once_only_where_engines_keep_them() {
     let link = pool.connect().await.unwrap();
     let (engine, _) = listener.accept().await.unwrap();
     pool.keep(link);
-    let kept = pool.lock().unused[0].1;
+    let kept = pool.lock().unused[0].2;
     assert!(pool.lock().take(kept).is_none(), "nothing is known of it");
-    let (stream, _) = pool.lock().take(kept + RESTED).unwrap();
+    let (stream, patience, _) = pool.lock().take(kept + RESTED).unwrap();
     // As one that rested.
-    pool.lock().unused.push((stream, kept - RESTED));
-    let link = pool.kept().unwrap();
+    pool.lock().unused.push((stream, patience, kept - RESTED));
+    let link = pool.kept(false).unwrap();
     assert!(pool.lock().trusted);
     pool.keep(link);
-    let link = pool.kept().unwrap();
+    let link = pool.kept(false).unwrap();
     pool.keep(link);
     drop(engine);
-    while let Some(link) = pool.kept() {
+    while let Some(link) = pool.kept(false) {
         pool.keep(link);
+    }
+    assert!(!pool.lock().trusted);
+    // The same for whoever believes the runtime, which hears of it in its next turn.
+    let link = pool.connect().await.unwrap();
+    let (engine, _) = listener.accept().await.unwrap();
+    pool.lock().trusted = true;
+    pool.keep(link);
+    drop(engine);
+    while let Some(link) = pool.kept(true) {
+        pool.keep(link);
+        tokio::task::yield_now().await;
     }
     assert!(!pool.lock().trusted);
 }
@@ -267,11 +276,9 @@ async fn a_connection_is_used_again_at_once_only_where_engines_keep_them() {
 async fn a_request_that_came_behind_the_connections_end_is_told_from_one_that_was_read() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let pool = Pool::new(Place::Local(listener.local_addr().unwrap()));
-    let hour = Duration::from_secs(3600);
     for how in ["ended before", "read it and ended", "read it and broke off"] {
         let mut link = pool.connect().await.unwrap();
         let (mut engine, _) = listener.accept().await.unwrap();
-        let mut patience = Patience::new(hour, hour);
         if how == "ended before" {
             drop(engine);
             link.answers().await;
@@ -284,7 +291,7 @@ async fn a_request_that_came_behind_the_connections_end_is_told_from_one_that_wa
             }
             drop(engine);
         }
-        let read = link.read(&mut patience).await;
+        let read = link.read().await;
         match how {
             "read it and broke off" => assert!(read.is_err(), "{how}"),
             _ => assert!(read.unwrap().is_empty(), "{how}"),

@@ -8,11 +8,11 @@
 use std::{io, time::Duration};
 
 use umbel_contracts::proto::node::{InferenceOpen, InferenceOutcome};
-use umbel_wire::{Code, IncomingStream};
+use umbel_wire::{Code, IncomingStream, within};
 
 use super::{Ended, Progress, body_part, open, pass_on, send_head};
 use crate::shell::{
-    engine_http::{self, Answer, Bad, Link, Part, Patience, Written, says},
+    engine_http::{self, Answer, Bad, Link, Part, Written, says},
     engines::{HttpRoute, Verdict},
 };
 
@@ -52,20 +52,20 @@ async fn carry(
 ) -> Result<u16, Ended> {
     let first_byte = open::limit(open.first_byte_timeout_ms, FIRST_BYTE);
     // An engine that does not take the request is as silent as one that does not answer it.
-    let sending = tokio::time::timeout(first_byte, send_request(stream, open, http));
-    let mut sent = sending.await.map_err(|_| timed_out())??;
-    let mut patience = Patience::new(first_byte, open::limit(open.idle_timeout_ms, BETWEEN));
-    let mut first = Some(waited(http, first_part(&mut sent, open, http, &mut patience)).await?);
+    let between = open::limit(open.idle_timeout_ms, BETWEEN);
+    let mut sent = within(first_byte, send_request(stream, open, http)).await.ok_or_else(timed_out)??;
+    sent.link.may_take(first_byte, between);
+    let mut first = Some(waited(http, first_part(&mut sent, open, http)).await?);
     let (mut link, mut answer) = (sent.link, Answer::new());
     let status = loop {
         let read = match first.take() {
             Some(first) => first,
-            None => waited(http, link.read(&mut patience)).await,
+            None => waited(http, link.read()).await,
         };
         let mut part = judged(read, &mut answer, http).await?;
         if let Some((head, behind)) = answer.head(part.bytes()).map_err(bad)? {
             http.traffic.brought();
-            patience.later();
+            link.begun();
             let (status, rest) = (head.status, part.bytes().get_mut(behind..).unwrap_or_default());
             let count = answer.body(rest);
             send_head(stream, head, rest.get(..count).unwrap_or_default(), progress).await?;
@@ -75,7 +75,7 @@ async fn carry(
     while !answer.is_complete() {
         // What came before it was broken has gone out.
         answer.check().map_err(bad)?;
-        let read = waited(http, link.read(&mut patience)).await;
+        let read = waited(http, link.read()).await;
         if read.is_ok() {
             http.traffic.brought();
         }
@@ -122,9 +122,8 @@ async fn first_part(
     sent: &mut Sent,
     open: &InferenceOpen,
     http: &HttpRoute,
-    patience: &mut Patience,
 ) -> Result<io::Result<Part>, Ended> {
-    let first = sent.link.read(patience).await;
+    let first = sent.link.read().await;
     let request = std::mem::take(&mut sent.request);
     let broke = match &first {
         Ok(part) => part.is_empty(),
@@ -142,8 +141,10 @@ async fn first_part(
         let message = "the engine had closed the connection that the request came on";
         return Err(Ended::refused(Code::Unavailable, "ENGINE_CLOSED", message));
     }
+    let limits = sent.link.limits();
     sent.link = Box::pin(on_new_one(&request, http)).await?.0;
-    Ok(sent.link.read(patience).await)
+    sent.link.may_take(limits.0, limits.1);
+    Ok(sent.link.read().await)
 }
 
 /// A request that went out.
@@ -169,7 +170,9 @@ async fn send_request(
         request.extend_from_slice(&part);
     }
     let mut came_late = false;
-    let on_kept = match http.pool.kept() {
+    // Sent once more, if it has to be, is what is here as a whole.
+    let believing = left == 0 && open::may_be_repeated(open);
+    let on_kept = match http.pool.kept(believing) {
         None => None,
         Some(link) => match link.write(&request).await {
             Ok(written) => Some((link, matches!(written, Written::Early))),
