@@ -128,8 +128,8 @@ stage() {
   # litellm is one process of Python, which takes seconds where the others take milliseconds.
   burst-*) load --mode stream --conc "${1#burst-}" --tokens 128 $(but litellm) ;;
   fresh-*) load --mode stream --conc "${1#fresh-}" --tokens 128 --fresh $(but litellm) ;;
-  # The whole of a stream is 0.8 s. sglang-router does not pass on the field that sets the pace.
-  paced-*) load --mode stream --conc "${1#paced-}" --tokens 32 --pace-us $pace $(but 'litellm|sglang-router') ;;
+  # The whole of a stream is 0.8 s.
+  paced-*) load --mode stream --conc "${1#paced-}" --tokens 32 --pace-us $pace $(but litellm) ;;
   *) echo "no such stage: $1" >&2; exit 2 ;;
   esac
 }

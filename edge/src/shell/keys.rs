@@ -106,7 +106,7 @@ impl Keys {
         let authorization = authorization.and_then(|text| std::str::from_utf8(text).ok());
         let caller = table.check(authorization, of_this_host);
         if let (Ok(Caller::Key(key)), Some(text)) = (&caller, authorization) {
-            *shown = Some(Shown::new(text, key));
+            *shown = Shown::new(text, key);
         }
         caller
     }

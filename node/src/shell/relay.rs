@@ -204,7 +204,8 @@ impl Relay {
             Ok((self.admit(&open, own, current)?, open, entry))
         });
         match taken {
-            Ok((visit, open, entry)) => drop(tokio::spawn(carry(stream, open, visit, entry))),
+            // Boxed: spawning a task and ending it would copy the whole future several times.
+            Ok((visit, open, entry)) => drop(tokio::spawn(Box::pin(carry(stream, open, visit, entry)))),
             Err(ended) => end(stream, ended, &Progress::default()),
         }
     }

@@ -1,13 +1,18 @@
 //! A credential that was shown and found sound, so that the next request of its connection is judged without a digest.
 //!
-//! Leaves the judgement to [`super::KeyTable`]. Invariant: it opens nothing that the table would not open now: any change
-//! of the key's row, its revocation first of all, makes it worthless.
+//! Leaves the judgement to [`super::KeyTable`]. Invariants: it opens nothing that the table would not open now: any change
+//! of the key's row, its revocation first of all, makes it worthless; its text is held in one place, as long as the
+//! connection, is never shown, and is wiped when it is let go of.
 
 use std::sync::Arc;
 
 use umbel_wire::secret::SecretText;
 
 use super::{Key, KeyTable};
+
+/// Bytes of a text that is kept: a credential of ours has less than half of it, but there may be any number of spaces
+/// before it, and every connection keeps one.
+const TEXT_MAX: usize = 256;
 
 /// What a connection showed last.
 #[derive(Debug)]
@@ -17,9 +22,10 @@ pub(crate) struct Shown {
 }
 
 impl Shown {
-    /// The table let it in with this key.
-    pub(crate) fn new(authorization: &str, key: &Arc<Key>) -> Self {
-        Self { authorization: SecretText::new(authorization.to_owned()), key: Arc::clone(key) }
+    /// The table let it in with this key. Nothing is kept of what is longer than any credential need be.
+    pub(crate) fn new(authorization: &str, key: &Arc<Key>) -> Option<Self> {
+        let kept = || Self { authorization: SecretText::new(authorization.to_owned()), key: Arc::clone(key) };
+        (authorization.len() <= TEXT_MAX).then(kept)
     }
 
     /// The key, if the same is shown again and the table has the key as it was.
@@ -51,7 +57,10 @@ mod tests {
         let table = KeyTable::of([row(&id, &hash), row(&other_id, &other_hash)]);
         let text = format!("Bearer {}", text.expose());
         let Ok(Caller::Key(key)) = table.check(Some(&text), || false) else { unreachable!() };
-        let shown = Shown::new(&text, &key);
+        let long = format!("Bearer {}{}", " ".repeat(TEXT_MAX), &text["Bearer ".len()..]);
+        assert!(table.check(Some(&long), || false).is_ok() && Shown::new(&long, &key).is_none());
+        let shown = Shown::new(&text, &key).unwrap();
+        assert!(!format!("{shown:?}").contains(&text));
         assert!(Arc::ptr_eq(&shown.again(&table, text.as_bytes()).unwrap(), &key));
 
         let other = format!("Bearer {}", other.expose());

@@ -2,11 +2,14 @@
 
 use umbel_contracts::operations::KeyLimits;
 use umbel_contracts::proto::node::InferenceOutcome;
+use umbel_store::Commit;
+use umbel_wire::token::{BearerKind, parse_bearer};
 
 use super::client::{Client, Reply, chat, get, post};
 use super::rig::{Rig, Setup, until};
 use crate::http::{FrontOptions, StreamUsage};
 use crate::shell::keys::usage::Asked;
+use crate::shell::keys::{Actor, KeyRow};
 
 const CHAT: &str = r#"{"model":"m","messages":[{"role":"user","content":"a prompt of some tokens"}]}"#;
 
@@ -196,4 +199,55 @@ async fn an_upgrade_is_ignored_and_spoils_no_connection() {
     client.send(post("/v1/chat/completions", h2c, CHAT)).await;
     node.call().await.json("{}").await;
     assert_eq!(client.reply().await.head.status, 200);
+}
+
+/// The connection of a proxy, which many callers share: each request is its own caller's, whatever was shown before it, and
+/// what happened to a key meanwhile counts for the next one.
+#[tokio::test]
+async fn each_request_of_a_connection_is_judged_by_what_it_shows_itself() {
+    let (rig, mut node) = Rig::with_node(8).await;
+    let [one, two, third] = [rig.key(None).await, rig.key(None).await, rig.key(Some(&["other"])).await];
+    let wrong = format!("{}x\r\n", one.trim_end());
+    let mut proxy = Client::connect(rig.http).await;
+    let mut asked = async |header: &str| {
+        proxy.send(post("/v1/chat/completions", header, CHAT)).await;
+        let head = loop {
+            tokio::select! {
+                call = node.call() => call.json("{}").await,
+                head = proxy.head() => break head,
+            }
+        };
+        proxy.rest().await;
+        head.status
+    };
+    for round in 0..3 {
+        for (header, status) in [
+            (&one, 200),
+            (&one, 200),
+            (&two, 200),
+            (&wrong, 401),
+            (&one, 200),
+            (&third, 404),
+            (&String::new(), 401),
+        ] {
+            assert_eq!(asked(header).await, status, "round {round}");
+        }
+    }
+    let id = |header: &str| {
+        let text = header.trim().rsplit(' ').next().unwrap();
+        parse_bearer(text, BearerKind::ApiKey).unwrap().id
+    };
+    let used = rig.keys.usage(&Asked::default(), None, 99).await.unwrap().0;
+    for (header, requests) in [(&one, 9), (&two, 3), (&third, 3)] {
+        let of: u64 =
+            used.iter().filter(|used| *used.key_id == *id(header)).map(|used| used.counts.requests).sum();
+        assert_eq!(of, requests);
+    }
+    let row = rig.keys.row(&id(&one)).unwrap();
+    let limits = KeyLimits { requests_per_minute: Some(1), ..KeyLimits::default() };
+    rig.keys.change(&row, KeyRow { limits, ..row.clone() }, Commit::new()).await.unwrap();
+    assert_eq!((asked(&one).await, asked(&one).await), (200, 429), "a limit that came meanwhile");
+    rig.keys.revoke(&id(&two), 1, &Actor::default(), Commit::new(), drop).await.unwrap();
+    assert_eq!((asked(&two).await, asked(&two).await), (401, 401), "revoked: the very next request");
+    assert_eq!(asked(&one).await, 429, "the others are as they were");
 }

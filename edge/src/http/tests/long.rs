@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::client::{Client, Ended, chat, post};
 use super::rig::{Rig, Setup};
 use crate::http::FrontOptions;
@@ -56,4 +58,57 @@ async fn behaviour_25_a_prefill_of_400_seconds_ends_in_an_answer() {
         assert_eq!((reply.head.status, reply.text(), reply.ended), (200, whole, Ended::Clean));
     }
     rig.idle().await;
+}
+
+/// Row 44, at its full length: who reads nothing for a minute is given up and its engine told; who reads something now and
+/// then is not, and nobody else notices.
+#[tokio::test]
+async fn row_44_a_client_that_reads_nothing_for_a_minute_is_given_up() {
+    let (rig, mut node) = Rig::with_node(2).await;
+    let mut stalled = Client::connect(rig.http).await;
+    stalled.send(chat(true)).await;
+    let call = node.call().await;
+    call.events();
+    let mut slow = Client::connect(rig.http).await;
+    slow.send(chat(true)).await;
+    let other = node.call().await;
+    other.events();
+    assert_eq!(slow.head().await.status, 200);
+    let chunk = format!("data: {}\n\n", "x".repeat(8_000));
+    // As much as fits on the way; then the clock goes ahead.
+    tokio::time::pause();
+    let began = Instant::now();
+    let (mut sent, mut read) = (0, 0);
+    let lasted = async {
+        while call.stream.send(chunk.as_bytes()).await.is_ok() {
+            sent += chunk.len();
+        }
+        began.elapsed()
+    };
+    let reads = async {
+        loop {
+            tokio::time::sleep(Duration::from_secs(50)).await;
+            other.send("data: {}\n\n").await;
+            slow.until("data: {}\n\n").await;
+            read += 1;
+        }
+    };
+    let lasted = tokio::select! {
+        lasted = lasted => lasted,
+        () = reads => unreachable!(),
+    };
+    let limit = FrontOptions::default().write_stall;
+    assert!(lasted >= limit && lasted <= limit + limit / 4, "{lasted:?}");
+    assert!(sent < 16 << 20 && read == 1, "{sent} sent, {read} read");
+    call.cancelled().await;
+    for _ in 0..3 {
+        tokio::time::sleep(Duration::from_secs(50)).await;
+        other.send("data: {}\n\n").await;
+        slow.until("data: {}\n\n").await;
+    }
+    other.send("data: [DONE]\n\n").await;
+    other.complete();
+    assert_eq!(slow.rest().await.1, Ended::Clean);
+    rig.idle().await;
+    drop(stalled);
 }

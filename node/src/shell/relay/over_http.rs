@@ -5,7 +5,7 @@
 //! and closed meanwhile, and never if a byte of an answer came; what seldom happens is boxed, since a stream's future is
 //! moved as a whole.
 
-use std::{io, time::Duration};
+use std::{io, pin::pin, time::Duration};
 
 use umbel_contracts::proto::node::{InferenceOpen, InferenceOutcome};
 use umbel_wire::{Code, IncomingStream, within};
@@ -53,7 +53,8 @@ async fn carry(
     let first_byte = open::limit(open.first_byte_timeout_ms, FIRST_BYTE);
     // An engine that does not take the request is as silent as one that does not answer it.
     let between = open::limit(open.idle_timeout_ms, BETWEEN);
-    let mut sent = within(first_byte, send_request(stream, open, http)).await.ok_or_else(timed_out)??;
+    let sending = pin!(send_request(stream, open, http));
+    let mut sent = within(first_byte, sending).await.ok_or_else(timed_out)??;
     sent.link.may_take(first_byte, between);
     let mut first = Some(waited(http, first_part(&mut sent, open, http)).await?);
     let (mut link, mut answer) = (sent.link, Answer::new());

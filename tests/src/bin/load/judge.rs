@@ -4,6 +4,7 @@
 //! plain hop. Ratios are of medians of one run.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use serde_json::Value;
@@ -69,17 +70,27 @@ fn figure(stages: &Stages, stage: &str, target: &str, column: &str) -> Option<f6
     stages.get(stage)?.get(target)?.get(column)?.as_f64()
 }
 
-/// Who passes less of what a stage's pace asks for than this part has done other work than who keeps it: fewer and larger
-/// pieces cost less, and who is overloaded costs anything.
-const KEPT: f64 = 0.95;
+/// Who passes less or more of what a stage's pace asks for has done other work than who keeps it: fewer and larger pieces
+/// cost less, who is overloaded costs anything, and who does not ask the engine for the pace has bursts.
+const KEPT: RangeInclusive<f64> = 0.95..=1.05;
 
-/// What part of a stage's pace a target kept; nothing where there is no pace.
-fn kept(stages: &Stages, stage: &str, target: &str) -> Option<f64> {
+/// What part of a stage's pace a target kept with so many events a second; nothing where there is no pace.
+fn part(stage: &str, events: f64) -> Option<f64> {
     let word = |name: &str| {
         let word = stage.split(' ').find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
         word.and_then(|word| word.parse::<f64>().ok())
     };
-    Some(figure(stages, stage, target, "events/s")? / (word("conc")? * 1e6 / word("pace_us")?))
+    Some(events / (word("conc")? * 1e6 / word("pace_us")?))
+}
+
+/// What is said of a target that did other work than its stage asks for.
+pub(crate) fn remark(stage: &str, target: &str, events: f64) -> Option<String> {
+    let part = part(stage, events).filter(|part| !KEPT.contains(part))?;
+    Some(format!("{target} kept {:.0} % of the pace: its figures are of other work", part * 100.0))
+}
+
+fn kept(stages: &Stages, stage: &str, target: &str) -> Option<f64> {
+    part(stage, figure(stages, stage, target, "events/s")?)
 }
 
 /// One row: the peer, its figure, the ratio or difference, the limit, and whether it is met. Of unequal work nothing is
@@ -113,7 +124,7 @@ pub(crate) fn print(file: &Path) {
         let Some(ours) = figure(&stages, stage, "umbel", column) else { continue };
         let behind = |peer: &'static str| {
             let part = |who| kept(&stages, stage, who).map(|part| (who, part));
-            ["umbel", peer].into_iter().filter_map(part).find(|(_, part)| *part < KEPT)
+            ["umbel", peer].into_iter().filter_map(part).find(|(_, part)| !KEPT.contains(part))
         };
         match limit {
             Limit::Cpu { two_hops, router } => {
@@ -135,5 +146,19 @@ pub(crate) fn print(file: &Path) {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_does_not_keep_the_pace_is_not_judged_at_it() {
+        let stage = "stream conc=32 tokens=32 pace_us=25000";
+        for (events, is_equal) in [(1_280.0, true), (1_331.0, true), (1_100.0, false), (180_000.0, false)] {
+            assert_eq!(remark(stage, "peer", events).is_none(), is_equal, "{events}");
+        }
+        assert_eq!(remark("stream conc=32 tokens=128", "peer", 180_000.0), None, "no pace is asked for");
     }
 }

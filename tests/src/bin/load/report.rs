@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use crate::{Mode, Options, Sample, Target, account};
+use crate::{Mode, Options, Sample, Target, account, judge};
 
 fn percentile(sorted: &[f64], p: f64) -> f64 {
     if sorted.is_empty() {
@@ -69,7 +69,7 @@ pub(crate) fn print(options: &Options, targets: &[Target], samples: &[Vec<Sample
         stage.push_str(" one core");
     }
     let mut out = std::io::stdout().lock();
-    let mut rows = serde_json::Map::new();
+    let (mut rows, mut remarks) = (serde_json::Map::new(), Vec::new());
     let _ = writeln!(
         out,
         "\n# {stage} secs={} rounds={} (medians over rounds; x and + against {} of the same round)",
@@ -83,8 +83,13 @@ pub(crate) fn print(options: &Options, targets: &[Target], samples: &[Vec<Sample
         }
         let values: String = figures.iter().map(|(n, v)| format!(" {:>9}", shown(n, *v))).collect();
         let _ = writeln!(out, "{:<12}{values}", target.name);
+        let events = figures.iter().find(|(name, _)| *name == "events/s").map(|(_, events)| *events);
+        remarks.extend(events.and_then(|events| judge::remark(&stage, &target.name, events)));
         let json = figures.iter().map(|(n, v)| ((*n).to_owned(), serde_json::json!(v))).collect();
         rows.insert(target.name.clone(), serde_json::Value::Object(json));
+    }
+    for remark in remarks {
+        let _ = writeln!(out, "{remark}");
     }
     if let Some(path) = &options.json {
         let line = serde_json::json!({"stage": stage, "secs": options.secs, "rounds": options.rounds, "targets": rows});
