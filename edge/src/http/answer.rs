@@ -151,9 +151,8 @@ pub(super) async fn from_engine(
         Ok(read) => read,
         Err(Elapsed) => {
             // The node did not see it: the stream's reset ends the lease.
-            exchange.missed(Miss::TimedOut);
-            slot.report(Outcome::Stalled);
-            return exchange.failed(&Failure::engine_timeout());
+            let failure = exchange.broke(&mut slot, Miss::TimedOut);
+            return exchange.failed(&failure);
         }
     };
     if over {
@@ -213,11 +212,6 @@ fn announced(fields: &[node::Header]) -> Option<u64> {
     std::str::from_utf8(headers::of_engine(fields, "content-length")?).ok()?.parse().ok()
 }
 
-/// What the break of an answer after its head says of the provider.
-pub(super) fn broken(miss: Miss) -> Outcome {
-    if miss == Miss::TimedOut { Outcome::Stalled } else { Outcome::Failed }
-}
-
 fn decode_head(head: &Bytes) -> Option<(StatusCode, Vec<node::Header>)> {
     let head = decode::<node::InferenceHead>(head).ok()?;
     let status = StatusCode::from_u16(u16::try_from(head.status).ok()?).ok()?;
@@ -242,18 +236,10 @@ fn whole(
     mut exchange: Box<Exchange>,
     slot: &mut Slot,
 ) -> Response<Answer> {
-    if let Some(miss) = exchange.judge(terminal.as_ref()) {
-        slot.report(broken(miss));
-        let failure = match miss {
-            Miss::TimedOut => Failure::engine_timeout(),
-            _ => Failure::engine_truncated(),
-        };
+    let cut = || announced(fields).is_some_and(|length| length != body.len() as u64).then_some(Miss::Broke);
+    if let Some(miss) = exchange.judge(terminal.as_ref()).or_else(cut) {
+        let failure = exchange.broke(slot, miss);
         return exchange.failed(&failure);
-    }
-    if announced(fields).is_some_and(|length| length != body.len() as u64) {
-        exchange.missed(Miss::Broke);
-        slot.report(Outcome::Failed);
-        return exchange.failed(&Failure::engine_truncated());
     }
     let is_error = status.is_client_error() || status.is_server_error();
     let content_type = headers::of_engine(fields, "content-type").unwrap_or_default();

@@ -244,7 +244,7 @@ impl Failure {
     /// The edge went down before the answer was whole.
     pub(super) fn cut_by_shutdown() -> Self {
         let message = "This edge shut down before the answer was complete.";
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "draining", message)
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "draining", message).again(Again::After(1))
     }
 
     /// Too many connections.

@@ -197,16 +197,26 @@ impl Exchange {
         self.front.options()
     }
 
-    /// Reads the terminal of an answer whose head came: `None` if it is whole. Notes tokens, counts failures.
+    /// An answer broke behind its head: counts it, and against the provider; what the client is told.
+    pub(super) fn broke(&mut self, slot: &mut Slot, miss: Miss) -> Failure {
+        self.missed(miss);
+        slot.report(miss.behind_head());
+        match miss {
+            Miss::TimedOut => Failure::engine_timeout(),
+            // The edge itself gave the connection up.
+            Miss::Lost if self.is_draining() => Failure::cut_by_shutdown(),
+            _ => Failure::engine_truncated(),
+        }
+    }
+
+    /// Reads the terminal of an answer whose head came: `None` if it is whole. Notes tokens.
     pub(super) fn judge(&mut self, terminal: Option<&Terminal>) -> Option<Miss> {
         let terminal = terminal?;
         let end = told(terminal);
         if let Some(end) = &end {
             self.reported(end);
         }
-        let miss = judge(terminal, end.as_ref())?;
-        self.missed(miss);
-        Some(miss)
+        judge(terminal, end.as_ref())
     }
 
     /// What the engine said of its tokens, if it did.

@@ -15,8 +15,6 @@ use bytes::Bytes;
 use tokio::time::{Sleep, sleep};
 use umbel_wire::OutgoingStream;
 
-use super::answer::broken;
-use super::error::Failure;
 use super::exchange::{Exchange, Miss, is_unread};
 use super::meter::Meter;
 use super::quiet::{Due, Quiet};
@@ -216,10 +214,7 @@ impl Relay {
                     return match self.events.as_ref().map(Tracker::ending) {
                         // Only its blank line is owed.
                         Some(Ending::Done(missing)) => Poll::Ready(self.succeed(missing)),
-                        _ => {
-                            self.exchange.missed(Miss::TimedOut);
-                            self.fail(Miss::TimedOut, cx)
-                        }
+                        _ => self.fail(Miss::TimedOut, cx),
                     };
                 }
                 Due::Stall => self.slot.stalls(),
@@ -244,18 +239,19 @@ impl Relay {
         self.slot.ended();
         let miss = self.exchange.judge(terminal.as_ref());
         let ending = self.events.as_ref().map(Tracker::ending);
-        match (ending, miss) {
-            _ if !self.last.is_empty() => Poll::Ready(self.succeed("")),
-            // What the client has is complete, whatever happened to the connection behind it.
-            (Some(Ending::Done(missing)), _) => Poll::Ready(self.succeed(missing)),
-            (None, None) => Poll::Ready(self.succeed("")),
-            (_, Some(miss)) => self.fail(miss, cx),
+        let missing = match (ending, miss) {
+            _ if !self.last.is_empty() => "",
+            (Some(Ending::Done(missing)), _) => missing,
+            (None, None) => "",
+            (_, Some(miss)) => return self.fail(miss, cx),
             // An engine that ends without `[DONE]` has failed.
-            (Some(_), None) => {
-                self.exchange.missed(Miss::Broke);
-                self.fail(Miss::Broke, cx)
-            }
+            (Some(_), None) => return self.fail(Miss::Broke, cx),
+        };
+        // What the client has is complete, whatever happened to the connection behind it.
+        if let Some(miss) = miss {
+            self.exchange.missed(miss);
         }
+        Poll::Ready(self.succeed(missing))
     }
 
     /// Tokens as far as this edge saw them, should the engine say nothing of them.
@@ -279,15 +275,9 @@ impl Relay {
     fn fail(&mut self, miss: Miss, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Broken>>> {
         self.over = true;
         self.count();
-        self.slot.report(broken(miss));
+        let failure = self.exchange.broke(&mut self.slot, miss);
         self.exchange.broken(miss);
         let grammar = self.events.as_ref().map(Tracker::grammar).unwrap_or_default();
-        let failure = match miss {
-            Miss::TimedOut => Failure::engine_timeout(),
-            // The edge itself gave the connection up.
-            Miss::Lost if self.exchange.is_draining() => Failure::cut_by_shutdown(),
-            _ => Failure::engine_truncated(),
-        };
         let events = self.events.as_ref();
         Poll::Ready(match events.map(Tracker::ending) {
             Some(Ending::AtBoundary) if events.is_some_and(Tracker::ended_with_error) => None,

@@ -43,6 +43,11 @@ impl Miss {
         }
     }
 
+    /// The same of one behind the engine's head.
+    pub(super) fn behind_head(self) -> Try {
+        if self == Self::TimedOut { Try::Stalled } else { Try::Failed }
+    }
+
     pub(super) fn kind(self) -> &'static str {
         match self {
             Self::NotProcessed => "connect",
