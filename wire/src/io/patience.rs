@@ -88,7 +88,7 @@ mod tests {
             tokio::time::sleep(pause * second).await;
             let began = Instant::now();
             patience.begin(began, limit * second);
-            let short = tokio::time::timeout(limit * second / 2, patience.over(pending::<()>())).await;
+            let short = timeout(limit * second / 2, patience.over(pending::<()>())).await;
             assert!(short.is_err(), "half of {limit} s is not the whole");
             assert!(patience.over(pending::<()>()).await.is_none());
             let late = began.elapsed().saturating_sub(limit * second);
