@@ -19,9 +19,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-pub(crate) use artifact::{ArtifactResolve, ArtifactVerb};
+pub(crate) use artifact::{ArtifactFilter, ArtifactResolve, ArtifactVerb};
 pub(crate) use ctl::{CtlArgs, Global, Noun};
-pub(crate) use engine::EngineVerb;
+pub(crate) use engine::{EngineProbe, EngineVerb};
 pub(crate) use jobs::{JobFilter, JobVerb};
 pub(crate) use keys::{By, KeyCreate, KeyUpdate, KeyUsage, KeyVerb};
 pub(crate) use model::{ModelVerb, ReplicaChoice};

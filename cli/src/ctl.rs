@@ -17,6 +17,7 @@ mod model;
 mod node;
 mod operator;
 mod pick;
+mod progress;
 mod queue;
 mod request;
 mod settings;
@@ -53,7 +54,7 @@ pub(crate) async fn run(args: CtlArgs) -> Outcome {
         return Err(Failure::usage("this prints no list of names: use -o table, json or yaml"));
     }
     // It asks no server of ours.
-    if let Noun::Artifact { verb: ArtifactVerb::Resolve(resolve) } = &args.noun {
+    if let Noun::Artifact { verb: Some(ArtifactVerb::Resolve(resolve)), .. } = &args.noun {
         return artifact::resolve(&args.global, resolve).await;
     }
     let server = find_server(&args.global)?;
@@ -88,7 +89,7 @@ fn has_names(noun: &Noun) -> bool {
     !matches!(
         noun,
         Noun::Key { verb: Some(KeyVerb::Usage(_)), .. }
-            | Noun::Artifact { .. }
+            | Noun::Artifact { verb: Some(ArtifactVerb::Resolve(_)), .. }
             | Noun::Node { verb: Some(NodeVerb::Why { .. }), .. }
             | Noun::Model { verb: Some(ModelVerb::Why { .. } | ModelVerb::Plan { .. }), .. }
             | Noun::Engine { verb: Some(crate::args::EngineVerb::Logs { .. }), .. }
@@ -124,7 +125,8 @@ fn is_list(noun: &Noun) -> bool {
             matches!(verb, None | Some(crate::args::JobVerb::List { .. } | crate::args::JobVerb::Show { .. }))
         }
         Noun::Request { verb, .. } => !matches!(verb, Some(crate::args::RequestVerb::Release { .. })),
-        Noun::Events(_) | Noun::Artifact { .. } => false,
+        Noun::Artifact { verb, .. } => matches!(verb, None | Some(ArtifactVerb::List { .. })),
+        Noun::Events(_) => false,
         Noun::Edge { verb, .. } => matches!(
             verb,
             None | Some(
@@ -163,9 +165,7 @@ impl Ctl {
             Noun::Request { id, filter, verb } => {
                 request::run(self, id.as_deref(), filter, verb.as_ref()).await
             }
-            Noun::Artifact { verb: ArtifactVerb::Resolve(resolve) } => {
-                artifact::resolve(&self.global, resolve).await
-            }
+            Noun::Artifact { filter, verb } => artifact::run(self, filter, verb.as_ref()).await,
             Noun::Settings { verb } => settings::run(self, verb.as_ref()).await,
             Noun::Audit { filter, limit, verb } => audit::run(self, filter, *limit, verb.as_ref()).await,
             Noun::Ca { verb } => ca::run(self, verb.as_ref()).await,
@@ -281,6 +281,15 @@ impl Ctl {
         for name in names {
             put(&crate::output::printable(name));
         }
+    }
+}
+
+/// A selector of nodes: one name alone is that node's.
+pub(crate) fn nodes(text: &str) -> String {
+    if text.is_empty() || text == "all" || text.contains(':') {
+        text.to_owned()
+    } else {
+        format!("node:{text}")
     }
 }
 

@@ -4,12 +4,14 @@
 //! another host reaches a terminal with a control character in it.
 
 mod json;
+mod live;
 mod style;
 mod table;
 mod words;
 mod yaml;
 
 pub(crate) use json::{indent, line, members};
+pub(crate) use live::{Live, Step, bar};
 pub(crate) use style::{ColorChoice, Style, Tone, state_tone};
 pub(crate) use table::{Column, Table, details, width};
 pub(crate) use words::{age_ms, ago, bytes, clock, count, duration_ms, until, utc};

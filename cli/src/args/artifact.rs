@@ -6,12 +6,58 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
+#[derive(Debug, Clone, Args)]
+pub(crate) struct ArtifactFilter {
+    /// Only of this repository, as in Qwen/Qwen3-8B
+    #[arg(long, value_name = "REPOSITORY")]
+    pub(crate) repository: Option<String>,
+    /// Only on these nodes
+    #[arg(long, value_name = "SELECTOR")]
+    pub(crate) node: Option<String>,
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum ArtifactVerb {
+    /// List the files that are whole and in place on nodes, and which engines need them
+    #[command(alias = "ls")]
+    List {
+        #[command(flatten)]
+        filter: ArtifactFilter,
+    },
+    /// Have nodes fetch and check files ahead of time, and follow that
+    #[command(after_help = ACQUIRE_EXAMPLES)]
+    Acquire {
+        /// A deployment's document, or the `[artifact]` that `resolve` prints; `-`: standard input
+        file: PathBuf,
+        /// Which nodes, as in gpu-3, label:rack=a or all
+        #[arg(long, value_name = "SELECTOR")]
+        node: String,
+        /// The name of one of their roots [default: their first]
+        #[arg(long, value_name = "NAME")]
+        root: Option<String>,
+        /// Leave so much free there, where that is more than the node's file says
+        #[arg(long, value_name = "SIZE")]
+        reserve: Option<umbel_contracts::config::ByteSize>,
+    },
+    /// Have nodes take files away; those that somebody needs stay
+    Remove {
+        /// As the list has it, with @REVISION where several are there
+        artifact: String,
+        /// Only from these nodes
+        #[arg(long, value_name = "SELECTOR")]
+        node: Option<String>,
+    },
     /// Find the exact revision, sizes and digests of a model's files: the artifact table of a deployment
     #[command(after_help = RESOLVE_EXAMPLES)]
     Resolve(ArtifactResolve),
 }
+
+const ACQUIRE_EXAMPLES: &str = "Examples:
+  umbel ctl artifact acquire qwen3.toml --node gpu-3
+  umbel ctl artifact acquire qwen3.toml --node all --detach     prints the jobs' ids
+  umbel ctl artifact resolve org/model v2 | umbel ctl artifact acquire - --node label:rack=a
+
+What is there already, or half of it, is not fetched again. A deployment brings its files by itself.";
 
 const RESOLVE_EXAMPLES: &str = "Examples:
   umbel ctl artifact resolve Qwen/Qwen3-0.6B --exclude '*.md'

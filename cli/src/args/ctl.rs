@@ -8,7 +8,7 @@ use std::{path::PathBuf, time::Duration};
 use clap::{Args, Subcommand};
 
 use super::{
-    artifact::ArtifactVerb,
+    artifact::{ArtifactFilter, ArtifactVerb},
     engine::EngineVerb,
     jobs::{JobFilter, JobVerb},
     keys::KeyVerb,
@@ -157,7 +157,14 @@ const ENGINE_EXAMPLES: &str = "Examples:
   umbel ctl engine                                every engine, with its node and state
   umbel ctl engine logs qwen3.r1 -f               what it writes
   umbel ctl engine restart gpu-3/chat --deadline 1m
-  umbel ctl engine stop qwen3.r1 -m 'bad GPU'";
+  umbel ctl engine stop qwen3.r1 -m 'bad GPU'
+  umbel ctl engine health qwen3.r1                process, port, health, model: layer by layer
+  umbel ctl engine probe qwen3.toml --node gpu-3  try it out there: start it, ask it, measure it, end it";
+const ARTIFACT_EXAMPLES: &str = "Examples:
+  umbel ctl artifact                              which files are on which node, and who needs them
+  umbel ctl artifact resolve Qwen/Qwen3-0.6B --exclude '*.md' >>qwen3.toml
+  umbel ctl artifact acquire qwen3.toml --node label:tier=gpu
+  umbel ctl artifact remove Qwen/Qwen3-0.6B --node node:gpu-3 -m 'out of use'";
 const MODEL_EXAMPLES: &str = "Examples:
   umbel ctl model apply qwen3.toml                have it served, and follow until it is
   umbel ctl model                                 what the site should serve, and how far it is
@@ -181,8 +188,7 @@ const JOB_EXAMPLES: &str = "Examples:
   umbel ctl job                                   the newest ones
   umbel ctl job --running --kind artifact.acquire
   umbel ctl job watch 0b6c9a52                    follow one, with a bar; Ctrl-C detaches
-  umbel ctl job cancel 0b6c9a52 -m 'wrong revision'
-  umbel ctl job health node:gpu-1                 have a node look at its engines";
+  umbel ctl job cancel 0b6c9a52 -m 'wrong revision'";
 const SETTINGS_EXAMPLES: &str = "Examples:
   umbel ctl settings                              what is set, and how far it has got
   umbel ctl settings set agents.default.log.level=debug -m 'look for a leak'
@@ -303,11 +309,13 @@ pub(crate) enum Noun {
         #[command(subcommand)]
         verb: Option<RequestVerb>,
     },
-    /// Files of models: the exact list that a deployment names
-    #[command(arg_required_else_help = true)]
+    /// Files of models on nodes: which there are, bringing and removing them, the list that a deployment names
+    #[command(args_conflicts_with_subcommands = true, after_help = ARTIFACT_EXAMPLES)]
     Artifact {
+        #[command(flatten)]
+        filter: ArtifactFilter,
         #[command(subcommand)]
-        verb: ArtifactVerb,
+        verb: Option<ArtifactVerb>,
     },
     /// A site's settings: the edge's own and those of its nodes' agents
     #[command(visible_alias = "config", after_help = SETTINGS_EXAMPLES)]

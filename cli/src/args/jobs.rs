@@ -39,22 +39,16 @@ pub(crate) enum JobVerb {
         /// An id, or the start of one
         id: String,
     },
-    /// Follow one job to its end
+    /// Follow jobs to their ends; Ctrl-C detaches
+    #[command(visible_alias = "follow")]
     Watch {
-        /// An id, or the start of one
-        id: String,
+        /// Ids, or the starts of them
+        #[arg(required = true, value_name = "ID")]
+        ids: Vec<String>,
     },
     /// Ask for a job's end
     Cancel {
         /// An id, or the start of one
         id: String,
-    },
-    /// Have a node look at its engines, layer by layer, and follow that
-    Health {
-        /// A selector of nodes, as in node:gpu-1
-        node: String,
-        /// Only this engine
-        #[arg(long, value_name = "ENGINE")]
-        engine: Option<String>,
     },
 }

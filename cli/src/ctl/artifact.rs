@@ -1,91 +1,186 @@
-//! `ctl artifact`: a model's files.
+//! `ctl artifact`: files of models on nodes.
 //!
-//! Owns what is printed of a list; leaves resolving it to `umbel_node`, which fetches by the same rules. Invariant: what is
-//! printed is what a deployment's document takes.
+//! Owns listing, bringing and removing them. Leaves the list of a model's files to [`resolve`], following to `ctl job`, and who
+//! needs what to the edge. Invariant: what is removed is one artifact, named by repository and, where several are there, revision.
 
-use umbel_contracts::{
-    artifact::{ArtifactFile, check_repository, check_revision},
-    deployment::ArtifactSpec,
-    selector::glob,
+mod resolve;
+
+use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::path::Path;
+
+use serde_json::{Map, Value};
+use umbel_contracts::config::ConfigFile;
+use umbel_contracts::deployment::ArtifactSpec;
+use umbel_contracts::operations::{ArtifactAcquireArgs, ArtifactObject, ArtifactRemoveArgs};
+
+use super::{
+    Ctl,
+    gather::{Gathered, gather_with},
+    job, nodes, pick,
 };
-use umbel_node::{Remote, resolve_at_hub, resolve_in_folder};
-
 use crate::{
-    args::{ArtifactResolve, Global},
+    args::{ArtifactFilter, ArtifactVerb},
+    calls::Call,
+    client::parse,
     exit::{Failure, Outcome},
-    output::{bytes, put, say},
+    output::{Column, Format, Table, bytes, count, say},
 };
 
-/// Prints the `[artifact]` of a deployment. Asks no server of Umbel.
-pub(super) async fn resolve(global: &Global, args: &ArtifactResolve) -> Outcome {
-    check_repository(&args.repository).map_err(Failure::usage)?;
-    check_revision(&args.revision).map_err(Failure::usage)?;
-    let wanted = wanted(args);
-    let (revision, files) = match &args.directory {
-        Some(folder) => {
-            let folder = folder.clone();
-            let listed = tokio::task::spawn_blocking(move || resolve_in_folder(&folder, wanted));
-            let files = listed.await.unwrap_or_else(|_| Err("hashing broke off".into()));
-            (args.revision.clone(), files.map_err(Failure::failed)?)
+pub(super) use resolve::resolve;
+
+/// Digits of a digest for people.
+const DIGITS: usize = 12;
+/// Bytes of a document on standard input: as of a file.
+const LARGEST: u64 = 1 << 20;
+
+pub(super) async fn run(ctl: &Ctl, filter: &ArtifactFilter, verb: Option<&ArtifactVerb>) -> Outcome {
+    match verb {
+        None => list(ctl, filter).await,
+        Some(ArtifactVerb::List { filter }) => list(ctl, filter).await,
+        Some(ArtifactVerb::Acquire { file, node, root, reserve }) => {
+            let artifact = read(file)?;
+            let reserve_bytes = reserve.map(|size| size.0);
+            acquire(ctl, node, ArtifactAcquireArgs { artifact, root: root.clone(), reserve_bytes }).await
         }
-        None => {
-            let token = args.hub_token_file.clone();
-            let hub = Remote::parse(&args.hub, token, args.hub_ca_file.clone())
-                .map_err(|why| Failure::usage(format!("--hub {}: {why}", args.hub)))?;
-            let fetched = |file: &umbel_contracts::artifact::HubFile| {
-                say(&format!("hashing {} ({})", file.path, bytes(file.bytes)));
-            };
-            let found = resolve_at_hub(&hub, &args.repository, &args.revision, wanted, fetched).await;
-            let found = found.map_err(Failure::failed)?;
-            (found.revision, found.files)
-        }
+        Some(ArtifactVerb::Remove { artifact, node }) => remove(ctl, artifact, node.as_deref()).await,
+        Some(ArtifactVerb::Resolve(asked)) => resolve(&ctl.global, asked).await,
+    }
+}
+
+async fn gathered(ctl: &Ctl, repository: Option<&str>, node: Option<&str>) -> Outcome<Gathered> {
+    let mut args = Map::new();
+    args.extend(repository.map(|repository| ("repository".to_owned(), Value::from(repository))));
+    gather_with(ctl, "artifact.list", "artifacts", &nodes(node.unwrap_or_default()), &args).await
+}
+
+async fn list(ctl: &Ctl, filter: &ArtifactFilter) -> Outcome {
+    let gathered = gathered(ctl, filter.repository.as_deref(), filter.node.as_deref()).await?;
+    if ctl.put_list(&gathered.raws()?) {
+        return gathered.complete("artifacts");
+    }
+    let mut all: Vec<(String, ArtifactObject)> = Vec::new();
+    for (site, raw) in &gathered.items {
+        all.push((site.clone(), parse(raw.get())?));
+    }
+    all.sort_by(|(a_site, a), (b_site, b)| {
+        (&a.repository, &a.revision, a_site, &a.node).cmp(&(&b.repository, &b.revision, b_site, &b.node))
+    });
+    let mut table = Table::new(vec![
+        Column::left("REPOSITORY"),
+        Column::left("REVISION"),
+        Column::left("SITE"),
+        Column::left("NODE"),
+        Column::number("SIZE"),
+        Column::number("FILES"),
+        Column::left("DIGEST"),
+        Column::left("ROOT").wide(),
+        Column::left("FOLDER").wide(),
+        Column::text("USED BY"),
+    ]);
+    for (site, one) in &all {
+        table.row(vec![
+            one.repository.clone(),
+            short(&one.revision),
+            site.clone(),
+            one.node.clone(),
+            bytes(one.bytes),
+            one.files.to_string(),
+            short(&one.digest),
+            one.root.clone(),
+            one.folder.clone(),
+            one.used_by.join(", "),
+        ]);
+    }
+    if ctl.global.output == Format::Name {
+        let names: Vec<String> = all.iter().map(|(_, one)| name(one)).collect();
+        ctl.put_names(names.iter().map(String::as_str));
+    } else {
+        ctl.put_table(
+            &table,
+            "No artifact. Deployments bring theirs; ahead of time: umbel ctl artifact acquire",
+        );
+    }
+    gathered.complete("artifacts")
+}
+
+fn name(one: &ArtifactObject) -> String {
+    format!("{}@{}", one.repository, one.revision)
+}
+
+fn short(digits: &str) -> String {
+    let is_hex = digits.len() >= 40 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if is_hex { digits.chars().take(DIGITS).collect() } else { digits.to_owned() }
+}
+
+/// The `[artifact]` of a document, or one that stands for itself.
+fn read(file: &Path) -> Outcome<ArtifactSpec> {
+    let file = if file == Path::new("-") {
+        let mut text = String::new();
+        std::io::stdin().lock().take(LARGEST).read_to_string(&mut text)?;
+        ConfigFile::from_text(Path::new("standard input"), text)
+    } else {
+        ConfigFile::read(file).map_err(|error| Failure::usage(error.to_string()))?
     };
-    let spec = ArtifactSpec {
-        repository: args.repository.clone(),
-        revision,
-        source: args.source.clone(),
-        main_file: main_file(&files),
-        files,
+    let at = file.path().display();
+    let said = |what: String| Failure::usage(format!("{at}: {what}"));
+    let mut value: Value = if file.text().trim_start().starts_with('{') {
+        serde_json::from_str(file.text()).map_err(|error| said(format!("is no JSON: {error}")))?
+    } else {
+        file.parse().map_err(|error| Failure::usage(error.to_string()))?
     };
-    print(global, &spec)
+    if let Some(artifact) = value.get_mut("artifact") {
+        value = artifact.take();
+    } else if value.get("engine").is_some() {
+        return Err(said("has no [artifact]: its engine needs no files".to_owned()));
+    }
+    ArtifactSpec::from_value(value).map_err(|faults| said(format!("[artifact] {faults}")))
 }
 
-/// Whether a file is to be in the list.
-fn wanted(args: &ArtifactResolve) -> impl Fn(&str) -> bool + Send + use<> {
-    let (include, exclude) = (args.include.clone(), args.exclude.clone());
-    move |path| {
-        let matches = |patterns: &[String]| patterns.iter().any(|pattern| glob(pattern, path));
-        (include.is_empty() || matches(&include)) && !matches(&exclude)
+async fn acquire(ctl: &Ctl, node: &str, args: ArtifactAcquireArgs) -> Outcome {
+    let site = ctl.one_site().await?;
+    if !ctl.global.output.is_object() {
+        let artifact = &args.artifact;
+        let size = bytes(artifact.bytes());
+        let files = count(artifact.files.len(), "file");
+        say(&format!("{}@{}: {files}, {size}", artifact.repository, artifact.revision));
     }
+    let call = Call { selector: nodes(node), ..Call::new("artifact.acquire") }.args(&args)?;
+    job::begin(ctl, &site, call).await.map(drop)
 }
 
-/// The one GGUF among them: an engine that takes a file takes that.
-fn main_file(files: &[ArtifactFile]) -> Option<String> {
-    let mut models = files.iter().filter(|file| file.path.to_lowercase().ends_with(".gguf"));
-    let model = models.next()?;
-    models.next().is_none().then(|| model.path.clone())
-}
-
-fn print(global: &Global, spec: &ArtifactSpec) -> Outcome {
-    let raw = serde_json::to_string(spec).map_err(|error| Failure::failed(error.to_string()))?;
-    if let Some(text) = global.output.object(&raw) {
-        put(&text);
-        return Ok(());
+async fn remove(ctl: &Ctl, wanted: &str, node: Option<&str>) -> Outcome {
+    ctl.reason_for("removing files")?;
+    let (repository, _) = wanted.split_once('@').unwrap_or((wanted, ""));
+    let gathered = gathered(ctl, Some(repository), node).await?;
+    // The same files on several nodes are one artifact.
+    let mut there: BTreeMap<(String, String), Vec<ArtifactObject>> = BTreeMap::new();
+    for (site, raw) in &gathered.items {
+        let one: ArtifactObject = parse(raw.get())?;
+        let key = format!("{} {}", name(&one), one.digest);
+        there.entry((site.clone(), key)).or_default().push(one);
     }
-    let quoted = |text: &str| toml::Value::String(text.to_owned()).to_string();
-    put("[artifact]");
-    put(&format!("repository = {}", quoted(&spec.repository)));
-    put(&format!("revision = {}", quoted(&spec.revision)));
-    put(&format!("source = {}", quoted(&spec.source)));
-    if let Some(main_file) = &spec.main_file {
-        put(&format!("main_file = {}", quoted(main_file)));
+    let names = |(at, copies): &((String, String), Vec<ArtifactObject>)| {
+        let Some(one) = copies.first() else { return Vec::new() };
+        let mut names = vec![name(one), one.digest.clone(), at.0.clone()];
+        // The repository alone will do where only one of its artifacts is there.
+        names.extend((wanted == repository).then(|| repository.to_owned()));
+        names
+    };
+    let all: Vec<_> = there.into_iter().collect();
+    let found = pick::one(all, wanted, "artifact", names, "umbel ctl artifact")?;
+    let ((site, _), copies) = found.item;
+    let Some(one) = copies.first() else { return Err(Failure::failed("nothing is there")) };
+    if node.is_none() && copies.len() > 1 {
+        let on: Vec<&str> = copies.iter().map(|one| one.node.as_str()).collect();
+        ctl.confirm(&format!("Remove {} ({}) from {}?", name(one), bytes(one.bytes), on.join(", ")))?;
     }
-    put("files = [");
-    for file in &spec.files {
-        let (path, sha256) = (quoted(&file.path), quoted(&file.sha256));
-        put(&format!("  {{ path = {path}, bytes = {}, sha256 = {sha256} }},", file.bytes));
-    }
-    put("]");
-    say(&format!("{} files, {}, digest {}", spec.files.len(), bytes(spec.bytes()), spec.digest()));
-    Ok(())
+    let args = ArtifactRemoveArgs {
+        repository: one.repository.clone(),
+        revision: one.revision.clone(),
+        digest: one.digest.clone(),
+        root: None,
+    };
+    let call = Call { selector: nodes(node.unwrap_or("all")), ..Call::new("artifact.remove") }.args(&args)?;
+    job::begin(ctl, &site, call).await.map(drop)
 }

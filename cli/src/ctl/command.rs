@@ -244,19 +244,11 @@ fn tell(ctl: &Ctl, step: &CommandEventObject, last: &mut String) {
 }
 
 fn bar(progress: &ProgressObject, draw: bool) -> String {
-    const WIDTH: u64 = 20;
     let (done, total, unit) = (progress.done, progress.total, printable(&progress.unit).into_owned());
     if total == 0 {
         return format!("  {done} {unit}");
     }
-    let filled =
-        usize::try_from((u128::from(done.min(total)) * u128::from(WIDTH) / u128::from(total)) as u64);
-    let filled = filled.unwrap_or(0);
-    let bar = if draw {
-        format!("{}{}  ", "█".repeat(filled), "░".repeat(WIDTH as usize - filled))
-    } else {
-        String::new()
-    };
+    let bar = if draw { format!("{}  ", crate::output::bar(done, total)) } else { String::new() };
     format!("  {bar}{done} / {total} {unit}")
 }
 

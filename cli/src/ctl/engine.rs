@@ -1,7 +1,7 @@
 //! `ctl engine`: the processes that compute, of deployments and of nodes' own files.
 //!
-//! Owns listing, showing and following their output. Leaves ending or starting one to `control`, and which should be there to
-//! `ctl model`.
+//! Owns listing, showing and following their output. Leaves ending or starting one to `control`, jobs about them to `runtime`, and
+//! which should be there to `ctl model`.
 //! Invariant: an engine is named by what `ctl engine` prints; where several nodes have one of a name, by NODE/NAME.
 
 use std::time::Duration;
@@ -20,6 +20,7 @@ use crate::{
 };
 
 mod control;
+mod runtime;
 
 use control::Wish;
 
@@ -35,6 +36,11 @@ pub(crate) async fn run(ctl: &Ctl, name: Option<&str>, verb: Option<&EngineVerb>
         (None | Some(EngineVerb::List), Some(name)) => show(ctl, name).await,
         (Some(EngineVerb::Show { name }), _) => show(ctl, name).await,
         (Some(EngineVerb::Logs { name, lines, follow }), _) => logs(ctl, name, *lines, *follow).await,
+        (Some(EngineVerb::Health { name, node }), _) => {
+            runtime::health(ctl, name.as_deref(), node.as_deref()).await
+        }
+        (Some(EngineVerb::Probe(probe)), _) => runtime::probe(ctl, probe).await,
+        (Some(EngineVerb::Unload { name, deadline }), _) => runtime::unload(ctl, name, *deadline).await,
         (Some(EngineVerb::Restart { name, deadline }), _) => {
             control::send(ctl, name, Wish::Restart, *deadline).await
         }

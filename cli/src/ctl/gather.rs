@@ -49,20 +49,21 @@ pub(crate) fn silent(sites: &[String], what: &str) -> Outcome {
 
 /// Asks the selected sites for the list that stands under `key` in the operation's result.
 pub(crate) async fn gather(ctl: &Ctl, operation: &'static str, key: &str) -> Outcome<Gathered> {
-    gather_with(ctl, operation, key, &Map::new()).await
+    gather_with(ctl, operation, key, "", &Map::new()).await
 }
 
-/// As [`gather`], with more arguments than those of a page.
+/// As [`gather`], of chosen nodes, with more arguments than those of a page.
 pub(crate) async fn gather_with(
     ctl: &Ctl,
     operation: &'static str,
     key: &str,
+    selector: &str,
     more: &Map<String, Value>,
 ) -> Outcome<Gathered> {
     let sites: Vec<String> = ctl.sites().await?.into_iter().map(|edge| edge.edge_id).collect();
     let only = sites.len() == 1;
     let mut answers = futures_util::stream::iter(sites)
-        .map(|site| async move { (pages(ctl, &site, operation, key, more).await, site) })
+        .map(|site| async move { (pages(ctl, &site, operation, key, selector, more).await, site) })
         .buffered(AT_ONCE);
     let mut gathered = Gathered::default();
     while let Some((answer, site)) = answers.next().await {
@@ -83,6 +84,7 @@ pub(crate) async fn pages(
     site: &str,
     operation: &'static str,
     key: &str,
+    selector: &str,
     more: &Map<String, Value>,
 ) -> Outcome<Vec<Box<RawValue>>> {
     #[derive(serde::Deserialize)]
@@ -97,7 +99,8 @@ pub(crate) async fn pages(
         if let Some(cursor) = &cursor {
             args.insert("cursor".to_owned(), cursor.as_str().into());
         }
-        let told = ctl.client.ask(site, &Call::new(operation).args(&args)?).await?;
+        let call = Call { selector: selector.to_owned(), ..Call::new(operation) }.args(&args)?;
+        let told = ctl.client.ask(site, &call).await?;
         let raw = told.result_raw()?;
         items.extend(members(&raw, key));
         let next: Next = told.result()?;

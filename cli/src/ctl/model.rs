@@ -6,10 +6,18 @@ mod change;
 mod show;
 mod why;
 
-use serde_json::json;
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+use umbel_contracts::config::ConfigFile;
+use umbel_contracts::deployment::DeploymentSpec;
 
 use super::Ctl;
-use crate::{args::ModelVerb, calls::Call, exit::Outcome};
+use crate::{
+    args::ModelVerb,
+    calls::Call,
+    exit::{Failure, Outcome},
+};
 
 pub(crate) async fn run(ctl: &Ctl, name: Option<&str>, verb: Option<&ModelVerb>) -> Outcome {
     let Some(verb) = verb else {
@@ -30,6 +38,19 @@ pub(crate) async fn run(ctl: &Ctl, name: Option<&str>, verb: Option<&ModelVerb>)
         ModelVerb::Pause { name, off } => change::pause(ctl, name, !off).await,
         ModelVerb::Why { name, nodes, limit } => why::why(ctl, name, nodes.as_deref(), *limit).await,
         ModelVerb::Plan { file, nodes, limit } => why::plan(ctl, file, nodes.as_deref(), *limit).await,
+    }
+}
+
+/// A document out of its file, checked, and as the operations take it.
+pub(crate) fn document(file: &Path) -> Outcome<(DeploymentSpec, Map<String, Value>)> {
+    let read = ConfigFile::read(file).map_err(|error| Failure::usage(error.to_string()))?;
+    let spec = DeploymentSpec::from_file(&read).map_err(|errors| {
+        let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        Failure::usage(lines.join("\n"))
+    })?;
+    match serde_json::to_value(&spec) {
+        Ok(Value::Object(document)) => Ok((spec, document)),
+        _ => Err(Failure::failed("the document is no object")),
     }
 }
 

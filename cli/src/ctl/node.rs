@@ -67,7 +67,7 @@ async fn all(ctl: &Ctl) -> Outcome<Nodes> {
 /// All nodes, those that were retired, too.
 async fn retired(ctl: &Ctl) -> Outcome<Nodes> {
     let more = Map::from_iter([("decommissioned".to_owned(), Value::Bool(true))]);
-    let gathered = gather_with(ctl, "node.list", "nodes", &more).await?;
+    let gathered = gather_with(ctl, "node.list", "nodes", "", &more).await?;
     let mut pairs = Vec::new();
     for raw in gathered.raws()? {
         pairs.push((parse::<SiteNode>(raw.get())?, raw.get().to_owned()));

@@ -185,7 +185,7 @@ pub(crate) fn width() -> Option<usize> {
 }
 
 /// `text` in at most `width` characters, with `…` where something is missing.
-fn cut(text: &str, width: usize) -> String {
+pub(super) fn cut(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
     }

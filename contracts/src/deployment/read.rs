@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::DeploymentSpec;
+use super::{ArtifactSpec, DeploymentSpec};
 use crate::config::{ByteSize, ConfigError, ConfigFile, unknown_key};
 use crate::settings::Fault;
 
@@ -81,6 +81,21 @@ impl DeploymentSpec {
                 })
                 .collect()
         })
+    }
+}
+
+impl ArtifactSpec {
+    /// Reads what a document says of its files, standing for itself, and checks it.
+    ///
+    /// # Errors
+    /// All that is wrong, with paths that begin with its own fields.
+    pub fn from_value(value: Value) -> Result<Self, Faults> {
+        let spec: Self = serde_path_to_error::deserialize(value).map_err(|error| {
+            let path = error.path().to_string();
+            Faults::from(explain(if path == "." { "" } else { &path }, &error.inner().to_string()))
+        })?;
+        spec.check()?;
+        Ok(spec)
     }
 }
 

@@ -13,6 +13,14 @@ pub struct ArtifactListArgs {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 200))]
     pub repository: Option<String>,
+    /// Artifacts a page, at most 1,000; those of one node come together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1000))]
+    pub limit: Option<u32>,
+    /// `next_cursor` of the page before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 256))]
+    pub cursor: Option<String>,
 }
 
 /// An artifact that is whole and in place on a node, as that said last.
@@ -44,11 +52,14 @@ pub struct ArtifactObject {
 /// `artifact.list`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ArtifactListResult {
-    /// By repository, revision and node.
+    /// By node, and there by repository and revision.
     pub artifacts: Vec<ArtifactObject>,
-    /// There are more than one answer holds: choose fewer nodes, or name a repository.
+    /// There are more: ask on with `next_cursor`, choose fewer nodes, or name a repository.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub truncated: bool,
+    /// For the next page; absent on the last one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
 }
 
 /// `artifact.acquire`.

@@ -27,10 +27,10 @@ pub(super) async fn run(ctl: &Ctl, asked: &KeyUsage) -> Outcome {
         args.insert("since".to_owned(), since.to_string().into());
     }
     let gathered = match asked.id.as_deref() {
-        None => gather_with(ctl, "apikey.usage", "usage", &args).await?,
+        None => gather_with(ctl, "apikey.usage", "usage", "", &args).await?,
         Some(LOOPBACK) => {
             args.insert("key_id".to_owned(), LOOPBACK.into());
-            gather_with(ctl, "apikey.usage", "usage", &args).await?
+            gather_with(ctl, "apikey.usage", "usage", "", &args).await?
         }
         Some(id) => of_one(ctl, id, args).await?,
     };
@@ -64,7 +64,7 @@ async fn of_one(ctl: &Ctl, id: &str, mut args: Map<String, Value>) -> Outcome<Ga
     let mut gathered = Gathered { items: Vec::new(), silent: Vec::new() };
     for key_id in key_ids {
         args.insert("key_id".to_owned(), key_id.into());
-        let items: Vec<Box<RawValue>> = pages(ctl, &site, "apikey.usage", "usage", &args).await?;
+        let items: Vec<Box<RawValue>> = pages(ctl, &site, "apikey.usage", "usage", "", &args).await?;
         gathered.items.extend(items.into_iter().map(|item| (site.clone(), item)));
     }
     Ok(gathered)

@@ -3,39 +3,33 @@
 //! Owns reading the document and following what becomes of a wish. Leaves what is legal to `umbel_contracts::deployment`.
 //! Invariant: a document is checked here before anything is sent, with the place of each fault; Ctrl-C stops watching only.
 
+use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
-use umbel_contracts::config::ConfigFile;
-use umbel_contracts::deployment::DeploymentSpec;
-use umbel_contracts::objects::{DeploymentObject, DeploymentState, ReplicaJobObject};
+use umbel_contracts::objects::{DeploymentObject, DeploymentState, ReplicaObject};
 use umbel_contracts::operations::{DeploymentApplyArgs, DeploymentDrainArgs, DeploymentReplicaArgs};
 
 use super::show::{Found, cause, find};
 use crate::{
     args::ReplicaChoice,
     calls::{Call, new_command_id},
-    client::{interactive, parse},
-    ctl::Ctl,
+    client::parse,
+    ctl::{
+        Ctl,
+        progress::{Pace, Progress},
+    },
     exit::{Exit, Failure, Outcome},
-    output::{Style, clock, printable, say, state_tone},
+    output::{Live, Step, say},
 };
 
 /// How often it is looked at while it is followed.
 const EVERY: Duration = Duration::from_millis(500);
 
 pub(super) async fn apply(ctl: &Ctl, file: &Path, if_version: Option<u64>) -> Outcome {
-    let read = ConfigFile::read(file).map_err(|error| Failure::usage(error.to_string()))?;
-    let spec = DeploymentSpec::from_file(&read).map_err(|errors| {
-        let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
-        Failure::usage(lines.join("\n"))
-    })?;
+    let (spec, document) = super::document(file)?;
     let site = ctl.one_site().await?;
-    let document = match serde_json::to_value(&spec) {
-        Ok(serde_json::Value::Object(document)) => document,
-        _ => return Err(Failure::failed("the document is no object")),
-    };
     let call = Call::new("deployment.apply").args(&DeploymentApplyArgs { document, if_version })?;
     wish(ctl, &site, &spec.name, call, "is applied").await
 }
@@ -141,7 +135,8 @@ async fn wish(ctl: &Ctl, site: &str, name: &str, call: Call, done: &str) -> Outc
 
 /// Tells the steps of a deployment until it is at rest.
 async fn follow(ctl: &Ctl, site: &str, name: &str) -> Outcome {
-    let mut told: std::collections::BTreeMap<String, String> = std::collections::BTreeMap::new();
+    let mut live = Live::new(ctl.global.color);
+    let mut paces: BTreeMap<String, Pace> = BTreeMap::new();
     let mut rested = 0;
     loop {
         let raw = match super::ask_show(ctl, site, name).await {
@@ -158,20 +153,12 @@ async fn follow(ctl: &Ctl, site: &str, name: &str) -> Outcome {
             Err(failure) => return Err(failure),
         };
         let one: DeploymentObject = parse(&raw)?;
-        for replica in &one.replicas {
-            let step = format!("{}  {}", replica.state, cause(replica));
-            if told.get(&replica.engine) != Some(&step) {
-                tell(
-                    ctl,
-                    &replica.engine,
-                    &replica.node,
-                    &replica.state,
-                    replica.job.as_ref(),
-                    &cause(replica),
-                );
-                told.insert(replica.engine.clone(), step);
-            }
-        }
+        let steps: Vec<Step> = one
+            .replicas
+            .iter()
+            .map(|replica| step(replica, paces.entry(replica.engine.clone()).or_default()))
+            .collect();
+        live.tell(&steps);
         // Twice at rest: the edge has had its turn since the wish was stored.
         rested = if one.state.is_at_rest() || one.paused { rested + 1 } else { 0 };
         if rested >= 2 {
@@ -181,21 +168,20 @@ async fn follow(ctl: &Ctl, site: &str, name: &str) -> Outcome {
     }
 }
 
-fn tell(ctl: &Ctl, engine: &str, node: &str, state: &str, job: Option<&ReplicaJobObject>, cause: &str) {
-    let style = Style::stderr(ctl.global.color);
-    let drawn = job.filter(|job| job.total > 0 && interactive()).map(bar).unwrap_or_default();
-    let word = style.paint(state_tone(state), &format!("{state:<9}"));
-    say(&format!("{}  {}  {word}  {}{drawn}", clock(jiff::Timestamp::now()), printable(engine), {
-        let text = if cause.is_empty() { format!("on {node}") } else { format!("on {node}: {cause}") };
-        printable(&text).into_owned()
-    }));
-}
-
-fn bar(job: &ReplicaJobObject) -> String {
-    const WIDTH: usize = 20;
-    let part = u128::from(job.done.min(job.total)) * (WIDTH as u128) / u128::from(job.total.max(1));
-    let filled = usize::try_from(part).unwrap_or(0).min(WIDTH);
-    format!("  {}{}", "█".repeat(filled), "░".repeat(WIDTH - filled))
+fn step(replica: &ReplicaObject, pace: &mut Pace) -> Step {
+    let progress = replica.job.as_ref().filter(|job| !job.phase.is_empty()).map(Progress::from);
+    let how = match &progress {
+        Some(progress) => progress.words(pace.left(progress, Instant::now())),
+        None => cause(replica),
+    };
+    let colon = if how.is_empty() { "" } else { ": " };
+    Step {
+        of: replica.engine.clone(),
+        state: replica.state.clone(),
+        phase: replica.job.as_ref().map(|job| format!("{} {}", job.job_id, job.phase)).unwrap_or_default(),
+        progress: progress.and_then(|progress| progress.part()),
+        text: format!("on {}{colon}{how}", replica.node),
+    }
 }
 
 fn end(one: &DeploymentObject) -> Outcome {

@@ -10,7 +10,9 @@ use crate::{
     ctl::{
         Ctl,
         gather::{Gathered, gather},
-        pick, with_site,
+        pick,
+        progress::Progress,
+        with_site,
     },
     exit::{Exit, Outcome},
     output::{Column, Format, Table, age_ms, ago, details, put, state_tone, utc},
@@ -187,6 +189,5 @@ pub(super) fn cause(replica: &ReplicaObject) -> String {
         };
         return format!("{}{again}", replica.cause);
     };
-    let message = if job.message.is_empty() { job.phase.clone() } else { job.message.clone() };
-    if job.total == 0 { message } else { format!("{message} ({} of {} {})", job.done, job.total, job.unit) }
+    Progress::from(job).words(None)
 }

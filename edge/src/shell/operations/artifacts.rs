@@ -4,6 +4,8 @@
 //! Invariants: a list of files that no node would take is refused here, by the path of what is wrong; files that a replica needs
 //! stay where they are.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 use umbel_contracts::artifact::{check_repository, check_revision, is_sha256};
 use umbel_contracts::operations::{
@@ -11,8 +13,9 @@ use umbel_contracts::operations::{
     ArtifactRemove, ArtifactRemoveArgs, JobsResult, LARGEST_RESULT, Operation,
 };
 use umbel_contracts::proto::node::{self, job_lease::Body};
-use umbel_wire::{Code, Error};
+use umbel_wire::{Code, Error, NodeId};
 
+use super::reading::{PAGE_MAX, place};
 use super::{args, invalid, jobs, result, select_any, unknown};
 use crate::core::commands::Request;
 use crate::core::deployments::{NeededFiles, bodies};
@@ -35,17 +38,44 @@ pub(super) fn read(commands: &Commands, request: &Request) -> Result<Value, Erro
 }
 
 fn list(commands: &Commands, selector: &str, asked: &ArtifactListArgs) -> Result<ArtifactListResult, Error> {
-    let nodes = match selector {
+    let limit = asked.limit.unwrap_or(PAGE_MAX);
+    if limit == 0 || limit > PAGE_MAX {
+        return Err(invalid("ARGS", format!("limit must be 1 to {PAGE_MAX}")));
+    }
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    let mut nodes = match selector {
         "" => commands.site.nodes().1,
         text => select_any(commands, text)?,
     };
+    let key = |node: &Arc<Node>| place(&node.row.name, node.id);
+    nodes.retain(|node| !node.is_tombstone() && asked.cursor.as_ref().is_none_or(|after| key(node) > *after));
+    nodes.sort_by_cached_key(key);
     let needed = commands.site.deployments.read(|table| table.needed_files());
-    let mut artifacts: Vec<ArtifactObject> = Vec::new();
-    for node in nodes.iter().filter(|node| !node.is_tombstone()) {
-        let wanted = node.report.artifacts.iter().filter(|artifact| {
-            asked.repository.as_ref().is_none_or(|repository| *repository == artifact.repository)
-        });
-        artifacts.extend(wanted.map(|artifact| ArtifactObject {
+    let mut told = ArtifactListResult { artifacts: Vec::new(), truncated: false, next_cursor: None };
+    let (mut bytes, mut last) = (0, None);
+    for node in &nodes {
+        let own = of_node(node, &needed, asked.repository.as_deref());
+        bytes += serde_json::to_vec(&own).map_or(0, |text| text.len());
+        let full = told.artifacts.len() + own.len() > limit || bytes > LIST_BYTES;
+        if full && last.is_some() {
+            (told.truncated, told.next_cursor) = (true, last);
+            break;
+        }
+        told.artifacts.extend(own);
+        last = Some(key(node));
+    }
+    Ok(told)
+}
+
+/// What one node has, as it said last: at most as much as fits one event.
+fn of_node(node: &Node, needed: &NeededFiles, repository: Option<&str>) -> Vec<ArtifactObject> {
+    let wanted = |of: &str| repository.is_none_or(|repository| repository == of);
+    let mut artifacts: Vec<_> = node
+        .report
+        .artifacts
+        .iter()
+        .filter(|artifact| wanted(&artifact.repository))
+        .map(|artifact| ArtifactObject {
             node_id: node.id.to_string(),
             node: node.row.name.clone(),
             repository: artifact.repository.clone(),
@@ -56,23 +86,11 @@ fn list(commands: &Commands, selector: &str, asked: &ArtifactListArgs) -> Result
             root: artifact.root.clone(),
             folder: artifact.path.clone(),
             used_by: needed.by(node.id, &artifact.repository, &artifact.revision, &artifact.digest),
-        }));
-    }
-    artifacts.sort_by(|a, b| {
-        let key = |one: &ArtifactObject| (one.repository.clone(), one.revision.clone(), one.node.clone());
-        key(a).cmp(&key(b))
-    });
-    let mut bytes = 0;
-    let all = artifacts.len();
-    let artifacts: Vec<_> = artifacts
-        .into_iter()
-        .take_while(|artifact| {
-            bytes += serde_json::to_vec(artifact).map_or(0, |text| text.len() + 1);
-            bytes <= LIST_BYTES
         })
         .collect();
-    let truncated = artifacts.len() < all;
-    Ok(ArtifactListResult { artifacts, truncated })
+    artifacts
+        .sort_by(|a, b| (&a.repository, &a.revision, &a.root).cmp(&(&b.repository, &b.revision, &b.root)));
+    artifacts
 }
 
 pub(super) fn dry_run(commands: &Commands, request: &Request) -> Result<Value, Error> {
@@ -95,10 +113,16 @@ fn orders(commands: &Commands, request: &Request) -> Result<Vec<Order>, Error> {
             let asked = args::<ArtifactRemove>(request)?;
             let body = remove(&asked)?;
             let needed = commands.site.deployments.read(|table| table.needed_files());
-            jobs::orders(commands, request, |node| {
+            let mut orders = jobs::orders(commands, request, |node| {
                 unneeded(&needed, node, &asked)?;
                 Ok(body.clone())
-            })
+            })?;
+            // Those that say they have it; where none does, each looks.
+            let has = |order: &Order| holds(commands, order.node, &asked);
+            if orders.iter().any(has) {
+                orders.retain(has);
+            }
+            Ok(orders)
         }
         other => Err(unknown(other)),
     }
@@ -131,6 +155,16 @@ fn remove(asked: &ArtifactRemoveArgs) -> Result<Body, Error> {
         digest: asked.digest.clone(),
         root: asked.root.clone().unwrap_or_default(),
     }))
+}
+
+fn holds(commands: &Commands, node: NodeId, asked: &ArtifactRemoveArgs) -> bool {
+    commands.site.read(|registry| {
+        let mut told = registry.node(&node).into_iter().flat_map(|node| &node.report.artifacts);
+        told.any(|one| {
+            (&one.repository, &one.revision, &one.digest)
+                == (&asked.repository, &asked.revision, &asked.digest)
+        })
+    })
 }
 
 /// That no replica needs it there. Of engines of the node's own file the node knows, and refuses.
