@@ -19,6 +19,8 @@ pub enum Fault {
     Cut(u64),
     /// So many bytes of the body, then nothing; the connection stays open.
     Stall(u64),
+    /// So many bytes of the body, then nothing until the hub lets it go on.
+    Hold(u64),
     /// A byte now and then.
     Drip,
     /// No answer at all.
@@ -63,6 +65,8 @@ struct State {
     /// By end of the path: what the next answers are like.
     faults: Mutex<Vec<(String, Fault, usize)>>,
     seen: Mutex<Vec<Seen>>,
+    /// Nothing is held any more.
+    let_go: AtomicBool,
     ended: AtomicBool,
 }
 
@@ -122,6 +126,11 @@ impl Hub {
     /// The next `times` answers for paths that end so are like that.
     pub fn fault(&self, path: &str, fault: Fault, times: usize) {
         lock(&self.state.faults).push((path.to_owned(), fault, times));
+    }
+
+    /// What is held goes on, and nothing is held from now on.
+    pub fn let_go(&self) {
+        self.state.let_go.store(true, Ordering::Relaxed);
     }
 
     /// What was asked so far.
@@ -263,7 +272,7 @@ fn answer(
     if matches!(fault, Some(Fault::Packed)) {
         head.push_str("Content-Encoding: gzip\r\n");
     }
-    send(stream, reader, &mut head, &body, fault.as_ref())
+    send(stream, reader, &mut head, &body, fault.as_ref(), state)
 }
 
 fn send(
@@ -272,6 +281,7 @@ fn send(
     head: &mut String,
     body: &[u8],
     fault: Option<&Fault>,
+    state: &State,
 ) -> std::io::Result<()> {
     if matches!(fault, Some(Fault::Endless | Fault::Chunked)) {
         let _ = write!(head, "Transfer-Encoding: chunked\r\n\r\n");
@@ -300,6 +310,13 @@ fn send(
         Some(Fault::Stall(bytes)) => {
             stream.write_all(part(*bytes))?;
             wait_for_the_end(reader)
+        }
+        Some(Fault::Hold(bytes)) => {
+            stream.write_all(part(*bytes))?;
+            while !state.let_go.load(Ordering::Relaxed) && !state.ended.load(Ordering::Relaxed) {
+                thread::sleep(Duration::from_millis(10));
+            }
+            stream.write_all(body.get(part(*bytes).len()..).unwrap_or_default())
         }
         Some(Fault::Drip) => {
             for byte in body {

@@ -17,12 +17,12 @@ use umbel_tests::wait;
 use crate::sites::{SHORT, external, skipped};
 
 /// A mounted volume of 24 MiB; unmounted when dropped.
-struct Volume {
-    at: PathBuf,
+pub(crate) struct Volume {
+    pub(crate) at: PathBuf,
 }
 
 impl Volume {
-    fn mount(dir: &Path) -> Result<Self, String> {
+    pub(crate) fn mount(dir: &Path) -> Result<Self, String> {
         let (image, at) = (dir.join("volume.img"), dir.join("volume"));
         fs::create_dir_all(&at).map_err(|e| e.to_string())?;
         fs::File::create(&image).and_then(|f| f.set_len(24 << 20)).map_err(|e| e.to_string())?;
@@ -41,7 +41,7 @@ impl Volume {
     }
 
     /// Takes all the room that is left.
-    fn fill(&self) -> PathBuf {
+    pub(crate) fn fill(&self) -> PathBuf {
         self.fill_as("filler")
     }
 

@@ -5,6 +5,7 @@ use umbel_tests::fleet::{Edge, EdgeOptions, EngineDeclaration, Fleet, NodeOption
 use umbel_tests::hub::{Fault, Hub};
 use umbel_tests::wait;
 
+use crate::artifacts::from_hub;
 use crate::records::lines;
 
 fn jobs(edge: &Edge) -> Vec<Value> {
@@ -17,7 +18,7 @@ fn job(edge: &Edge, id: &str) -> Value {
 
 /// A look that waits: its node is not there.
 fn begun(edge: &Edge, node: &str) -> String {
-    let ran = edge.ctl(&["job", "health", &format!("node:{node}"), "--detach"]).ok();
+    let ran = edge.ctl(&["engine", "health", "--node", node, "--detach"]).ok();
     ran.out.trim().to_owned()
 }
 
@@ -28,16 +29,16 @@ fn a_node_looks_at_its_engines() {
     let edge = fleet.edge("berlin", None, &EdgeOptions { no_key: true, ..EdgeOptions::default() });
     let engines = vec![EngineDeclaration::sim("chat", "echo", "")];
     let _node = fleet.node(&edge, "gpu-1", &NodeOptions { engines, ..NodeOptions::default() });
-    let ran = edge.ctl(&["job", "health", "node:gpu-1", "-o", "json"]).ok().json();
+    let ran = edge.ctl(&["engine", "health", "--node", "gpu-1", "-o", "json"]).ok().json();
     assert_eq!(ran["state"], "succeeded", "{ran}");
     assert_eq!(ran["report"]["engines"][0]["engine"], "chat", "{ran}");
     assert_eq!(ran["report"]["engines"][0]["state"], "ready", "{ran}");
     assert_eq!(ran["node_name"], "gpu-1", "{ran}");
     let listed = jobs(&edge);
     assert_eq!((listed.len(), &listed[0]["job_id"]), (1, &ran["job_id"]));
-    let unknown = edge.ctl(&["job", "health", "node:gpu-1", "--engine", "nothing"]);
-    assert_ne!(unknown.code, 0);
-    assert!(unknown.err.contains("UNKNOWN_ENGINE"), "{}", unknown.err);
+    assert_eq!(edge.ctl(&["engine", "health", "gpu-1/chat"]).ok().code, 0);
+    let unknown = edge.ctl(&["engine", "health", "nothing"]);
+    assert!(unknown.code == 6 && unknown.err.contains("there is no engine `nothing`"), "{unknown:?}");
     // The start of an id is enough.
     let start = ran["job_id"].as_str().unwrap().get(..13).unwrap();
     assert_eq!(job(&edge, start)["job_id"], ran["job_id"]);
@@ -64,7 +65,7 @@ fn jobs_wait_across_kills_of_both_sides() {
     let done = job(&edge, &waits);
     assert!(done["attempt"].as_u64() <= Some(2), "{done}");
     // And with both alive again, the next one is done at once.
-    let next = edge.ctl(&["job", "health", "node:gpu-1", "-o", "json"]).ok().json();
+    let next = edge.ctl(&["engine", "health", "--node", "gpu-1", "-o", "json"]).ok().json();
     assert_eq!((&next["state"], &next["attempt"]), (&"succeeded".into(), &1.into()));
 }
 
@@ -78,15 +79,7 @@ fn a_running_job_outlives_its_edge_and_is_begun_again_with_its_agent() {
     hub.add("org/tiny", "r1", "model.gguf", vec![7; 1 << 20]);
     // It never comes to its end by itself.
     hub.fault("model.gguf", Fault::Drip, 10_000);
-    let dir = fleet.dir().join("files");
-    let (quarantine, root) = (dir.join("quarantine"), dir.join("models"));
-    std::fs::create_dir_all(&quarantine).unwrap();
-    std::fs::create_dir_all(&root).unwrap();
-    let more = format!(
-        "[artifacts]\nquarantine = {quarantine:?}\nreserve = \"1MiB\"\n[artifacts.roots]\nmodels = {root:?}\n\
-         [[source]]\nname = \"hub\"\nkind = \"hub\"\nurl = \"{}\"\n",
-        hub.url()
-    );
+    let more = from_hub(&fleet.dir().join("files"), &hub);
     let engines = vec![EngineDeclaration::sim("chat", "echo", "")];
     let mut node = fleet.node(&edge, "gpu-1", &NodeOptions { engines, more });
     let files = json!([{ "path": "model.gguf", "bytes": 1 << 20, "sha256": "a1".repeat(32) }]);

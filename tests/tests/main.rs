@@ -10,6 +10,7 @@
 
 mod adapters;
 mod agreement;
+mod artifacts;
 mod behaviours;
 mod cancel;
 mod clients;
@@ -30,6 +31,7 @@ mod netns;
 mod node_ends;
 mod outlive;
 mod peers;
+mod probes;
 mod records;
 mod refusals;
 mod relay;

@@ -183,11 +183,17 @@ async fn cancel(ctl: &Ctl, wanted: &str) -> Outcome {
         .args(&JobArgs { job_id: job.job_id.clone() })?
         .reason(ctl.global.reason.as_deref())
         .dry_run(ctl.global.dry_run);
-    let done = format!(
+    let mut done = format!(
         "{} is asked to end job {}. Follow: umbel ctl job watch {}",
         node(&job),
         job.job_id,
         job.job_id
     );
+    if let Some(name) = job.owner.as_deref().and_then(|owner| owner.strip_prefix("deployment/")) {
+        done.push_str(&format!(
+            " The deployment {name} wants it, and begins it again in a while. To have it left alone: \
+             umbel ctl model pause {name}"
+        ));
+    }
     command::send(ctl, &site, &call, &done).await
 }

@@ -3,6 +3,7 @@
 //! Invariant: ages are rounded down, absolute times are UTC and say so with a Z.
 
 use jiff::Timestamp;
+use umbel_contracts::config::ByteSize;
 
 /// A span as `2s`, `4m12s`, `3h05m`, `12d`.
 pub(crate) fn duration_ms(ms: u64) -> String {
@@ -54,14 +55,7 @@ pub(crate) fn clock(at: Timestamp) -> String {
 
 /// A size with one decimal in powers of 1024.
 pub(crate) fn bytes(count: u64) -> String {
-    const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
-    for (unit, size) in UNITS {
-        if count >= size {
-            let tenths = u128::from(count) * 10 / u128::from(size);
-            return format!("{}.{} {unit}", tenths / 10, tenths % 10);
-        }
-    }
-    format!("{count} B")
+    ByteSize(count).rounded()
 }
 
 /// `1 node`, `3 nodes`.

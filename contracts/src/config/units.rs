@@ -82,6 +82,20 @@ impl fmt::Display for HumanDuration {
     }
 }
 
+impl ByteSize {
+    /// With one decimal in powers of 1024, rounded down: `1.2 GiB`.
+    #[must_use]
+    pub fn rounded(self) -> String {
+        const UNITS: [(&str, u64); 4] =
+            [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+        let Some((unit, size)) = UNITS.into_iter().find(|(_, size)| self.0 >= *size) else {
+            return format!("{} B", self.0);
+        };
+        let tenths = u128::from(self.0) * 10 / u128::from(size);
+        format!("{}.{} {unit}", tenths / 10, tenths % 10)
+    }
+}
+
 impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write_scaled(f, self.0, &SIZES, "B")

@@ -101,10 +101,13 @@ impl ArtifactSpec {
 
 /// Serde's words as a fault: a key that is not known is named with the likely one.
 fn explain(path: &str, message: &str) -> Fault {
-    match unknown_key(message) {
-        Some(message) => Fault::new(path, message),
-        None => Fault::new(path, message),
-    }
+    let plain = || match message {
+        "JSON number out of range" => "is a number beyond all bounds".to_owned(),
+        _ => message
+            .strip_prefix("missing field ")
+            .map_or_else(|| message.to_owned(), |field| format!("{field} is missing")),
+    };
+    Fault::new(path, unknown_key(message).unwrap_or_else(plain))
 }
 
 /// The canonical JSON of a value: keys sorted, no blanks.

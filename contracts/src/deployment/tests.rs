@@ -186,7 +186,19 @@ fn the_examples_are_documents() {
         let spec = DeploymentSpec::from_file(&file)
             .unwrap_or_else(|errors| panic!("{}: {errors:?}", file.path().display()));
         kinds.push(spec.engine.kind);
+        // Nobody applies an example of which a file is made up: no node would find it.
+        let artifact = spec.artifact.iter().flat_map(|artifact| &artifact.files);
+        for made_up in artifact.filter(|one| {
+            one.sha256.as_bytes().windows(2).filter(|pair| pair.first() == pair.last()).count() > 16
+        }) {
+            panic!("{}: {} has no real digest", file.path().display(), made_up.path);
+        }
+        if let Some(artifact) = &spec.artifact {
+            assert_eq!(artifact.revision.len(), 40, "{}: a commit", file.path().display());
+            assert!(file.text().contains("umbel ctl artifact resolve"), "{}", file.path().display());
+        }
     }
     kinds.sort();
+    kinds.dedup();
     assert_eq!(kinds, [EngineKind::Vllm, EngineKind::Sglang, EngineKind::LlamaServer, EngineKind::External]);
 }

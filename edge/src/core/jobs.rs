@@ -71,6 +71,8 @@ struct Job {
     claimed: bool,
     // Its node said that it runs it, and has no lease for it: it gets one before all others.
     held: bool,
+    // What its node had said of its room when it was given last.
+    told: u64,
     progress: Option<JobProgress>,
 }
 
@@ -79,6 +81,8 @@ struct Job {
 struct Room {
     generation: Generation,
     slots: u32,
+    // How often it said so.
+    told: u64,
     // Of this node, not ended, in the order of the queue.
     jobs: BTreeSet<(u64, String)>,
 }
@@ -137,6 +141,7 @@ impl Jobs {
             },
             claimed: carried.is_some_and(|job| job.claimed),
             held: carried.is_some_and(|job| job.held),
+            told: carried.map_or(0, |job| job.told),
             progress: before.and_then(|job| job.progress.clone()).filter(|_| !row.state.is_end()),
             row: Arc::new(row.in_memory()),
         };
@@ -218,6 +223,7 @@ impl Jobs {
             return Named::default();
         }
         room.slots = ready.slots;
+        room.told = room.told.wrapping_add(1);
         room.generation = *generation;
         let waiting: Vec<_> = room.jobs.iter().map(|(_, id)| id.clone()).collect();
         let mut named = Named::default();

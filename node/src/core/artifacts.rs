@@ -7,6 +7,7 @@
 use std::time::{Duration, Instant};
 
 use umbel_contracts::artifact::{self, ArtifactFile};
+use umbel_contracts::config::ByteSize;
 
 mod failure;
 mod keeping;
@@ -116,13 +117,15 @@ pub(crate) fn room(free: u64, promised: u64, reserve: u64, missing: u64) -> Resu
     if missing <= usable {
         return Ok(());
     }
-    Err(Failure::new(
-        Reason::Space,
-        format!(
-            "{missing} bytes are to come and {usable} may be filled: {free} are free, {reserve} of them stay free and \
-             {promised} are for other downloads"
-        ),
-    ))
+    let says = |bytes: u64| ByteSize(bytes).rounded();
+    let mut sentence = format!("{} are to come, {} are free", says(missing), says(free));
+    if promised > 0 {
+        sentence.push_str(&format!(", {} of them for other downloads", says(promised)));
+    }
+    if reserve > 0 {
+        sentence.push_str(&format!(", and {} must stay free", says(reserve)));
+    }
+    Err(Failure::new(Reason::Space, sentence))
 }
 
 /// Times and tries of a download. Fixed but in tests.

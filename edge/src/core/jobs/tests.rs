@@ -361,6 +361,24 @@ fn a_node_that_refuses_gets_nothing_until_it_has_room_again() {
     assert_eq!(world.state("a"), JobState::Failed);
 }
 
+/// The next attempt was given before the node had heard that the last one's end was taken; its word that it has room again comes
+/// before its refusal is read.
+#[test]
+fn a_refusal_that_is_overtaken_by_the_word_of_room_holds_nothing_up() {
+    let mut world = World::new();
+    world.submit("a");
+    let speaker = world.speaker(1, 1);
+    world.ready(&speaker, &[]);
+    let lease = world.claim("a", &speaker);
+    world.fail("a", &lease, "SPACE", true).unwrap();
+    let lease = world.lease("a", &speaker).unwrap();
+    world.ready(&speaker, &[]);
+    let refusal = JobRefusal::StillRuns;
+    let row = world.jobs.refused("a", &lease, refusal, String::new(), world.wall()).unwrap();
+    world.store("a", row);
+    assert_eq!(world.jobs.next(world.node, Generation(1)), Some("a"));
+}
+
 #[test]
 fn queues_and_what_is_kept_are_bounded() {
     let mut world = World::new();

@@ -91,8 +91,9 @@ impl Jobs {
     pub(crate) fn leased(&mut self, id: &str, ran: bool) {
         let Some(job) = self.jobs.get_mut(id) else { return };
         job.held = false;
-        let room = self.rooms.get_mut(&job.node);
-        if let Some(room) = room.filter(|_| !ran) {
+        let Some(room) = self.rooms.get_mut(&job.node) else { return };
+        job.told = room.told;
+        if !ran {
             room.slots = room.slots.saturating_sub(1);
         }
     }
@@ -116,8 +117,9 @@ impl Jobs {
         }
     }
 
-    /// Its node did not take it: it waits until the node says again that it has room. A node that does not know the work
-    /// never will.
+    /// Its node did not take it: it waits until the node says again that it has room, unless it has said so since it was given
+    /// the job: that word may have overtaken this one, and nothing else would come. A node that does not know the work never
+    /// will.
     pub(crate) fn refused(
         &mut self,
         id: &str,
@@ -130,8 +132,8 @@ impl Jobs {
         if refusal == JobRefusal::UnknownBody {
             return Some(self.cannot(&row, message, now));
         }
-        let node = self.jobs.get(id)?.node;
-        if let Some(room) = self.rooms.get_mut(&node) {
+        let (node, told) = self.jobs.get(id).map(|job| (job.node, job.told))?;
+        if let Some(room) = self.rooms.get_mut(&node).filter(|room| room.told == told) {
             room.slots = 0;
         }
         Some(returned(&row, now))

@@ -18,10 +18,13 @@ use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use hyper::{
     Response, StatusCode,
-    body::{Body as _, Incoming},
+    body::{Body as _, Frame, Incoming},
     header::{self, HeaderMap},
 };
-use tokio::{sync::watch, time::timeout};
+use tokio::{
+    sync::watch,
+    time::{error::Elapsed, timeout},
+};
 use tokio_util::sync::CancellationToken;
 use umbel_contracts::artifact::ArtifactFile;
 
@@ -384,7 +387,7 @@ impl Run {
             let frame = tokio::select! {
                 biased;
                 () = cancel.cancelled() => return Err(Failure::cancelled().into()),
-                frame = timeout(patience.idle, body.frame()) => frame,
+                frame = self.next(&mut body, sink.at()) => frame,
             };
             let frame = match frame {
                 Err(_) => {
@@ -409,6 +412,23 @@ impl Run {
             self.take(piece, sink)?;
             if !flows {
                 return Err(Trouble::later(format!("source {}: too few bytes came", self.name())));
+            }
+        }
+    }
+
+    /// The next of a body, unless nothing comes for too long. While it is waited for, what has come is told, and how fast.
+    async fn next(
+        &mut self,
+        body: &mut Incoming,
+        at: u64,
+    ) -> Result<Option<Result<Frame<Bytes>, hyper::Error>>, Elapsed> {
+        let end = Instant::now() + self.fetch.patience.idle;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            match timeout(left.min(TELL), body.frame()).await {
+                Err(silence) if left <= TELL => return Err(silence),
+                Err(_) => self.tell(Stage::Fetching, at),
+                Ok(frame) => return Ok(frame),
             }
         }
     }
