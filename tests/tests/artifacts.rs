@@ -1,6 +1,7 @@
 //! Files on nodes, end to end: brought from a hub, listed, kept while somebody needs them, removed; a download that is cancelled,
 //! left alone by whoever watched it, or stopped by a full disk.
 
+use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -187,12 +188,18 @@ fn a_download_is_followed_again_after_its_watcher_and_its_edge_ended() {
     let (code, _, err) = end(watching);
     assert!(code == Some(130) && err.contains(&format!("umbel ctl job watch {id}")), "{code:?} {err}");
     assert_eq!(s.job(&id)["state"], "running");
-    let again = s.beside(&["job", "follow", &id]);
+    let mut again = s.beside(&["job", "follow", &id]);
+    let mut told = BufReader::new(again.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("running") {
+        line.clear();
+        assert!(told.read_line(&mut line).unwrap() > 0, "it ended without a word");
+    }
     s.edge.daemon.kill();
     s.edge.start();
     s.hub.let_go();
-    let (code, out, err) = end(again);
-    assert!(code == Some(0) && out.contains("2.0 MiB fetched"), "{code:?} {out} {err}");
+    let (code, out, _) = end(again);
+    assert!(code == Some(0) && out.contains("2.0 MiB fetched"), "{code:?} {out}");
 }
 
 /// Row 102 for downloads: a disk that becomes full in the middle stops it with words that say so, and with room again it goes
