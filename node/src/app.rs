@@ -80,7 +80,15 @@ async fn agent(config: Config, holder: &'static [&'static str]) -> Result<(), St
         ))
     })?;
     let gpus = Gpus::start(config.accelerator, config.nvml_library.as_deref());
-    let found = preflight::check(config.accelerator, &gpus).await?;
+    let found = match preflight::check(config.accelerator, &gpus).await {
+        Ok(found) => Ok(found),
+        // Engines that run are served and can be ended whatever became of the driver.
+        Err(why) if engines::any_runs(&state) => {
+            tracing::error!("engines run: the agent goes on with them although {why}");
+            Err(why.to_string())
+        }
+        Err(why) => return Err(why),
+    };
     let socket = LocalListener::bind(&config.socket)?;
     let metrics = bind_if_on("listen.metrics", config.metrics).await?;
 

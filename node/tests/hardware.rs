@@ -278,6 +278,35 @@ async fn row_101_memory_is_held_after_the_end() {
     assert_eq!(rig.edge.engine("own", EngineState::Ready).await.restarts, 1);
 }
 
+/// Row 97: a driver that is gone while engines run keeps no agent from them: it starts, goes on with them, and says what is
+/// wrong. Without one it is refused as before.
+#[tokio::test]
+async fn row_97_an_agent_with_running_engines_starts_without_the_driver() {
+    let rig = Rig::new("", &[gpu("GPU-a", "")]).await;
+    rig.folder.append(&program(&rig.folder.path(""), "plain"));
+    let mut agent = rig.folder.start();
+    rig.edge.engine("own", EngineState::Ready).await;
+    let pid = || -> i64 {
+        let record = std::fs::read_to_string(rig.folder.path("state/engines/own.json")).unwrap();
+        serde_json::from_str::<serde_json::Value>(&record).unwrap()["pid"].as_i64().unwrap()
+    };
+    let (before, hellos) = (pid(), rig.edge.heard(|heard| heard.hellos.len()));
+    agent.signal(Signal::KILL);
+    agent.ended().await;
+    rig.set(&["init=driver".into()]);
+    let mut agent = rig.folder.start();
+    until("the next hello", async || rig.edge.heard(|heard| (heard.hellos.len() > hellos).then_some(())))
+        .await;
+    rig.edge.engine("own", EngineState::Ready).await;
+    assert_eq!(pid(), before, "the engine went on");
+    let problems = rig.folder.status().await["problems"].to_string();
+    assert!(problems.contains("GPU_UNAVAILABLE"), "{problems}");
+    agent.signal(Signal::TERM);
+    assert_eq!(agent.ended().await, Some(0));
+    let mut agent = rig.folder.start();
+    assert_eq!(agent.ended().await, Some(3), "nothing runs any more");
+}
+
 /// Preflight: each failure has its code, ends with 3, and comes before a key is made or an edge is asked.
 #[tokio::test]
 async fn the_preflight_comes_before_everything() {

@@ -1,9 +1,11 @@
 //! What ends engines on a node, on real processes: the node's own end, an operator's wish, and what an end waits for.
 
 use std::net::TcpStream;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use umbel_tests::fleet::{SOON, run};
+use umbel_tests::nvml_stub::NvmlStub;
 use umbel_tests::wait;
 
 use crate::deployments::{Site, site};
@@ -53,7 +55,7 @@ fn a_decommissioned_node_keeps_no_engine_of_a_deployment() {
         s.edge.ctl(&["node", "decommission", name, "-m", "sold", "--confirm", name, "-o", "json"]).ok().json()
     };
     let retired = retire(&s, &from);
-    assert_eq!(retired["decommissioned"], true, "{retired}");
+    assert_eq!(retired["result"]["decommissioned"], true, "{retired}");
     assert!(TcpStream::connect(at).is_err(), "it was unloaded first");
     assert_eq!(s.pid(&from, &engine), None);
     wait::until("the other node serves", SOON, || {
@@ -74,7 +76,7 @@ fn a_decommissioned_node_keeps_no_engine_of_a_deployment() {
     let index = s.nodes.iter().position(|node| node.name == last).unwrap();
     s.nodes[index].daemon.kill();
     s.edge.wait_node(&last, "away", SOON, |node| node["connected"] == false);
-    assert_eq!(retire(&s, &last)["decommissioned"], true);
+    assert_eq!(retire(&s, &last)["result"]["decommissioned"], true);
     assert!(TcpStream::connect(at).is_ok(), "nobody could be asked to end it");
     s.nodes[index].daemon.start();
     wait::until("the node ends it by itself", SOON, || {
@@ -88,4 +90,108 @@ fn a_decommissioned_node_keeps_no_engine_of_a_deployment() {
     let kept = std::fs::read_to_string(s.nodes[index].state.join("deployments.json")).unwrap();
     assert_eq!(kept.trim(), "[]");
     assert_eq!(s.shown()["replicas"], json!([]));
+}
+
+/// What is said of an engine that an operator stops is what is: it is draining, then stopped, and stays so with another agent
+/// until it is restarted.
+#[test]
+fn an_engine_is_stopped_when_it_is_and_stays_so() {
+    let mut s = site(&["gpu-1"]);
+    s.apply("");
+    let (node, engine) = s.replica();
+    let before = s.pid(&node, &engine).unwrap();
+    let script = json!({"events": 6, "gate": "never", "gate_at": 3});
+    let mut stream = s.edge.chat("org/tiny", "runs", true, &script).ask(&s.edge.target()).unwrap();
+    stream.read_to("tok0").unwrap();
+    let state =
+        |s: &Site| s.engines().first().map_or(String::new(), |one| one["state"].as_str().unwrap().to_owned());
+    let told = s.edge.ctl(&["engine", "stop", &engine, "-m", "hot", "--deadline", "5m", "--detach"]).ok();
+    assert!(told.err.contains("is stopping") && !told.err.contains("is stopped"), "{told:?}");
+    wait::until("it finishes what runs", SOON, || state(&s) == "draining");
+    wait::until("its replica is not ready any more", SOON, || s.shown()["replicas"][0]["state"] != "ready");
+    assert!(lives(before), "its stream runs");
+    drop(stream);
+    wait::until("it is stopped", SOON, || state(&s) == "stopped");
+    assert!(!lives(before) && s.pid(&node, &engine).is_none());
+    s.nodes[0].daemon.kill();
+    s.edge.wait_node(&node, "away", SOON, |node| node["connected"] == false);
+    s.nodes[0].daemon.start();
+    wait::until("it is stopped still", SOON, || state(&s) == "stopped");
+    assert!(s.pid(&node, &engine).is_none(), "{}", s.nodes[0].daemon.log());
+    let told = s.edge.ctl(&["engine", "restart", &engine]).ok().err;
+    assert!(told.contains("is ready"), "{told}");
+    wait::until("its replica is ready", SOON, || s.shown()["state"] == "ready");
+    s.answers("org/tiny");
+    let told = s.edge.ctl(&["engine", "stop", &engine, "-m", "hot"]).ok().err;
+    assert!(told.contains("is stopped until it is restarted"), "{told}");
+    assert!(s.pid(&node, &engine).is_none());
+}
+
+/// Row 101: unloading ends when the driver has given the memory back. If it does not, that is said by name, nothing else gets
+/// the GPU, and it ends by itself when the driver lets go.
+#[test]
+fn row_101_an_unload_waits_for_the_gpus_memory() {
+    const SAYS: &str = "gpu=GPU-a name=NVIDIA_H200 memory=1000000:1000 temp=40 util=5 cc=9.0 ecc=0:0";
+    let mut s = site(&["gpu-1"]);
+    let folder = s.fleet.dir().join("nvml");
+    std::fs::create_dir_all(&folder).unwrap();
+    let stub = NvmlStub::new(&folder, &[SAYS]);
+    s.nodes[0].daemon.kill();
+    let more = format!("accelerator = \"nvidia\"\nnvml_library = {:?}", stub.library());
+    let config = &s.nodes[0].config;
+    let text = std::fs::read_to_string(config).unwrap().replace("accelerator = \"cpu\"", &more);
+    std::fs::write(config, text).unwrap();
+    s.nodes[0].daemon.start();
+    s.edge.wait_node("gpu-1", "with its GPU", SOON, |node| {
+        node["connected"] == true && node["inventory"]["gpus"][0]["uuid"] == "GPU-a"
+    });
+    s.apply("[gpus]\ncount = 1\n");
+    let pid = s.pid("gpu-1", "tiny.r1").unwrap();
+    stub.set(&[&format!("{SAYS} procs={pid}:700")]);
+    let _ = s.edge.ctl(&["model", "unload", "tiny", "-m", "enough", "--detach"]).ok();
+    wait::until("its process is gone", SOON, || !lives(pid));
+    let unload = || {
+        let jobs = s.edge.ctl(&["job", "-o", "json"]).ok().json();
+        let all = jobs.as_array().cloned().unwrap_or_default();
+        all.into_iter().find(|job| job["kind"] == "deployment.unload").unwrap_or_default()
+    };
+    assert_ne!(unload()["state"], "succeeded", "the memory is held");
+    wait::until_some("it is said what holds it", Duration::from_secs(60), || {
+        let id = unload()["job_id"].as_str().unwrap_or_default().to_owned();
+        let job = s.edge.ctl(&["job", "show", &id, "-o", "json"]).ok().json();
+        let says = job["failure"].to_string();
+        if says.contains("GPU_MEMORY_HELD") && says.contains(&pid.to_string()) {
+            Ok(())
+        } else {
+            Err(job.to_string())
+        }
+    });
+    stub.set(&[SAYS]);
+    wait::until("it is over", Duration::from_secs(60), || s.shown()["replicas"] == json!([]));
+    let _ = s.edge.ctl(&["model", "load", "tiny"]).ok();
+    s.answers("org/tiny");
+}
+
+/// An entry of the list of deployments that cannot be read costs nothing but itself: the others are what they were, and its own
+/// engine runs on as it was started.
+#[test]
+fn row_80_a_damaged_entry_costs_only_itself() {
+    let mut s = site(&["gpu-1"]);
+    s.apply("replicas = 2\n");
+    let pids = |s: &Site| [s.pid("gpu-1", "tiny.r1"), s.pid("gpu-1", "tiny.r2")];
+    let before = pids(&s);
+    assert!(before.iter().all(Option::is_some), "{before:?}");
+    s.nodes[0].daemon.kill();
+    let file = s.nodes[0].state.join("deployments.json");
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, text.replacen("\"profile\"", "\"prefile\"", 1)).unwrap();
+    s.nodes[0].daemon.start();
+    let seen = s.edge.wait_node("gpu-1", "with the problem", SOON, |node| {
+        node["problems"].to_string().contains("DEPLOYMENTS_LOST")
+    });
+    let problems = seen["problems"].to_string();
+    assert!(problems.contains("tiny.r1 go on") || problems.contains("tiny.r2 go on"), "{problems}");
+    assert!(!(problems.contains("tiny.r1 go on") && problems.contains("tiny.r2")), "{problems}");
+    s.answers("org/tiny");
+    assert_eq!(pids(&s), before, "both went on");
 }

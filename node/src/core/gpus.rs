@@ -237,6 +237,16 @@ impl Gpus {
         self.known.values().flat_map(|known| &known.processes).map(|holder| holder.pid).collect()
     }
 
+    /// UUIDs of those that answered when they were looked at last, and of their parts.
+    pub(crate) fn answering(&self) -> BTreeSet<String> {
+        let here =
+            self.known.values().filter(|known| known.at.is_some() && known.lost_since_unix_ms.is_none());
+        let parts = |known: &Known| {
+            known.facts.mig_instances.iter().map(|part| part.uuid.clone()).collect::<Vec<_>>()
+        };
+        here.flat_map(|known| parts(known).into_iter().chain([known.facts.uuid.clone()])).collect()
+    }
+
     /// UUIDs of those that were found and do not answer.
     pub(crate) fn lost(&self) -> Vec<String> {
         let lost = self.known.iter().filter(|(_, known)| known.lost_since_unix_ms.is_some());

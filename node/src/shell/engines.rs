@@ -46,7 +46,7 @@ pub(crate) use remembering::TRIED;
 pub(crate) use changing::{Declaration, Standing};
 pub(crate) use traffic::{Traffic, Verdict};
 
-pub(crate) use leftovers::{Inheritance, end_all as end_all_inherited, find as find_inherited};
+pub(crate) use leftovers::{Inheritance, any_runs, end_all as end_all_inherited, find as find_inherited};
 #[cfg(test)]
 pub(crate) use leftovers::{Left, end as end_inherited};
 

@@ -75,18 +75,27 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Starts with what the preflight found. Blocks on files below `/proc` and on the state directory.
+    /// Starts with what the preflight found, or why it found nothing. Blocks on files below `/proc` and on the state directory.
     pub(crate) fn new(
         config: &Config,
         engines: Arc<Engines>,
         state: Arc<State>,
         gpus: Gpus,
         holders: Arc<Holders>,
-        (at, found): (Instant, Sweep),
+        found: Result<(Instant, Sweep), String>,
     ) -> Self {
         let mut known = gpus::Gpus::after_start(if gpus.are_wanted() { state.gpus() } else { Vec::new() });
-        if gpus.are_wanted() && known.swept(at, Wall::now().unix_ms(), found).kept {
-            state.set_gpus(known.kept());
+        match found {
+            Ok((at, found)) if gpus.are_wanted() => {
+                if known.swept(at, Wall::now().unix_ms(), found).kept {
+                    state.set_gpus(known.kept());
+                }
+                holders.answer(known.answering());
+            }
+            Ok(_) => {}
+            Err(why) => {
+                known.failed(Wall::now().unix_ms(), why);
+            }
         }
         let roots = host::roots(config);
         // The state directory was just written to, so it answers; the others are asked later.
@@ -175,10 +184,11 @@ impl Watch {
                 return gpus::Changed::default();
             }
         };
-        let (changed, holders) = {
+        let (changed, holders, answering) = {
             let mut seen = self.seen();
-            (seen.gpus.swept(at, unix_ms, sweep), seen.gpus.holders())
+            (seen.gpus.swept(at, unix_ms, sweep), seen.gpus.holders(), seen.gpus.answering())
         };
+        self.holders.answer(answering);
         self.holders.tell(holders.clone());
         if changed.lost {
             tracing::warn!(lost = ?self.lost(), "GPUs were lost or came back");
@@ -310,7 +320,7 @@ mod tests {
         let engines = Engines::start(&config, &state, &holders, &[], Default::default());
         let gpus = Gpus::start(Accelerator::Cpu, None);
         let found = (Instant::now(), Sweep::default());
-        let watch = Watch { ask: breaks, ..Watch::new(&config, engines, state, gpus, holders, found) };
+        let watch = Watch { ask: breaks, ..Watch::new(&config, engines, state, gpus, holders, Ok(found)) };
         let (watch, parts) = (Arc::new(watch), Parts::default());
         watch.set_interval(REPORT_EVERY);
         Arc::clone(&watch).start(&parts);

@@ -49,9 +49,15 @@ impl AbsentGpu {
 }
 
 impl Node {
-    /// What makes a provider of this engine unavailable although the engine runs.
+    /// What makes a provider of this engine unavailable although the engine runs: a GPU that it was given by its UUID, or that
+    /// it was seen on.
     pub(crate) fn absent_gpu_of(&self, engine: &str) -> Option<&AbsentGpu> {
-        self.report.absent.iter().find(|gpu| gpu.engines.iter().any(|name| name == engine))
+        let mut absent = self.report.absent.iter();
+        let declared = || self.report.engines.iter().find(|one| one.name == engine);
+        absent.find(|gpu| {
+            gpu.engines.iter().any(|name| name == engine)
+                || declared().is_some_and(|one| one.gpus.contains(&gpu.uuid))
+        })
     }
 
     /// This GPU, if it cannot be used.

@@ -48,6 +48,7 @@ pub(crate) fn name(cause: &str) -> &'static str {
         CUDA_ERROR,
         PORT_TAKEN,
         "GPU_IN_USE",
+        "GPU_MISSING",
         "LEFT_OVER",
         "STALLED",
     ];

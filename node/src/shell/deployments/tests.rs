@@ -37,7 +37,8 @@ fn node(folder: &Path, more: &str) -> Node {
     let engines = Engines::start(&config, &state, &holders, &[], Default::default());
     let gpus = Gpus::start(Accelerator::Cpu, None);
     let found = (Instant::now(), Sweep::default());
-    let watch = Arc::new(Watch::new(&config, Arc::clone(&engines), Arc::clone(&state), gpus, holders, found));
+    let watch =
+        Arc::new(Watch::new(&config, Arc::clone(&engines), Arc::clone(&state), gpus, holders, Ok(found)));
     let artifacts = Arc::new(Artifacts::new(config.artifacts.clone()));
     let deployments = Arc::new(Deployments::new(&state, &engines, &artifacts, &watch));
     Node { engines, deployments }

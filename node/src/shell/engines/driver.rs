@@ -257,6 +257,9 @@ impl Driver {
             if let Err(why) = host.alone(&config.name, &gpus).await {
                 return Input::Validated(Err(why));
             }
+            if let Some(why) = host.holders.missing(&gpus) {
+                return Input::Validated(Err(why));
+            }
             // A start into memory that is not free yet would fail, and count as a crash.
             if let Err(pid) = host.holders.released(&ended).await {
                 return Input::Validated(Err(format!(

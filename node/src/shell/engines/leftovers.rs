@@ -112,6 +112,15 @@ pub(crate) async fn find(state: &Arc<State>) -> Inheritance {
     Inheritance { engines, strays: strays.strays, problem }
 }
 
+/// Whether a record names an engine of this start of the kernel that may run. Blocks.
+pub(crate) fn any_runs(state: &State) -> bool {
+    let boot = process::boot_id();
+    let records = state.engine_records();
+    records
+        .iter()
+        .any(|record| record.boot_id == boot && record.end.is_none() && process::lives(record.engine))
+}
+
 /// Ends all of them; what is left where something cannot be ended.
 pub(crate) async fn end_all(state: &Arc<State>, inheritance: Inheritance) -> Vec<Trace> {
     let mut ending = JoinSet::new();

@@ -5,6 +5,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
@@ -28,6 +29,8 @@ const AGAIN: Duration = Duration::from_millis(500);
 pub(crate) struct Holders {
     told: watch::Sender<BTreeSet<i32>>,
     asked: Notify,
+    /// The GPUs that answer; nothing as long as the driver has not said.
+    answering: Mutex<Option<BTreeSet<String>>>,
     wanted: bool,
     patience: Duration,
 }
@@ -35,7 +38,24 @@ pub(crate) struct Holders {
 impl Holders {
     /// `wanted`: GPUs are looked at on this host.
     pub(crate) fn new(wanted: bool) -> Self {
-        Self { told: watch::Sender::new(BTreeSet::new()), asked: Notify::new(), wanted, patience: RELEASE }
+        let told = watch::Sender::new(BTreeSet::new());
+        Self { told, asked: Notify::new(), answering: Mutex::default(), wanted, patience: RELEASE }
+    }
+
+    /// The driver answered: these GPUs do.
+    pub(crate) fn answer(&self, gpus: BTreeSet<String>) {
+        *self.answering.lock().unwrap_or_else(PoisonError::into_inner) = Some(gpus);
+    }
+
+    /// Why an engine cannot be started on these GPUs now: one of them is not there, or does not answer.
+    pub(crate) fn missing(&self, gpus: &[String]) -> Option<String> {
+        let answering = self.answering.lock().unwrap_or_else(PoisonError::into_inner);
+        let gpu = match answering.as_ref() {
+            _ if !self.wanted => return None,
+            Some(answering) => gpus.iter().find(|gpu| !answering.contains(*gpu))?,
+            None => gpus.first()?,
+        };
+        Some(format!("GPU_MISSING: GPU {gpu} does not answer; it is started when that does"))
     }
 
     /// The driver answered: these hold memory.
@@ -122,6 +142,18 @@ mod tests {
         // A driver that says nothing.
         assert_eq!(holders.released(&ended).await, Ok(()));
         assert_eq!(Holders::new(false).released(&ended).await, Ok(()));
+    }
+
+    /// Row 96: nothing is started on a GPU that does not answer, nor before the driver has said which do.
+    #[test]
+    fn row_96_a_gpu_that_does_not_answer_gets_no_engine() {
+        let (holders, gpus) = (Holders::new(true), ["GPU-a".to_owned(), "GPU-b".to_owned()]);
+        assert!(holders.missing(&gpus).is_some() && holders.missing(&[]).is_none());
+        holders.answer(BTreeSet::from(["GPU-a".to_owned()]));
+        assert!(holders.missing(&gpus).unwrap().starts_with("GPU_MISSING: GPU GPU-b does not answer"));
+        holders.answer(gpus.iter().cloned().collect());
+        assert_eq!(holders.missing(&gpus), None);
+        assert_eq!(Holders::new(false).missing(&gpus), None);
     }
 
     #[test]

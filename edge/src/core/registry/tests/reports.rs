@@ -1,5 +1,6 @@
 //! Inventories, telemetry and heartbeats in wrong order, at wrong times and of broken hardware.
 
+use crate::core::registry::node::ProviderState;
 use std::time::{Duration, Instant};
 
 use umbel_contracts::proto::control::{
@@ -126,6 +127,46 @@ fn figures(uuid: &str, engine: Option<&str>) -> GpuTelemetry {
         engines: engines.into_iter().collect(),
         ..GpuTelemetry::default()
     }
+}
+
+/// Row 96: an engine that was given a GPU by its UUID is benched with it, whether or not its processes were ever seen there,
+/// and also where it was started again since.
+#[test]
+fn row_96_an_engine_is_benched_with_the_gpu_that_it_was_given() {
+    let now = Instant::now();
+    let mut site = site(now);
+    let id = NodeId::random();
+    site.insert(id, row("a"), Position(1), ReportRow::default());
+    let mut pinned = engine("e", "m", 0);
+    pinned.gpu_uuids = vec!["GPU-1".into()];
+    pinned.status.as_mut().unwrap().set_state(EngineState::Ready);
+    let mut said = hello(vec![pinned]);
+    said.inventory = Some(NodeInventory {
+        sequence: 1,
+        complete: true,
+        gpus: vec![gpu("GPU-1", 0), gpu("GPU-2", 1)],
+        ..NodeInventory::default()
+    });
+    let generation = connect(&mut site, id, 1, said, now, 1);
+    let state = |site: &Site| site.node(&id).unwrap().engine_state("e").0;
+    assert_eq!(state(&site), ProviderState::Available);
+    let beat = |lost: &[&str], sequence| NodeHeartbeat {
+        sequence,
+        health: 1,
+        observed_at_unix_ms: 1,
+        lost_gpus: lost.iter().map(|uuid| (*uuid).to_owned()).collect(),
+        ..NodeHeartbeat::default()
+    };
+    site.heartbeat(id, generation, beat(&["GPU-2"], 1), now, 1).unwrap();
+    assert_eq!(state(&site), ProviderState::Available, "another one's");
+    site.heartbeat(id, generation, beat(&["GPU-1", "GPU-2"], 2), now, 1).unwrap();
+    let (benched, why) = site.node(&id).unwrap().engine_state("e");
+    assert_eq!(benched, ProviderState::Unavailable);
+    assert!(why.contains("GPU 0") && why.ends_with("does not answer"), "{why}");
+    site.started_again(id, &["e".to_owned()]);
+    assert_eq!(state(&site), ProviderState::Unavailable);
+    site.heartbeat(id, generation, beat(&[], 3), now, 1).unwrap();
+    assert_eq!(state(&site), ProviderState::Available);
 }
 
 #[test]
