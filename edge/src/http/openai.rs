@@ -25,7 +25,6 @@ use crate::core::keys::{Caller, KeyRefusal};
 use crate::metrics::{Route, UNKNOWN_MODEL};
 
 /// How a request begins: what its head comes to, before anything of its body is read.
-#[expect(clippy::large_enum_variant, reason = "nearly every request is the large one")]
 enum Begun {
     /// Its body has no sure end.
     Ambiguous,
