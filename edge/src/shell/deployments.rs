@@ -96,6 +96,12 @@ impl Deployments {
         self.turn.lock().await
     }
 
+    /// Another table in its place, until the next round looks at it.
+    #[cfg(test)]
+    pub(crate) fn replace(&self, table: Table) {
+        *self.table() = table;
+    }
+
     /// Something about nodes is different: a round is due if there is anything to do at all.
     pub(crate) fn registry_changed(&self) {
         if self.busy.load(Ordering::Relaxed) {

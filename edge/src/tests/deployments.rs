@@ -23,7 +23,7 @@ use umbel_contracts::{event, method};
 use umbel_wire::{Connection, Handler, IncomingRequest};
 
 use super::rig::{Edge, FakeNode, TIME, engine, run};
-use crate::core::deployments::ReplicaState;
+use crate::core::deployments::{DeploymentRow, Deployments, ReplicaRow, ReplicaState};
 use crate::shell::status::{Question, Reading};
 
 /// A node that carries out what it is asked, with engines that are ready at once.
@@ -335,5 +335,69 @@ fn all_that_is_said_of_deployments_agrees_at_every_moment() {
             assert!(kinds.contains_key(kind), "nothing told of {kind}: {kinds:?}");
         }
         edge.running.drain(TIME).await;
+    });
+}
+
+/// A site of a thousand deployments: what leaves it stays within its bounds, the short ones first.
+#[test]
+fn a_large_site_is_told_within_the_bounds() {
+    const ALL: usize = 1_000;
+    const REPLICAS: usize = 8;
+    run(async {
+        let edge = Edge::start().await;
+        let site = &edge.running.site;
+        let row = |at: usize| -> DeploymentRow {
+            let spec = json!({ "name": format!("deployment-{at:04}"), "model": format!("an-organization/a-model-{at:04}"),
+                "replicas": REPLICAS, "engine": { "kind": "sim" } });
+            serde_json::from_value(
+                json!({ "spec": spec, "version": 3, "engine_digest": "d", "created_at_unix_ms": 1,
+                "applied_at_unix_ms": 2, "applied_by": "ann@main" }),
+            )
+            .unwrap()
+        };
+        let replica = |at: usize, number: usize| -> ReplicaRow {
+            // Every tenth deployment lacks one, and an engine said a lot about it.
+            let broken = at % 10 == 0 && number == 1;
+            let cause = if broken { "x".repeat(20_000) } else { String::new() };
+            serde_json::from_value(json!({ "deployment": format!("deployment-{at:04}"), "number": number, "version": 3,
+                "engine_digest": "d", "node": uuid::Uuid::new_v4(), "gpus": ["GPU-7f3a9c12-0000-4000-8000-000000000001"],
+                "state": if broken { "failed" } else { "ready" }, "since_unix_ms": 3, "cause": cause }))
+            .unwrap()
+        };
+        let rows = (0..ALL).map(row);
+        let replicas = (0..ALL).flat_map(|at| (1..=REPLICAS).map(move |number| replica(at, number)));
+        let _quiet = site.deployments.quiet().await;
+        site.deployments.replace(Deployments::of(rows, replicas));
+        let begun = std::time::Instant::now();
+        let summary = crate::shell::status::summary(site).await;
+        let of_summary = begun.elapsed();
+        assert!(summary.encoded_len() <= 16 * 1024, "{}", summary.encoded_len());
+        let figures = summary.deployments.clone().unwrap();
+        assert_eq!((figures.total, figures.short), (1_000, 100));
+        assert!(figures.listed.len() >= 64, "beside as many problems as fit: {}", figures.listed.len());
+        assert!(figures.listed.iter().take(100).all(|one| one.ready < one.wanted), "the short ones first");
+        let begun = std::time::Instant::now();
+        let sections = vec!["deployments".to_owned()];
+        let question =
+            Question::check(EdgeStatusRequest { sections, ..EdgeStatusRequest::default() }).unwrap();
+        let mut reading = Reading::new(site, question).await;
+        let read = begun.elapsed();
+        let (mut bytes, mut parts, mut told) = (0, 0, 0);
+        while let Some(part) = reading.next(site) {
+            let encoded = part.encode_to_vec();
+            bytes += encoded.len();
+            parts += 1;
+            told += bounds::decode::<EdgeStatusResponse>(&encoded).unwrap().deployments.len();
+        }
+        assert_eq!(told, ALL);
+        println!(
+            "{ALL} deployments of {REPLICAS} replicas: summary {} bytes with {} listed in {of_summary:?}; status {bytes} \
+             bytes in {parts} parts, read in {read:?}, all in {:?}",
+            summary.encoded_len(),
+            figures.listed.len(),
+            begun.elapsed()
+        );
+        // Nothing of it is real: no round may look at it.
+        site.deployments.replace(Deployments::default());
     });
 }
