@@ -9,7 +9,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use prost::Message;
 use serde_json::Value;
-use umbel_contracts::objects::{EngineObject, timestamp};
+use umbel_contracts::objects::{EngineObject, JobState, timestamp};
 use umbel_contracts::operations::{
     EngineControlArgs, EngineList, EngineListResult, EngineLogs, EngineLogsArgs, EngineLogsResult,
     EngineRestart, EngineShow, EngineStop, LOG_LINES_MAX, Operation,
@@ -18,7 +18,7 @@ use umbel_contracts::proto::node::{
     EngineAction, EngineControl, EngineControlAck, EngineOutput, EngineOutputRequest, EngineState,
 };
 use umbel_contracts::{bounds, method};
-use umbel_wire::{Code, Error};
+use umbel_wire::{Code, Error, NodeId};
 
 use super::reading::page;
 use super::{args, invalid, matches, parse, result, select_any, stored, unknown};
@@ -32,6 +32,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Lines of output unless said.
 const LINES: u32 = 200;
 const LONGEST_SECONDS: u64 = 86_400;
+/// Before a job's id in the cursor of lines that its failure has.
+const KEPT: &str = "job:";
 
 pub(super) async fn read(commands: &Arc<Commands>, request: &Request) -> Result<Value, Error> {
     match request.operation.as_str() {
@@ -166,16 +168,66 @@ async fn logs(site: &Site, asked: EngineLogsArgs) -> Result<EngineLogsResult, Er
     if !(1..=LOG_LINES_MAX).contains(&lines) {
         return Err(invalid("ARGS", format!("lines must be 1 to {LOG_LINES_MAX}")));
     }
-    let (node, engine) = find(site, &asked.engine)?;
-    let question =
-        EngineOutputRequest { engine: engine.name.clone(), lines, cursor: asked.cursor.unwrap_or_default() };
-    let output: EngineOutput = ask(site, &node, method::NODE_ENGINE_OUTPUT, &question).await?;
+    let (node, engine) = match find(site, &asked.engine) {
+        Ok((node, engine)) => (node, engine.name),
+        Err(unknown) if unknown.code == Code::NotFound => {
+            return ended(site, &asked, lines).await.ok_or(unknown);
+        }
+        Err(error) => return Err(error),
+    };
+    output(site, &node, &engine, lines, asked.cursor.unwrap_or_default()).await
+}
+
+async fn output(
+    site: &Site,
+    node: &Node,
+    engine: &str,
+    lines: u32,
+    cursor: String,
+) -> Result<EngineLogsResult, Error> {
+    let question = EngineOutputRequest { engine: engine.to_owned(), lines, cursor };
+    let output: EngineOutput = ask(site, node, method::NODE_ENGINE_OUTPUT, &question).await?;
     Ok(EngineLogsResult {
-        provider_id: node.provider_id(&engine.name),
+        provider_id: node.provider_id(engine),
         node: node.row.name.clone(),
         lines: output.lines,
         cursor: output.cursor,
         gap: output.gap,
+    })
+}
+
+/// The last words of an engine that no node has any more: of its node, which keeps them for a while, else of the job by which
+/// it failed last.
+async fn ended(site: &Site, asked: &EngineLogsArgs, lines: u32) -> Option<EngineLogsResult> {
+    let (node, name) =
+        asked.engine.split_once('/').map_or((None, asked.engine.as_str()), |(node, name)| (Some(node), name));
+    let of_node = |id: &str| {
+        let id = NodeId::parse(id).ok()?;
+        let one = site.read(|registry| registry.node(&id).cloned())?;
+        let named = node.is_none_or(|node| one.row.name == node || id.to_string() == node);
+        Some(one).filter(|one| named && !one.is_tombstone())
+    };
+    let jobs = site.jobs.list(|view| view.row.subject == name && view.row.kind.starts_with("deployment."));
+    let (node, _) = jobs.iter().find_map(|view| Some((of_node(&view.row.node)?, view)))?;
+    let cursor = asked.cursor.clone().unwrap_or_default();
+    if let Ok(told) = output(site, &node, name, lines, cursor.clone()).await {
+        return Some(told);
+    }
+    let failed = jobs.iter().filter(|view| view.state == JobState::Failed);
+    let (node, job) = failed.filter_map(|view| Some((of_node(&view.row.node)?, view))).next()?;
+    let kept = format!("{KEPT}{}", job.id);
+    let shown = crate::shell::jobs::show(site, &job.id).await.ok()?;
+    let tail = shown.failure.and_then(|failure| failure.output_tail)?;
+    let most = usize::try_from(lines).unwrap_or(usize::MAX);
+    let all: Vec<String> = tail.lines().map(str::to_owned).collect();
+    let seen = cursor == kept;
+    let from = if seen { all.len() } else { all.len().saturating_sub(most) };
+    Some(EngineLogsResult {
+        provider_id: node.provider_id(name),
+        node: node.row.name.clone(),
+        lines: all.into_iter().skip(from).collect(),
+        cursor: kept,
+        gap: !seen && !cursor.is_empty(),
     })
 }
 
