@@ -216,12 +216,18 @@ fn a_deployment_starts_vllm_on_its_gpu_and_a_lost_agent_is_explained() {
     let said: String = log.filter_map(|entry| std::fs::read_to_string(entry.path()).ok()).collect();
     assert!(said.contains("GPUs: GPU-a"), "{said}");
     node.daemon.kill();
-    wait::until("the node to be missed", SOON, || {
+    // First it is not heard, then it is given up; each time it is said why nothing can run.
+    for state in ["stale", "offline"] {
+        edge.wait_node("gpu-1", state, SOON, |node| node["state"] == state);
         let why = edge.ctl(&["model", "why", "tiny"]);
-        let says = format!("{} {}", why.out, why.err);
-        says.contains("gpu-1")
-            && (says.contains("not connected") || says.contains("stale") || says.contains("offline"))
+        assert!(why.out.contains(state) && why.out.contains("gpu-1"), "{why:?}");
+    }
+    wait::until("its replica to be lost", SOON, || {
+        let shown = edge.ctl(&["model", "show", "tiny", "-o", "json"]).ok().json();
+        shown["replicas"][0]["state"] == "lost" && shown["ready"] == 0
     });
+    let why = edge.ctl(&["model", "why", "tiny"]);
+    assert!(why.code != 0 && why.out.contains("umbel node doctor"), "{why:?}");
 }
 
 /// A program that does not know `--version`, and one that answers a request, end with their agent even where it is killed.

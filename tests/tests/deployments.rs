@@ -10,6 +10,9 @@ use umbel_tests::fleet::{Edge, EdgeOptions, Fleet, Node, NodeOptions, SOON};
 use umbel_tests::http::{Ask, Target};
 use umbel_tests::wait;
 
+mod failing;
+mod lost;
+
 const MODEL: &[u8] = b"GGUF\x03\0\0\0";
 const DIGEST: &str = include_str!("deployments/model.sha256");
 
@@ -27,7 +30,15 @@ pub(crate) fn site(nodes: &[&str]) -> Site {
     std::fs::create_dir_all(source.join("org/tiny/r1")).unwrap();
     std::fs::write(source.join("org/tiny/r1/model.gguf"), MODEL).unwrap();
     let edge = fleet.edge("berlin", None, &EdgeOptions::default());
-    let start = |name: &&str| {
+    let mut site = Site { nodes: Vec::new(), edge, fleet };
+    site.nodes = nodes.iter().map(|name| site.start(name)).collect();
+    site
+}
+
+impl Site {
+    /// One more node.
+    fn start(&self, name: &str) -> Node {
+        let (fleet, edge, source) = (&self.fleet, &self.edge, self.fleet.dir().join("source"));
         let dir = fleet.dir().join(name);
         let (quarantine, root) = (dir.join("quarantine"), dir.join("models"));
         std::fs::create_dir_all(&quarantine).unwrap();
@@ -42,12 +53,8 @@ pub(crate) fn site(nodes: &[&str]) -> Site {
         node.daemon.start();
         edge.wait_node(name, "connected", SOON, |node| node["connected"] == true);
         node
-    };
-    let nodes = nodes.iter().map(start).collect();
-    Site { nodes, edge, fleet }
-}
+    }
 
-impl Site {
     fn document(&self, more: &str) -> PathBuf {
         let path = self.fleet.dir().join("tiny.toml");
         let text = format!(
@@ -64,6 +71,21 @@ impl Site {
     pub(crate) fn apply(&self, more: &str) -> String {
         let document = self.document(more);
         self.edge.ctl(&["model", "apply", &document.to_string_lossy()]).ok().err
+    }
+
+    /// Waits until what is shown of it fits.
+    #[track_caller]
+    fn wait(&self, what: &str, fits: impl Fn(&Value) -> bool) -> Value {
+        wait::until_some(what, SOON, || {
+            let shown = self.shown();
+            if fits(&shown) { Ok(shown) } else { Err(format!("{shown:#}")) }
+        })
+    }
+
+    /// The process of an engine, as its record says.
+    fn pid(&self, node: &str, engine: &str) -> u64 {
+        let record = std::fs::read(self.node(node).state.join(format!("engines/{engine}.json"))).unwrap();
+        serde_json::from_slice::<Value>(&record).unwrap()["pid"].as_u64().unwrap()
     }
 
     pub(crate) fn shown(&self) -> Value {
@@ -181,6 +203,7 @@ fn a_drain_lets_running_streams_finish_and_leaves_no_engine() {
         replicas.iter().any(|one| one["node"] != from.as_str() && one["state"] == "ready")
     });
     s.answers("org/tiny");
+    let pid = s.pid(&from, &engine);
     assert_eq!(s.shown()["replicas"].as_array().unwrap().len(), 2, "the old one waits for its streams");
     assert_eq!(Ask::post("/_gate/go", "").whole(&Target::Tcp(at)).unwrap().status, 200);
     for stream in streams {
@@ -190,6 +213,7 @@ fn a_drain_lets_running_streams_finish_and_leaves_no_engine() {
     wait::until("the engine is gone", SOON, || {
         s.engines().iter().all(|one| one["node"] != from.as_str()) && TcpStream::connect(at).is_err()
     });
+    assert!(!PathBuf::from(format!("/proc/{pid}")).exists(), "its process, and so its memory");
     let to = if from == "gpu-1" { "gpu-2" } else { "gpu-1" };
     wait::until("only the new replica is left", SOON, || {
         let replicas = s.shown()["replicas"].as_array().cloned().unwrap_or_default();
