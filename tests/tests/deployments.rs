@@ -149,6 +149,8 @@ fn a_drained_node_gives_its_replica_to_another_and_an_edge_that_restarts_goes_on
     let from = s.shown()["replicas"][0]["node"].as_str().unwrap().to_owned();
     let to = if from == "gpu-1" { "gpu-2" } else { "gpu-1" };
     let _ = s.edge.ctl(&["node", "drain", &from, "-m", "new disk", "--detach"]).ok();
+    // None takes requests now, and one is wanted: they wait.
+    s.answers("org/tiny");
     wait::until("the other node serves it alone", SOON, || {
         let shown = s.shown();
         let replicas = shown["replicas"].as_array().unwrap().clone();

@@ -53,6 +53,8 @@ const STEPS_A_ROUND: usize = 256;
 pub(crate) struct Unplaced {
     /// For people.
     pub(crate) reason: String,
+    /// It comes by itself, when what goes has gone.
+    pub(crate) waits: bool,
     /// When that began, by the wall clock.
     pub(crate) since_unix_ms: i64,
 }

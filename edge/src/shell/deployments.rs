@@ -28,6 +28,7 @@ use crate::core::deployments::{
 use crate::core::jobs;
 use crate::core::registry::Moment;
 use crate::core::registry::abilities::ArtifactRow;
+use crate::core::registry::node::Node;
 use crate::shell::events::Happened;
 use crate::shell::site::Site;
 
@@ -236,12 +237,20 @@ fn tell(site: &Site, told: &[Told]) {
     }
 }
 
-/// Admission waits with requests for models of which a replica is wanted and none is there yet.
+/// Admission waits with requests for models of which a replica is wanted and none takes requests.
 pub(crate) fn expect(site: &Site) {
+    expect_without(site, &[]);
+}
+
+/// The same, as if no request went to these nodes any more: said before it is so, no request in between is refused.
+pub(crate) fn expect_without(site: &Site, nodes: &[NodeId]) {
     let busy = site.deployments.read(|table| !table.rows.is_empty());
     site.deployments.busy.store(busy, Ordering::Relaxed);
-    let here = |node: &NodeId| site.read(|registry| registry.node(node).is_some_and(|node| node.connected()));
-    let expected = site.deployments.read(|table| reading::expected(table, here));
+    let takes = |id: &NodeId| {
+        let works = |node: &Node| node.connected() && !node.row.draining;
+        !nodes.contains(id) && site.read(|registry| registry.node(id).is_some_and(|node| works(node)))
+    };
+    let expected = site.deployments.read(|table| reading::expected(table, takes));
     site.dispatch.expect(expected);
 }
 

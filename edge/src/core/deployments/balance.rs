@@ -11,12 +11,19 @@ use umbel_contracts::deployment::ArtifactSpec;
 use umbel_wire::NodeId;
 
 use super::Unplaced;
-use super::facts::{Place, Wanted};
+use super::facts::{Place, Standing, Wanted};
 use super::round::Round;
 use super::rows::{DeploymentRow, ReplicaKey, ReplicaRow, ReplicaState};
 
 /// What a replica held is told free within this time after its end: a report of GPUs or two.
 const FREED: Duration = Duration::from_secs(15);
+
+/// Why there are fewer than wanted.
+enum Why {
+    /// What goes has not gone yet: it comes by itself.
+    Waits(String),
+    Stays(String),
+}
 
 impl Round<'_> {
     /// Brings one deployment nearer to what is wanted.
@@ -27,7 +34,7 @@ impl Round<'_> {
             return;
         }
         for replica in self.of(name) {
-            let outdated = row.outdates(&replica);
+            let outdated = self.outdates(row, &replica);
             if replica.state.goes() {
                 continue;
             }
@@ -42,7 +49,7 @@ impl Round<'_> {
         self.drop_replaced(row);
         self.take_away(row);
         let missing = self.place_missing(row);
-        let reason = missing.or_else(|| self.change(row));
+        let reason = missing.or_else(|| self.change(row).map(Why::Stays));
         self.note_unplaced(name, reason);
         if row.deleting && self.of(name).is_empty() {
             self.out.gone.push(name.clone());
@@ -68,8 +75,8 @@ impl Round<'_> {
     /// Replicas above what is wanted go; while a change brings one up, one more may be there.
     fn take_away(&mut self, row: &DeploymentRow) {
         let mut live = self.live(row);
-        let changing = live.iter().any(|one| row.outdates(one))
-            && live.iter().any(|one| !row.outdates(one) && !self.serves(one));
+        let changing = live.iter().any(|one| self.outdates(row, one))
+            && live.iter().any(|one| !self.outdates(row, one) && !self.serves(one));
         let allowed = if wanted(row) == 0 { 0 } else { wanted(row) + usize::from(changing) };
         let crowd = |node: NodeId, live: &[ReplicaRow]| live.iter().filter(|one| one.node == node).count();
         while live.len() > allowed {
@@ -81,7 +88,7 @@ impl Round<'_> {
                     ReplicaState::Stopped => 3,
                     ReplicaState::Acquiring => 4,
                     ReplicaState::Loading => 5,
-                    _ if row.outdates(one) => 6,
+                    _ if self.outdates(row, one) => 6,
                     _ if !self.serves(one) => 7,
                     _ => 8,
                 };
@@ -96,56 +103,78 @@ impl Round<'_> {
     }
 
     /// Why some are missing still.
-    fn place_missing(&mut self, row: &DeploymentRow) -> Option<String> {
+    fn place_missing(&mut self, row: &DeploymentRow) -> Option<Why> {
         let name = &row.spec.name;
         while self.live(row).len() < wanted(row) && !self.is_full() {
             if self.on_site(name) > wanted(row) {
-                return Some("a replica that goes has not ended yet".to_owned());
+                return Some(Why::Waits("a replica that goes has not ended yet".to_owned()));
             }
             let with_lost = self.of(name).iter().filter(|one| !one.state.goes()).count();
             if let Some(held) = self.state.guard.held().filter(|_| with_lost >= wanted(row)) {
-                return Some(held.sentence());
+                return Some(Why::Stays(held.sentence()));
             }
             match self.find(row, BTreeSet::new()) {
                 Ok((number, place)) => self.begin(row, number, place),
-                Err(_) if self.waits_for_room() => return None,
-                Err(why) => {
-                    let going = self.of(name).into_iter().find(|one| one.state.goes());
-                    return Some(going.map_or(why, |one| format!("it waits for {} to end", one.engine())));
-                }
+                Err(why) => return Some(self.no_room(row, why)),
             }
         }
         None
     }
 
-    fn note_unplaced(&mut self, name: &str, reason: Option<String>) {
-        let Some(reason) = reason else {
+    /// Why there is no room: for good, or until what goes has gone.
+    fn no_room(&mut self, row: &DeploymentRow, why: String) -> Why {
+        let going: Vec<ReplicaRow> = self.work.values().filter(|one| one.state.goes()).cloned().collect();
+        let own = going.iter().find(|one| one.deployment == row.spec.name);
+        let all: BTreeSet<String> = going.iter().map(ReplicaRow::engine).collect();
+        let in_the_way = || going.iter().find(|one| !one.gpus.is_empty());
+        if let Some(one) = own {
+            return Why::Waits(format!("it waits for {} to end", one.engine()));
+        }
+        if !all.is_empty()
+            && self.find(row, all).is_ok()
+            && let Some(one) = in_the_way()
+        {
+            let node = self.facts.name(&one.node);
+            return Why::Waits(format!("it waits for {} on {node} to end: {why}", one.engine()));
+        }
+        if self.waits_for_room() {
+            return Why::Waits(format!("{why}; what has just ended may not be told free yet"));
+        }
+        Why::Stays(why)
+    }
+
+    fn note_unplaced(&mut self, name: &str, why: Option<Why>) {
+        let Some(why) = why else {
             self.state.unplaced.remove(name);
             return;
         };
+        let (reason, waits) = match why {
+            Why::Waits(reason) => (reason, true),
+            Why::Stays(reason) => (reason, false),
+        };
         let before = self.state.unplaced.get(name);
-        if before.is_some_and(|before| before.reason == reason) {
+        if before.is_some_and(|before| before.reason == reason && before.waits == waits) {
             return;
         }
         let since_unix_ms = before.map_or(self.facts.wall, |before| before.since_unix_ms);
-        if before.is_none() {
+        if !waits && before.is_none_or(|before| before.waits) {
             let message = format!("{name} has fewer replicas than it wants: {reason}");
             self.tell("deployment_unplaced", name.to_owned(), None, message, false);
         }
-        self.state.unplaced.insert(name.to_owned(), Unplaced { reason, since_unix_ms });
+        self.state.unplaced.insert(name.to_owned(), Unplaced { reason, waits, since_unix_ms });
     }
 
     /// The next step of a change: beside the old ones if there is room, else in the place of one of them. Why it waits.
     fn change(&mut self, row: &DeploymentRow) -> Option<String> {
         let name = &row.spec.name;
         let rows = self.of(name);
-        let mut old: Vec<&ReplicaRow> = rows.iter().filter(|one| row.outdates(one)).collect();
+        let mut old: Vec<&ReplicaRow> = rows.iter().filter(|one| self.outdates(row, one)).collect();
         if old.iter().all(|one| one.state == ReplicaState::Lost) {
             self.state.one_by_one.remove(name);
             return None;
         }
         old.retain(|one| one.state == ReplicaState::Ready);
-        let new = rows.iter().find(|one| !row.outdates(one) && !self.serves(one));
+        let new = rows.iter().find(|one| !self.outdates(row, one) && !self.serves(one));
         if let Some(new) = new.filter(|new| new.state == ReplicaState::Failed) {
             return Some(format!("the change stands still: {} failed: {}", new.engine(), new.cause));
         }
@@ -246,6 +275,12 @@ impl Round<'_> {
         self.bring_up(row, replica);
     }
 
+    /// Whether a replica runs something else than its document says, or where that does not let it.
+    fn outdates(&self, row: &DeploymentRow, one: &ReplicaRow) -> bool {
+        let strays = || one.state != ReplicaState::Lost && !self.places.selects(&row.spec, &one.node);
+        row.outdates(one) || strays()
+    }
+
     /// Whether requests may go to it.
     fn serves(&self, one: &ReplicaRow) -> bool {
         one.state == ReplicaState::Ready && self.facts.eligible(&one.node)
@@ -265,12 +300,18 @@ impl Round<'_> {
         rows.iter().filter(here).count()
     }
 
-    /// Its node is lost for longer than it is waited for, and nothing holds its replacement up.
+    /// Its node, or a GPU of its own, is lost for longer than it is waited for, and nothing holds its replacement up.
     fn is_overdue(&self, row: &DeploymentRow, one: &ReplicaRow) -> bool {
-        let since = self.state.lost.get(&one.node);
-        let long = since.is_some_and(|since| {
-            self.facts.now.saturating_duration_since(*since) >= Duration::from(row.spec.replace_delay)
-        });
+        let delay = Duration::from(row.spec.replace_delay);
+        let long = match self.state.lost.get(&one.node) {
+            Some(since) => self.facts.now.saturating_duration_since(*since) >= delay,
+            // Of a node that is heard it lost a GPU.
+            None => {
+                let passed = self.facts.wall.saturating_sub(one.since_unix_ms);
+                self.facts.standing(&one.node) == Standing::Here
+                    && u64::try_from(passed).is_ok_and(|passed| Duration::from_millis(passed) >= delay)
+            }
+        };
         one.state == ReplicaState::Lost && long
     }
 }

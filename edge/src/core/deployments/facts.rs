@@ -59,6 +59,8 @@ pub(crate) struct NodeFact {
     pub(crate) eligible: bool,
     /// Its engines that are some deployment's, by name.
     pub(crate) engines: BTreeMap<String, EngineFact>,
+    /// GPUs that it cannot use now, since they do not answer or are gone: by UUID, with their words for people.
+    pub(crate) absent_gpus: BTreeMap<String, String>,
     /// Digests of artifacts that are whole there.
     pub(crate) artifacts: BTreeSet<String>,
 }
@@ -117,6 +119,12 @@ impl Facts {
         self.nodes.get(node).is_some_and(|node| node.eligible)
     }
 
+    /// The first GPU of a replica that its node cannot use now.
+    pub(super) fn absent_gpu(&self, node: &NodeId, gpus: &[String]) -> Option<&String> {
+        let absent = &self.nodes.get(node)?.absent_gpus;
+        gpus.iter().find_map(|gpu| absent.get(gpu))
+    }
+
     /// Numbers of a deployment that engines on its nodes have, whoever wants them.
     pub(super) fn numbers(&self, deployment: &str) -> BTreeSet<u32> {
         let first = format!("{deployment}.r");
@@ -165,7 +173,6 @@ pub(crate) trait Places {
     fn place(&mut self, wanted: &Wanted<'_>) -> Result<Place, String>;
 
     /// Whether a document lets its replicas run on a node, whatever else is said of it; a node that is not known is not judged.
-    #[allow(dead_code, reason = "a change asks")]
     fn selects(&self, _spec: &DeploymentSpec, _node: &NodeId) -> bool {
         true
     }

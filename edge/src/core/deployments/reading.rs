@@ -16,8 +16,8 @@ use umbel_wire::NodeId;
 use umbel_wire::liveness::State;
 
 use super::{
-    Deployments, EngineFact, EngineWord, Facts, JobFact, NodeFact, Place, Places, ReplicaState, Standing,
-    Wanted,
+    DeploymentRow, Deployments, EngineFact, EngineWord, Facts, JobFact, NodeFact, Place, Places, ReplicaRow,
+    ReplicaState, Standing, Wanted,
 };
 use crate::core::admission::ProviderSpec;
 use crate::core::jobs::JobView;
@@ -69,6 +69,7 @@ fn fact(node: &Arc<Node>) -> NodeFact {
         standing: standing(node),
         draining: node.row.draining,
         eligible: node.row.eligible,
+        absent_gpus: node.report.absent.iter().map(|gpu| (gpu.uuid.clone(), gpu.words())).collect(),
         engines: of_deployments
             .map(|engine| (engine.name.clone(), engine_fact(node, &engine.name)))
             .collect(),
@@ -172,21 +173,18 @@ impl Places for Fleet<'_> {
     }
 }
 
-/// Models of which a replica is wanted and none is ready on a node that is `here`: providers that are not there yet. After a
-/// restart a row says that a replica is ready before its node has said hello. One on a node that is not eligible is waited for
-/// by nobody.
-pub(crate) fn expected(table: &Deployments, here: impl Fn(&NodeId) -> bool) -> Vec<ProviderSpec> {
-    let mut expected = Vec::new();
-    for row in table.rows.values().filter(|row| row.wanted() > 0) {
-        let (mut ready, mut all, mut hopeless) = (false, 0, 0);
-        for replica in table.replicas_of(&row.spec.name) {
-            ready |= replica.state == ReplicaState::Ready && here(&replica.node);
-            all += 1;
-            hopeless += usize::from(replica.given_up() || table.idle.contains_key(&replica.node));
-        }
-        if !ready && (all == 0 || hopeless < all) {
-            expected.push(providers::expected(&row.spec));
-        }
-    }
-    expected
+/// Models of which a replica is wanted and none is ready on a node that `takes` requests: providers that are not there yet.
+/// After a restart a row says that a replica is ready before its node has said hello. What nobody brings up by himself is waited
+/// for by nobody: replicas that were given up or stopped, or that are on nodes that are not eligible.
+pub(crate) fn expected(table: &Deployments, takes: impl Fn(&NodeId) -> bool) -> Vec<ProviderSpec> {
+    let serves = |one: &ReplicaRow| one.state == ReplicaState::Ready && takes(&one.node);
+    let hopeless = |one: &ReplicaRow| {
+        one.given_up() || one.state == ReplicaState::Stopped || table.idle.contains_key(&one.node)
+    };
+    let waited_for = |row: &&DeploymentRow| {
+        let replicas = || table.replicas_of(&row.spec.name);
+        let comes = replicas().next().is_none() || !replicas().all(hopeless);
+        row.wanted() > 0 && comes && !replicas().any(serves)
+    };
+    table.rows.values().filter(waited_for).map(|row| providers::expected(&row.spec)).collect()
 }

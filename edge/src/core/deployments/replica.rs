@@ -50,8 +50,24 @@ impl Round<'_> {
         self.put(row);
     }
 
+    /// One that is up and lost a GPU of its own takes no requests; it goes on when the GPU is back.
+    fn without_gpu(&mut self, row: &ReplicaRow) -> bool {
+        use ReplicaState::{Loading, Lost, Ready, Stopped};
+        let up = matches!(row.state, Loading | Ready | Stopped | Lost) && row.job.is_none();
+        let gpu = self.facts.absent_gpu(&row.node, &row.gpus).filter(|_| up).cloned();
+        let Some(gpu) = gpu else { return false };
+        if row.state != Lost {
+            let mut row = row.clone();
+            row.turn(Lost, format!("its {gpu} does not answer, or is gone"), self.facts.wall);
+            let message = format!("{} is lost: {}", row.engine(), row.cause);
+            self.tell("replica_lost", row.engine(), Some(row.node), message, true);
+            self.put(row);
+        }
+        true
+    }
+
     fn step_here(&mut self, deployment: &DeploymentRow, row: ReplicaRow) {
-        if self.ordered_again(deployment, &row) {
+        if self.ordered_again(deployment, &row) || self.without_gpu(&row) {
             return;
         }
         match row.state {

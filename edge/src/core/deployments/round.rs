@@ -11,7 +11,7 @@ use umbel_contracts::deployment::{ArtifactSpec, DeploymentSpec};
 use umbel_store::{AuditRecord, Commit};
 use umbel_wire::NodeId;
 
-use super::facts::{EngineWord, Facts, Places, Standing};
+use super::facts::{Facts, Places, Standing};
 use super::rows::{DeploymentRow, JobKind, JobRef, ReplicaKey, ReplicaRow};
 use super::{DEPLOYMENTS, Deployments, REPLICAS, STEPS_A_ROUND};
 
@@ -182,12 +182,13 @@ impl Round<'_> {
         let wanted: BTreeSet<(NodeId, String)> =
             self.work.values().map(|row| (row.node, row.engine())).collect();
         for (node, fact) in facts.nodes.iter().filter(|(_, fact)| fact.standing == Standing::Here) {
-            for (engine, said) in &fact.engines {
+            // One that is drained or on its way down too: whoever wanted that may have ended before it was unloaded.
+            for engine in fact.engines.keys() {
                 let at = (*node, engine.clone());
                 let asked = self.state.strays.get(&at);
                 let lately =
                     asked.is_some_and(|(_, since)| facts.now.saturating_duration_since(*since) < AGAIN);
-                if wanted.contains(&at) || lately || said.state == EngineWord::Ending || self.is_full() {
+                if wanted.contains(&at) || lately || self.is_full() {
                     continue;
                 }
                 let id = (self.ids)();

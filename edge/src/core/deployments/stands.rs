@@ -43,6 +43,7 @@ impl Deployments {
     ) -> (DeploymentState, String) {
         let wanted = usize::try_from(row.wanted()).unwrap_or(usize::MAX);
         let unplaced = self.unplaced(&row.spec.name).map(|unplaced| unplaced.reason.clone());
+        let waits = self.unplaced(&row.spec.name).is_some_and(|unplaced| unplaced.waits);
         let paused = if row.paused { "it is paused" } else { "" };
         let or_paused = |why: Option<String>| why.unwrap_or_else(|| paused.to_owned());
         if row.deleting {
@@ -63,11 +64,19 @@ impl Deployments {
             let why = unplaced.or(coming).unwrap_or_else(|| or_paused(Some(how.to_owned())));
             return (DeploymentState::Changing, why);
         }
+        let coming = replicas.iter().find(|one| one.state.comes()).map(|one| comes(one));
         if ready >= wanted {
-            return (DeploymentState::Ready, paused.to_owned());
+            // A replica that may not stay where it is gives way to another one.
+            return match unplaced.or(coming) {
+                Some(why) => (DeploymentState::Changing, why),
+                None => (DeploymentState::Ready, paused.to_owned()),
+            };
         }
-        if let Some(coming) = replicas.iter().find(|one| one.state.comes()) {
-            return (DeploymentState::Loading, why_failed.unwrap_or_else(|| comes(coming)));
+        if let Some(coming) = coming {
+            return (DeploymentState::Loading, why_failed.unwrap_or(coming));
+        }
+        if let Some(why) = unplaced.clone().filter(|_| waits) {
+            return (DeploymentState::Loading, why);
         }
         let all_failed = !replicas.is_empty() && replicas.iter().all(|one| one.given_up());
         match (ready, why_failed, unplaced) {
@@ -98,7 +107,7 @@ impl Deployments {
             )),
             ReplicaState::Ready => self.idle.get(&one.node).map(|node| {
                 format!(
-                    "{engine} is ready on {node}, which is not eligible: its requests wait for umbel ctl node eligible {node}"
+                    "{engine} is ready on {node}, which is not eligible: it gets no requests until umbel ctl node eligible {node}"
                 )
             }),
             _ => None,
@@ -121,7 +130,7 @@ fn failed(one: &ReplicaRow) -> String {
     match &one.failed_job {
         Some(job) => {
             let job = umbel_wire::text::beginning(job, SHORT);
-            format!("{engine}: {}; umbel ctl job show {job} has its output", one.cause)
+            format!("{engine}: {}; umbel ctl job show {job} tells more", one.cause)
         }
         None => format!("{engine}: {}; umbel ctl engine logs {engine} has its output", one.cause),
     }

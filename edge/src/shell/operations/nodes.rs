@@ -209,6 +209,8 @@ pub(super) async fn mark(
         let chosen = select(context.commands, &context.request.selector)?;
         let command = row(&chosen)?;
         let changes = changed(chosen, &set);
+        // A round of deployments comes later than the first request that finds them drained.
+        crate::shell::deployments::expect_without(site, &ids(&changes));
         let also = context.storing(&command).audit(context.audit(subjects(&changes)));
         match apply(site, &changes, also.clone()).await {
             Ok(None) => continue,

@@ -7,7 +7,7 @@ use super::world::{World, spec};
 use crate::core::deployments::change::Ask;
 use crate::core::deployments::{EngineWord, JobFact, ReplicaState, Stands, Work};
 
-use ReplicaState::{Failed, Loading, Ready, Stopped};
+use ReplicaState::{Failed, Loading, Lost, Ready, Stopped};
 
 fn stands(world: &World) -> Stands {
     world.deployments.stands(&world.deployments.rows["chat"])
@@ -241,4 +241,79 @@ fn a_job_that_was_to_be_cancelled_is_cancelled_by_the_next_edge() {
     assert_eq!(load.1, JobFact::Ending);
     world.run();
     assert!(world.deployments.rows.is_empty());
+}
+
+/// Row 96: a GPU that does not answer takes its replica out; after the delay another one comes, and what is left there goes.
+#[test]
+fn row_96_a_replica_whose_gpu_is_lost_takes_no_requests_and_is_replaced() {
+    let mut world = World::new(&[1, 1]);
+    world.apply(spec("chat", json!({ "replace_delay": "60s" })));
+    world.run();
+    let gpu = world.replicas("chat")[0].gpus[0].clone();
+    world.host(1).absent.insert(gpu.clone());
+    world.run();
+    assert_eq!(world.shown("chat"), [(1, 1, Lost)]);
+    assert!(stands(&world).message.contains("does not answer, or is gone"), "{:?}", stands(&world));
+    world.host(1).absent.clear();
+    world.run();
+    assert_eq!(world.shown("chat"), [(1, 1, Ready)], "it is back in time");
+    world.host(1).absent.insert(gpu);
+    world.run();
+    world.pass(60);
+    world.run();
+    assert_eq!(world.shown("chat"), [(2, 2, Ready)]);
+    assert!(world.host(1).engines.is_empty());
+}
+
+/// The edge ends between a replica's drain and its unloading, and its node comes back when its row is gone already.
+#[test]
+fn an_engine_that_is_drained_and_whose_row_is_gone_is_ended() {
+    let mut world = World::new(&[1, 1]);
+    world.host(1).engines.insert("gone.r1".to_owned(), EngineWord::Ending);
+    world.run();
+    assert!(world.host(1).engines.is_empty());
+}
+
+/// A document that no longer lets a replica run where it is: another one comes first, and then it goes.
+#[test]
+fn a_replica_that_is_not_let_run_where_it_is_moves() {
+    let mut world = World::new(&[1, 1]);
+    world.apply(spec("chat", json!({})));
+    world.run();
+    world.host(1).selected = false;
+    for _ in 0..50 {
+        world.settle();
+        assert!(world.replicas("chat").iter().any(|row| row.state == Ready), "{:?}", world.shown("chat"));
+        if !world.work(0) {
+            break;
+        }
+    }
+    world.run();
+    assert_eq!(world.shown("chat"), [(2, 2, Ready)]);
+    world.host(2).selected = false;
+    world.run();
+    assert_eq!(world.shown("chat"), [(2, 2, Ready)], "with no place that it may have it goes on");
+    let Stands { state, message, .. } = stands(&world);
+    assert!(state == DeploymentState::Changing && message.contains("the change waits"), "{message}");
+}
+
+/// What goes is waited for, and nothing is said to fit nowhere meanwhile.
+#[test]
+fn what_waits_for_another_to_end_says_so() {
+    let mut world = World::new(&[1]);
+    world.apply(spec("old", json!({ "model": "old" })));
+    world.run();
+    let change = world.deployments.ask("old", Ask::Delete, world.wall()).unwrap();
+    world.take(change);
+    world.settle();
+    world.apply(spec("chat", json!({})));
+    world.settle();
+    let Stands { state, message, .. } = stands(&world);
+    assert_eq!(state, DeploymentState::Loading);
+    assert!(
+        message.starts_with("it waits for old.r1 on ") && !world.was_told("deployment_unplaced"),
+        "{message}"
+    );
+    world.run();
+    assert_eq!(world.shown("chat"), [(1, 1, Ready)]);
 }

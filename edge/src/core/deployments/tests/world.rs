@@ -21,6 +21,10 @@ pub(super) struct Host {
     pub(super) standing: Standing,
     pub(super) draining: bool,
     pub(super) eligible: bool,
+    /// GPUs that it had and cannot use.
+    pub(super) absent: BTreeSet<String>,
+    /// Documents let replicas run there.
+    pub(super) selected: bool,
     pub(super) engines: BTreeMap<String, EngineWord>,
     /// What it says of its engines; else "CUDA error" of those that failed.
     pub(super) says: BTreeMap<String, String>,
@@ -66,8 +70,8 @@ pub(super) fn spec(name: &str, more: Value) -> DeploymentSpec {
     DeploymentSpec::from_value(document).unwrap()
 }
 
-/// One GPU a replica; the emptiest node first.
-struct Gpus(BTreeMap<NodeId, BTreeMap<String, String>>);
+/// One GPU a replica; the emptiest node first. And nodes that documents do not let replicas run on.
+struct Gpus(BTreeMap<NodeId, BTreeMap<String, String>>, BTreeSet<NodeId>);
 
 impl Places for Gpus {
     fn place(&mut self, wanted: &Wanted<'_>) -> Result<Place, String> {
@@ -86,6 +90,10 @@ impl Places for Gpus {
         Ok(Place { node, gpus: vec![gpu] })
     }
 
+    fn selects(&self, _: &DeploymentSpec, node: &NodeId) -> bool {
+        !self.1.contains(node)
+    }
+
     fn take(&mut self, place: &Place, wanted: &Wanted<'_>) {
         for gpu in &place.gpus {
             *self.0.get_mut(&place.node).unwrap().get_mut(gpu).unwrap() = wanted.engine.clone();
@@ -102,6 +110,8 @@ impl World {
                 standing: Standing::Here,
                 draining: false,
                 eligible: true,
+                absent: BTreeSet::new(),
+                selected: true,
                 says: BTreeMap::new(),
                 runs: BTreeMap::new(),
                 engines: BTreeMap::new(),
@@ -156,6 +166,7 @@ impl World {
                 standing: host.standing,
                 draining: host.draining,
                 eligible: host.eligible,
+                absent_gpus: host.absent.iter().map(|gpu| (gpu.clone(), format!("GPU {gpu}"))).collect(),
                 engines: host.engines.iter().map(engine).collect(),
                 artifacts: host.artifacts.clone(),
             };
@@ -171,15 +182,19 @@ impl World {
 
     fn gpus(&self) -> Gpus {
         let holdings = self.deployments.holdings();
-        let usable = self.hosts.iter().filter(|(_, host)| host.standing == Standing::Here && !host.draining);
+        let usable = |host: &Host| host.standing == Standing::Here && !host.draining && host.selected;
+        let usable = self.hosts.iter().filter(|(_, host)| usable(host));
+        let left_out = self.hosts.iter().filter(|(_, host)| !host.selected).map(|(id, _)| *id);
         Gpus(
             usable
                 .map(|(id, host)| {
                     let gpu = |index| format!("{id}/{index}");
-                    let holder = |index| holdings.get(&gpu(index)).cloned().unwrap_or_default();
-                    (*id, (0..host.gpus).map(|index| (gpu(index), holder(index))).collect())
+                    let holder = |gpu: &str| holdings.get(gpu).cloned().unwrap_or_default();
+                    let free = (0..host.gpus).map(gpu).filter(|gpu| !host.absent.contains(gpu));
+                    (*id, free.map(|gpu| (gpu.clone(), holder(&gpu))).collect())
                 })
                 .collect(),
+            left_out.collect(),
         )
     }
 
