@@ -83,7 +83,7 @@ impl Site {
     }
 
     /// The process of an engine, as its record says.
-    fn pid(&self, node: &str, engine: &str) -> u64 {
+    fn runs_as(&self, node: &str, engine: &str) -> u64 {
         let record = std::fs::read(self.node(node).state.join(format!("engines/{engine}.json"))).unwrap();
         serde_json::from_slice::<Value>(&record).unwrap()["pid"].as_u64().unwrap()
     }
@@ -205,7 +205,7 @@ fn a_drain_lets_running_streams_finish_and_leaves_no_engine() {
         replicas.iter().any(|one| one["node"] != from.as_str() && one["state"] == "ready")
     });
     s.answers("org/tiny");
-    let pid = s.pid(&from, &engine);
+    let pid = s.runs_as(&from, &engine);
     assert_eq!(s.shown()["replicas"].as_array().unwrap().len(), 2, "the old one waits for its streams");
     assert_eq!(Ask::post("/_gate/go", "").whole(&Target::Tcp(at)).unwrap().status, 200);
     for stream in streams {

@@ -43,7 +43,7 @@ fn a_change_that_never_gets_ready_leaves_the_old_one_serving() {
     let s = site(&["gpu-1", "gpu-2"]);
     s.apply("");
     let (node, engine) = s.replica();
-    let pid = s.pid(&node, &engine);
+    let pid = s.runs_as(&node, &engine);
     let document = s.document("");
     let good = std::fs::read_to_string(&document).unwrap();
     std::fs::write(&document, good.replace("model = \"org/tiny\"", "model = \"never-ready\"")).unwrap();
@@ -67,7 +67,7 @@ fn a_change_that_never_gets_ready_leaves_the_old_one_serving() {
     s.wait("only the old one to be left", |one| {
         one["state"] == "ready" && one["replicas"].as_array().is_some_and(|all| all.len() == 1)
     });
-    assert_eq!((s.replica(), s.pid(&node, &engine)), ((node.clone(), engine.clone()), pid));
+    assert_eq!((s.replica(), s.runs_as(&node, &engine)), ((node.clone(), engine.clone()), pid));
     s.answers("org/tiny");
 
     // One replica by its number: it goes, and another one comes.

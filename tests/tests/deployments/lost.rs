@@ -15,7 +15,7 @@ fn nodes_lost_together_are_waited_for_and_one_that_stays_away_is_replaced() {
         let of = replicas.as_array().unwrap().iter().find(|one| one["node"] == node);
         of.unwrap()["engine"].as_str().unwrap().to_owned()
     };
-    let kept = s.pid("gpu-2", &engine_of("gpu-2"));
+    let kept = s.runs_as("gpu-2", &engine_of("gpu-2"));
     for node in &mut s.nodes[..2] {
         node.daemon.kill();
     }
@@ -34,7 +34,7 @@ fn nodes_lost_together_are_waited_for_and_one_that_stays_away_is_replaced() {
         shown["replicas"].as_array().unwrap().iter().any(|one| one["node"] == node && one["state"] == "ready")
     };
     s.wait("the other two to serve", |one| one["state"] == "ready" && on(one, "gpu-2") && on(one, "gpu-3"));
-    assert_eq!(s.pid("gpu-2", &engine_of("gpu-2")), kept, "what came back in time went on");
+    assert_eq!(s.runs_as("gpu-2", &engine_of("gpu-2")), kept, "what came back in time went on");
     s.answers("org/tiny");
 
     s.nodes[0].daemon.start();
@@ -51,7 +51,7 @@ fn row_72_a_name_goes_over_while_its_node_is_away() {
     let mut s = site(&["gpu-1"]);
     s.apply("");
     let (node, engine) = s.replica();
-    let old = s.pid(&node, &engine);
+    let old = s.runs_as(&node, &engine);
     s.nodes[0].daemon.kill();
     s.edge.wait_node("gpu-1", "offline", SOON, |node| node["state"] == "offline");
     let told = s.edge.ctl(&["model", "delete", "tiny", "-m", "over", "--confirm", "tiny"]).ok().err;
