@@ -70,7 +70,7 @@ impl ListFault {
 pub fn check_files(files: &[ArtifactFile]) -> Result<(), ListFault> {
     let whole = |says: String| ListFault { index: None, field: "", says };
     if files.is_empty() {
-        return Err(whole("an artifact has at least one file".into()));
+        return Err(whole("has no entry; an artifact has at least one file".into()));
     }
     if files.len() > FILES_MAX {
         return Err(whole(format!("there are {} files, at most {FILES_MAX} are allowed", files.len())));
@@ -91,7 +91,9 @@ pub fn check_files(files: &[ArtifactFile]) -> Result<(), ListFault> {
             return Err(ListFault::of(index, "path", says));
         }
         if !is_sha256(&file.sha256) {
-            return Err(ListFault::of(index, "sha256", "must be 64 lower-case hexadecimal digits"));
+            let shown: String = file.sha256.chars().take(64).flat_map(char::escape_default).collect();
+            let says = format!("must be 64 lower-case hexadecimal digits, not \"{shown}\"");
+            return Err(ListFault::of(index, "sha256", says));
         }
         total = total
             .checked_add(file.bytes)

@@ -108,7 +108,13 @@ impl ConfigFile {
 
     fn explain(&self, error: &toml::de::Error) -> ConfigError {
         let place = error.span().map(|span| self.place(span.start));
-        let message = unknown_key(error.message()).unwrap_or_else(|| error.message().to_owned());
+        let message = match error.message() {
+            // Said of a file that is read without knowing its keys.
+            "JSON number out of range" => {
+                format!("a number that no key takes: whole ones are at most {}", u64::MAX)
+            }
+            message => unknown_key(message).unwrap_or_else(|| message.to_owned()),
+        };
         ConfigError { path: self.path.clone(), place, message }
     }
 

@@ -27,6 +27,7 @@ mod artifact;
 pub mod profile;
 mod read;
 mod rules;
+mod shape;
 #[cfg(test)]
 mod tests;
 

@@ -114,6 +114,15 @@ impl Selector {
     }
 }
 
+/// A word as an error shows it: it may be anything.
+fn shown(text: &str) -> String {
+    let mut shown: String = text.chars().take(64).flat_map(char::escape_debug).collect();
+    if text.chars().nth(64).is_some() {
+        shown.push_str("...");
+    }
+    shown
+}
+
 impl Term {
     fn parse(text: &str) -> Result<Self, String> {
         if text == "all" {
@@ -121,11 +130,14 @@ impl Term {
         }
         let (kind, value) = match text.split_once(':') {
             Some((kind, value)) if !value.is_empty() => (kind, value),
-            Some((kind, _)) => return Err(format!("nothing follows \"{kind}:\"")),
+            Some((kind, _)) => return Err(format!("nothing follows \"{}:\"", shown(kind))),
             None if text.is_empty() => {
                 return Err("a term is missing; write \"all\" for every node".to_owned());
             }
-            None => return Err(format!("\"{text}\" is no term; a node is selected with node:{text}")),
+            None => {
+                let text = shown(text);
+                return Err(format!("\"{text}\" is no term; a node is selected with node:{text}"));
+            }
         };
         let owned = value.to_owned();
         match kind {
@@ -138,7 +150,7 @@ impl Term {
                 }
                 _ => Err("a label is written label:KEY=VALUE".to_owned()),
             },
-            _ => Err(format!("\"{kind}\" is none of node, label, model, gpu, all")),
+            kind => Err(format!("\"{}\" is none of node, label, model, gpu, all", shown(kind))),
         }
     }
 

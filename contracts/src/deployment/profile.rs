@@ -21,6 +21,7 @@ use serde_json::{Map, Value};
 
 pub use keys::{CliProfile, ExternalProfile, LlamaServerProfile, SglangProfile, SimProfile, VllmProfile};
 pub use kinds::{Counts, Figure, Holds, Key, NumberOrWord};
+pub(super) use walk::{holds, short};
 
 use super::{canonical, digest};
 use crate::settings::Fault;

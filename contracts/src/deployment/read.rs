@@ -9,8 +9,8 @@ use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::{ArtifactSpec, DeploymentSpec};
-use crate::config::{ByteSize, ConfigError, ConfigFile, unknown_key};
+use super::{ArtifactSpec, DeploymentSpec, shape};
+use crate::config::{ByteSize, ConfigError, ConfigFile};
 use crate::settings::Fault;
 
 /// All that is wrong with a document; never empty.
@@ -41,13 +41,10 @@ impl DeploymentSpec {
     /// Takes a document out of JSON's value, and checks it.
     ///
     /// # Errors
-    /// The first field of a wrong type or name, or all that break a rule.
+    /// All that is wrong, at most 32 of them.
     pub fn from_value(value: Value) -> Result<Self, Faults> {
-        let spec: Self = serde_path_to_error::deserialize(value).map_err(|error| {
-            let path = error.path().to_string();
-            Faults::from(explain(if path == "." { "" } else { &path }, &error.inner().to_string()))
-        })?;
-        spec.check()?;
+        let (spec, faults) = shaped::<Self>(value, shape::check)?;
+        spec.judge(faults)?;
         Ok(spec)
     }
 
@@ -90,24 +87,27 @@ impl ArtifactSpec {
     /// # Errors
     /// All that is wrong, with paths that begin with its own fields.
     pub fn from_value(value: Value) -> Result<Self, Faults> {
-        let spec: Self = serde_path_to_error::deserialize(value).map_err(|error| {
-            let path = error.path().to_string();
-            Faults::from(explain(if path == "." { "" } else { &path }, &error.inner().to_string()))
-        })?;
-        spec.check()?;
+        let (spec, faults) = shaped::<Self>(value, shape::check_artifact)?;
+        spec.judge(faults)?;
         Ok(spec)
     }
 }
 
-/// Serde's words as a fault: a key that is not known is named with the likely one.
-fn explain(path: &str, message: &str) -> Fault {
-    let plain = || match message {
-        "JSON number out of range" => "is a number beyond all bounds".to_owned(),
-        _ => message
-            .strip_prefix("missing field ")
-            .map_or_else(|| message.to_owned(), |field| format!("{field} is missing")),
-    };
-    Fault::new(path, unknown_key(message).unwrap_or_else(plain))
+/// Reads what has the right shape, with stand-ins for what has not, and all faults of the shape.
+fn shaped<T: de::DeserializeOwned>(
+    mut value: Value,
+    check: fn(&mut Value) -> Vec<Fault>,
+) -> Result<(T, Vec<Fault>), Faults> {
+    let faults = check(&mut value);
+    match serde_path_to_error::deserialize(value) {
+        Ok(read) => Ok((read, faults)),
+        // A type that knows better than the shape: its own words are better than none.
+        Err(error) => {
+            let path = error.path().to_string();
+            let told = Fault::new(if path == "." { "" } else { &path }, error.inner().to_string());
+            Err(Faults(faults.into_iter().chain([told]).collect()))
+        }
+    }
 }
 
 /// The canonical JSON of a value: keys sorted, no blanks.

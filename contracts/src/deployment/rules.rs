@@ -5,17 +5,16 @@
 
 use std::collections::BTreeSet;
 
+use super::shape::FAULTS_MAX;
 use super::{
     ArtifactSpec, DELAY_MAX, DeploymentSpec, EngineKind, Faults, GPU_NAMES_MAX, GPUS_MAX, GpuSpec,
-    NAME_BYTES_MAX, NODES_PER_REPLICA_MAX, REPLICAS_MAX,
+    NAME_BYTES_MAX, NODES_PER_REPLICA_MAX, Profile, REPLICAS_MAX,
 };
 use crate::artifact;
 use crate::names;
 use crate::selector::Selector;
 use crate::settings::{CAPACITY_MAX, Fault};
 
-/// Faults that are told at once.
-const FAULTS_MAX: usize = 32;
 /// Other names of a model.
 const ALIASES_MAX: usize = 16;
 /// Names that mean another revision tomorrow.
@@ -30,16 +29,34 @@ impl Judge {
         }
     }
 
+    /// One fault a field: what is wrong with it first.
     fn fault(&mut self, path: &str, says: String) {
-        if self.0.len() < FAULTS_MAX {
+        let known = |fault: &Fault| is_within(path, &fault.path);
+        if self.0.len() < FAULTS_MAX && !self.0.iter().any(known) {
             self.0.push(Fault::new(path, says));
         }
     }
 
+    /// Nothing is wrong with these fields, nor with what they are in or have in them: what follows from another fault is none.
+    fn stand(&self, paths: &[&str]) -> bool {
+        let wrong = |path: &&str| {
+            self.0.iter().any(|fault| is_within(path, &fault.path) || is_within(&fault.path, path))
+        };
+        !paths.iter().any(|path| wrong(&path))
+    }
+
     fn range(&mut self, path: &str, value: Option<u32>, least: u32, most: u32) {
         let Some(value) = value else { return };
-        self.unless((least..=most).contains(&value), path, value, &format!("it is {least} to {most}"));
+        if !(least..=most).contains(&value) {
+            self.fault(path, format!("must be a whole number from {least} to {most}, not {value}"));
+        }
     }
+}
+
+/// Whether a field is another one, or in it: `artifact.files[0].path` is in `artifact.files`.
+fn is_within(path: &str, whole: &str) -> bool {
+    whole.is_empty()
+        || path.strip_prefix(whole).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
 }
 
 impl DeploymentSpec {
@@ -48,7 +65,12 @@ impl DeploymentSpec {
     /// # Errors
     /// All that is wrong, at most 32 of them.
     pub fn check(&self) -> Result<(), Faults> {
-        let mut judge = Judge(Vec::new());
+        self.judge(Vec::new())
+    }
+
+    /// Adds what breaks a rule to what is known to be wrong; neither it nor what follows from it is told again.
+    pub(super) fn judge(&self, known: Vec<Fault>) -> Result<(), Faults> {
+        let mut judge = Judge(known);
         names(self, &mut judge);
         figures(self, &mut judge);
         gpus(&self.gpus, &mut judge);
@@ -67,10 +89,16 @@ impl ArtifactSpec {
     /// # Errors
     /// All that is wrong.
     pub fn check(&self) -> Result<(), Faults> {
-        let mut judge = Judge(Vec::new());
+        self.judge(Vec::new())
+    }
+
+    /// Adds what breaks a rule to what is known to be wrong, whose paths are those of a document.
+    pub(super) fn judge(&self, known: Vec<Fault>) -> Result<(), Faults> {
+        let mut judge = Judge(known);
         judge_artifact(self, &mut judge);
         for fault in &mut judge.0 {
-            fault.path = fault.path.trim_start_matches("artifact.").to_owned();
+            let path = fault.path.strip_prefix("artifact").unwrap_or(&fault.path);
+            fault.path = path.trim_start_matches('.').to_owned();
         }
         if judge.0.is_empty() { Ok(()) } else { Err(Faults(judge.0)) }
     }
@@ -100,7 +128,9 @@ fn names(spec: &DeploymentSpec, judge: &mut Judge) {
     let legal = "1 to 40 of a-z, 0-9 and '-', neither first nor last a '-'";
     judge.unless(label(&spec.name, NAME_BYTES_MAX), "name", quoted(&spec.name), legal);
     let legal = format!("a model's name {}", names::MODEL_IS);
-    judge.unless(names::is_model(spec.model()), "model", quoted(spec.model()), &legal);
+    if let Some(model) = &spec.model {
+        judge.unless(names::is_model(model), "model", quoted(model), &legal);
+    }
     let count = spec.aliases.len();
     judge.unless(count <= ALIASES_MAX, "aliases", format!("a list of {count}"), "at most 16 are allowed");
     let mut seen = BTreeSet::from([spec.model()]);
@@ -118,7 +148,19 @@ fn figures(spec: &DeploymentSpec, judge: &mut Judge) {
     judge.range("capacity", spec.capacity, 1, CAPACITY_MAX);
     judge.range("max_context_tokens", spec.max_context_tokens, 1, u32::MAX);
     judge.range("long_context_threshold_tokens", spec.long_context_threshold_tokens, 1, u32::MAX);
-    judge.range("long_context_capacity", spec.long_context_capacity, 1, spec.capacity());
+    let most = if judge.stand(&["capacity"]) { spec.capacity() } else { CAPACITY_MAX };
+    judge.range("long_context_capacity", spec.long_context_capacity, 1, most);
+    long_context(spec, judge);
+    for (path, delay) in [("drain_deadline", spec.drain_deadline), ("replace_delay", spec.replace_delay)] {
+        judge.unless(delay <= DELAY_MAX, path, delay, "it is at most 1d");
+    }
+    category(spec, judge);
+}
+
+fn long_context(spec: &DeploymentSpec, judge: &mut Judge) {
+    if !judge.stand(&["max_context_tokens", "long_context_threshold_tokens", "long_context_capacity"]) {
+        return;
+    }
     let (threshold, long) = (spec.long_context_threshold_tokens, spec.long_context_capacity);
     if let (Some(threshold), Some(max)) = (threshold, spec.max_context_tokens) {
         let legal = format!("it is below max_context_tokens ({max})");
@@ -131,13 +173,12 @@ fn figures(spec: &DeploymentSpec, judge: &mut Judge) {
     if let (None, Some(long)) = (threshold, long) {
         judge.unless(false, "long_context_capacity", long, "it needs long_context_threshold_tokens");
     }
-    for (path, delay) in [("drain_deadline", spec.drain_deadline), ("replace_delay", spec.replace_delay)] {
-        judge.unless(delay <= DELAY_MAX, path, delay, "it is at most 1d");
-    }
-    category(spec, judge);
 }
 
 fn category(spec: &DeploymentSpec, judge: &mut Judge) {
+    if !judge.stand(&["engine.kind"]) {
+        return;
+    }
     let legal = match spec.engine.kind {
         EngineKind::External => ["api", "local_inference"].as_slice(),
         EngineKind::Cli => &["cli"],
@@ -149,13 +190,14 @@ fn category(spec: &DeploymentSpec, judge: &mut Judge) {
 
 fn gpus(gpus: &GpuSpec, judge: &mut Judge) {
     judge.range("gpus.count", Some(gpus.count), 0, GPUS_MAX);
+    let counted = judge.stand(&["gpus.count"]);
     let asked = [
         ("gpus.memory_bytes", gpus.memory_bytes.is_some()),
         ("gpus.names", !gpus.names.is_empty()),
         ("gpus.capability", gpus.capability.is_some()),
         ("gpus.driver", gpus.driver.is_some()),
     ];
-    for (path, _) in asked.into_iter().filter(|(_, asked)| *asked && gpus.count == 0) {
+    for (path, _) in asked.into_iter().filter(|(_, asked)| *asked && gpus.count == 0 && counted) {
         judge.unless(false, path, "a condition on no GPU", "gpus.count is at least 1 where one is set");
     }
     let count = gpus.names.len();
@@ -189,7 +231,7 @@ fn nodes(spec: &DeploymentSpec, judge: &mut Judge) {
     if let Some(key) = &spec.fabric_label {
         let legal = (1..=63).contains(&key.len()) && key.chars().all(|c| c.is_ascii_graphic() && c != '=');
         judge.unless(legal, "fabric_label", quoted(key), "the key of a fabric label, 1 to 63 characters");
-    } else {
+    } else if judge.stand(&["fabric_label"]) {
         let legal = "more than one node needs fabric_label, which says what they share";
         judge.unless(spec.nodes_per_replica <= 1, "nodes_per_replica", spec.nodes_per_replica, legal);
     }
@@ -219,16 +261,20 @@ fn judge_artifact(artifact: &ArtifactSpec, judge: &mut Judge) {
     if let Err(fault) = artifact::check_files(files) {
         judge.fault(&format!("artifact.files{}", fault.place()), fault.says);
     }
-    if let Some(main) = main_file {
+    // A wrong name in the list is one fault, not two.
+    if let Some(main) = main_file.as_ref().filter(|_| judge.stand(&["artifact.files"])) {
         let known = files.iter().any(|file| &file.path == main);
         judge.unless(known, "artifact.main_file", quoted(main), "it is the path of one of artifact.files");
     }
 }
 
 fn engine(spec: &DeploymentSpec, judge: &mut Judge) {
+    if !judge.stand(&["engine.kind", "engine.profile"]) {
+        return;
+    }
     let profile = match spec.profile() {
         Ok(profile) => profile,
-        Err(fault) => return judge.0.push(fault),
+        Err(fault) => return judge.fault(&fault.path, fault.message),
     };
     let kind = spec.engine.kind.as_str();
     match &spec.artifact {
@@ -236,7 +282,7 @@ fn engine(spec: &DeploymentSpec, judge: &mut Judge) {
             let sentence = format!("an engine of kind {kind} needs the model's files");
             judge.unless(!profile.needs_artifact(), "artifact", "none", &sentence);
         }
-        Some(artifact) if profile.needs_main_file() => {
+        Some(artifact) if profile.needs_main_file() && judge.stand(&["artifact.main_file"]) => {
             let sentence = format!("an engine of kind {kind} is given one file: name it");
             judge.unless(artifact.main_file.is_some(), "artifact.main_file", "none", &sentence);
         }
@@ -245,6 +291,14 @@ fn engine(spec: &DeploymentSpec, judge: &mut Judge) {
             let sentence = format!("an engine of kind {kind} takes no files");
             judge.unless(!takes_none, "artifact", "an artifact", &sentence);
         }
+    }
+    fits_profile(spec, &profile, judge);
+}
+
+/// Figures that the profile says too.
+fn fits_profile(spec: &DeploymentSpec, profile: &Profile, judge: &mut Judge) {
+    if !judge.stand(&["capacity", "max_context_tokens", "gpus.count", "nodes_per_replica"]) {
+        return;
     }
     let capacity = spec.capacity();
     if let (Some(of_engine), Some(said)) = (profile.context_tokens(capacity), spec.max_context_tokens) {

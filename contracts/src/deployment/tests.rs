@@ -9,6 +9,8 @@ use serde_json::{Value, json};
 use super::*;
 use crate::config::ConfigFile;
 
+mod every_field;
+
 const DIGEST: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
 fn document() -> Value {
@@ -81,8 +83,8 @@ fn a_fault_names_the_field_the_value_and_what_is_legal() {
         ("name", json!("Qwen_3"), "name: \"Qwen_3\" is not legal: 1 to 40 of a-z"),
         ("name", json!("q".repeat(41)), "name: "),
         ("aliases", json!(["x", "x"]), "aliases[1]: \"x\" is not legal"),
-        ("replicas", json!(65), "replicas: 65 is not legal: it is 0 to 64"),
-        ("capacity", json!(0), "capacity: 0 is not legal: it is 1 to 1024"),
+        ("replicas", json!(65), "replicas: must be a whole number from 0 to 64, not 65"),
+        ("capacity", json!(0), "capacity: must be a whole number from 1 to 1024, not 0"),
         ("gpus.count", json!(0), "gpus.memory_bytes: a condition on no GPU"),
         ("gpus.capability", json!("9"), "gpus.capability: \"9\" is not legal: two numbers"),
         ("gpus.driver", json!("new"), "gpus.driver: \"new\" is not legal"),
@@ -97,9 +99,17 @@ fn a_fault_names_the_field_the_value_and_what_is_legal() {
             json!(4096),
             "long_context_threshold_tokens: 4096 is not legal: it is below",
         ),
-        ("long_context_capacity", json!(9), "long_context_capacity: 9 is not legal: it is 1 to 8"),
+        (
+            "long_context_capacity",
+            json!(9),
+            "long_context_capacity: must be a whole number from 1 to 8, not 9",
+        ),
         ("category", json!("cli"), "category: \"cli\" is not legal: of an engine of kind llama-server"),
-        ("replace_delay", json!("2d"), "replace_delay: 2d is not legal: it is at most 1d"),
+        (
+            "replace_delay",
+            json!("2d"),
+            "replace_delay: must be a duration in quotes such as \"30s\", 0s to 1d, not \"2d\"",
+        ),
         (
             "artifact.revision",
             json!("main"),
@@ -119,11 +129,26 @@ fn a_fault_names_the_field_the_value_and_what_is_legal() {
 #[test]
 fn what_types_refuse_has_its_path_too() {
     for (path, value, says) in [
-        ("engine.kind", json!("vlm"), "engine.kind: unknown variant `vlm`"),
+        (
+            "engine.kind",
+            json!("vlm"),
+            "engine.kind: must be one of vllm, sglang, llama-server, external, cli, sim, not \"vlm\"",
+        ),
         ("gpus.memory", json!(1), "gpus.memory: unknown key \"memory\"; known here: count, memory_bytes"),
-        ("gpus.memory_bytes", json!("40"), "gpus.memory_bytes: must be a whole number of bytes"),
+        (
+            "gpus.memory_bytes",
+            json!("40"),
+            "gpus.memory_bytes: must be a size such as \"40GiB\", or a whole number of bytes, at most 16TiB, not \"40\"",
+        ),
         ("artifact.files[0].size", json!(1), "artifact.files[0].size: unknown key \"size\""),
-        ("replicas", json!(-1), "replicas: invalid value"),
+        ("replicas", json!(-1), "replicas: must be a whole number from 0 to 64, not -1"),
+        (
+            "gpus.memory_bytes",
+            json!("999999999TiB"),
+            "gpus.memory_bytes: must be a size such as \"40GiB\", or a",
+        ),
+        ("artifact.files[0].path", Value::Null, "artifact.files[0].path: is missing: the file's name"),
+        ("artifact.files", json!({}), "artifact.files: must be a list of at most 256 tables, not {}"),
     ] {
         let faults = faults(with(path, value));
         assert!(faults[0].starts_with(says), "{path}: {faults:?}");
@@ -141,7 +166,8 @@ fn all_faults_are_told_at_once() {
     let mut document = with("capacity", json!(0));
     document["name"] = json!("-");
     document["gpus"]["driver"] = json!("x");
-    assert_eq!(faults(document).len(), 4, "capacity, and with it long_context_capacity; name; driver");
+    let faults = faults(document);
+    assert_eq!(faults.len(), 3, "what follows from the capacity is no fault of its own: {faults:?}");
 }
 
 #[test]

@@ -51,7 +51,7 @@ fn text(value: &Value) -> Result<&str, String> {
 }
 
 /// A value as an error shows it: it may be anything.
-fn short(value: &Value) -> String {
+pub(in crate::deployment) fn short(value: &Value) -> String {
     let text = value.to_string();
     let mut cut: String = text.chars().take(40).collect();
     if cut.len() < text.len() {
@@ -67,7 +67,8 @@ fn number(value: &Value, least: u32, most: u32) -> Result<(), String> {
     }
 }
 
-fn holds(value: &Value, holds: Holds) -> Result<(), String> {
+/// Whether a value is what a key holds: what is legal and what stands there, if not.
+pub(in crate::deployment) fn holds(value: &Value, holds: Holds) -> Result<(), String> {
     match holds {
         Holds::Number(least, most) => number(value, least, most),
         Holds::NumberOr(_, _, words) if value.as_str().is_some_and(|word| words.contains(&word)) => Ok(()),
@@ -76,19 +77,24 @@ fn holds(value: &Value, holds: Holds) -> Result<(), String> {
         }
         Holds::Figure(least, most) => figure(value, least, most),
         Holds::Size(least, most) => {
-            let said: ByteSize = text(value)?.parse().map_err(|error| format!("{error}"))?;
-            if (least..=most).contains(&said.0) {
+            let said: Option<ByteSize> = value.as_str().and_then(|text| text.parse().ok());
+            if said.is_some_and(|said| (least..=most).contains(&said.0)) {
                 return Ok(());
             }
-            Err(format!("must be {} to {}, not {said}", ByteSize(least), ByteSize(most)))
+            let (least, most) = (ByteSize(least), ByteSize(most));
+            Err(format!("must be a size in quotes from {least} to {most}, not {}", short(value)))
         }
         Holds::Duration(least, most) => {
-            let said: HumanDuration = text(value)?.parse().map_err(|error| format!("{error}"))?;
+            let said: Option<HumanDuration> = value.as_str().and_then(|text| text.parse().ok());
             let human = |ms| HumanDuration(std::time::Duration::from_millis(ms));
-            if (human(least).0..=human(most).0).contains(&said.0) {
+            if said.is_some_and(|said| (human(least).0..=human(most).0).contains(&said.0)) {
                 return Ok(());
             }
-            Err(format!("must be {} to {}, not {said}", human(least), human(most)))
+            let (least, most) = (human(least), human(most));
+            Err(format!(
+                "must be a duration in quotes such as \"30s\", {least} to {most}, not {}",
+                short(value)
+            ))
         }
         Holds::Flag if value.is_boolean() => Ok(()),
         Holds::Flag => Err(format!("must be true or false, not {}", short(value))),
