@@ -268,6 +268,7 @@ impl Round<'_> {
             failed_job: None,
             avoid: Vec::new(),
             ruled_out: Vec::new(),
+            causes: BTreeMap::new(),
             leave_ms: None,
         };
         let message = format!("{} is placed on {}", replica.engine(), self.facts.name(&replica.node));

@@ -271,6 +271,7 @@ fn again(row: &ReplicaRow, wall: i64) -> ReplicaRow {
         failures: 0,
         retry_at_unix_ms: Some(wall),
         ruled_out: Vec::new(),
+        causes: BTreeMap::new(),
         avoid: Vec::new(),
         ..row.clone()
     }

@@ -36,12 +36,16 @@ impl Round<'_> {
             row.failures = 0;
             row.avoid.clear();
             row.ruled_out.clear();
+            row.causes.clear();
         }
         row.failures = row.failures.saturating_add(1);
         remember(&mut row.avoid, row.node);
         if !passes {
             remember(&mut row.ruled_out, row.node);
         }
+        let remembered: BTreeSet<String> = row.failed_at().iter().map(NodeId::to_string).collect();
+        row.causes.retain(|node, _| remembered.contains(node));
+        row.causes.insert(row.node.to_string(), why.to_owned());
         // What lasts is not worth a pause: it is tried somewhere else, or nowhere.
         let pause = if passes { pause_after(row.failures) } else { 0 };
         row.retry_at_unix_ms = (row.ruled_out.len() < LASTING_MAX).then(|| now.saturating_add(pause));
@@ -123,7 +127,7 @@ impl Round<'_> {
         let key = row.key();
         let mut failed: &[NodeId] = &row.avoid;
         loop {
-            let told = |node: &NodeId| (*node, format!("{} failed there", row.engine()));
+            let told = |node: &NodeId| (*node, row.failed_on(node));
             let avoid: BTreeMap<NodeId, String> = failed.iter().chain(&row.ruled_out).map(told).collect();
             let wanted = self.wanted(deployment, &key, BTreeSet::new(), avoid);
             if let Ok(place) = self.places.place(&wanted) {

@@ -2,6 +2,8 @@
 //!
 //! Invariant: a row says everything that a later process needs to go on; a field that is added has a default.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use serde::{Deserialize, Serialize};
 use umbel_contracts::deployment::DeploymentSpec;
 use umbel_wire::NodeId;
@@ -178,6 +180,9 @@ pub(crate) struct ReplicaRow {
     /// Nodes where it failed for what lasts: trying again there makes no sense.
     #[serde(default, with = "node_ids", skip_serializing_if = "Vec::is_empty")]
     pub(crate) ruled_out: Vec<NodeId>,
+    /// Why it failed on each of these nodes, by their ids. [`ReplicaRow::failed_on`] reads it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) causes: BTreeMap<String, String>,
     /// An operator wants it to go, and its requests may take so long; another one comes if it is wanted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) leave_ms: Option<u64>,
@@ -187,6 +192,20 @@ impl ReplicaRow {
     /// What names it.
     pub(crate) fn key(&self) -> ReplicaKey {
         ReplicaKey { deployment: self.deployment.clone(), number: self.number }
+    }
+
+    /// Why it failed on this node, for people; rows of an earlier version know it of the last node only.
+    pub(crate) fn failed_on(&self, node: &NodeId) -> String {
+        let last = (self.node == *node && self.state == ReplicaState::Failed).then_some(&self.cause);
+        match self.causes.get(&node.to_string()).or(last) {
+            Some(cause) => format!("{} failed there: {cause}", self.engine()),
+            None => format!("{} failed there", self.engine()),
+        }
+    }
+
+    /// Nodes where it failed, each once.
+    pub(crate) fn failed_at(&self) -> BTreeSet<NodeId> {
+        self.avoid.iter().chain(&self.ruled_out).copied().collect()
     }
 
     /// The engine's name.

@@ -36,8 +36,8 @@ impl super::Deployments {
             let (mut placed, mut avoid) = (BTreeMap::new(), BTreeMap::new());
             for replica in table.replicas_of(name) {
                 if replica.state == ReplicaState::Failed {
-                    let why = format!("{} failed there: {}", replica.engine(), replica.cause);
-                    avoid.extend(replica.avoid.iter().map(|node| (*node, why.clone())));
+                    avoid
+                        .extend(replica.failed_at().into_iter().map(|node| (node, replica.failed_on(&node))));
                 } else if !replica.state.goes() {
                     *placed.entry(replica.node).or_insert(0) += 1;
                 }

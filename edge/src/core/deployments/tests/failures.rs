@@ -70,6 +70,13 @@ fn what_lasts_is_tried_once_on_each_node_and_given_up_by_name() {
     assert_eq!(world.told.iter().filter(|(kind, _)| *kind == "replica_given_up").count(), 1);
     let Stands { state, message, .. } = stands(&world);
     assert_eq!(state, DeploymentState::Failed);
+    // Each node's own cause, not the last one's.
+    let mut row = world.replicas("chat")[0].clone();
+    assert_eq!((row.failed_at().len(), row.causes.len()), (2, 2));
+    let nodes: Vec<_> = row.failed_at().into_iter().collect();
+    row.causes.insert(nodes[0].to_string(), "no such file".to_owned());
+    assert_eq!(row.failed_on(&nodes[0]), "chat.r1 failed there: no such file");
+    assert_eq!(row.failed_on(&nodes[1]), "chat.r1 failed there: out of memory");
     for part in ["chat.r1: out of memory", "umbel ctl job show job-", "umbel ctl model load chat"] {
         assert!(message.contains(part), "{message}");
     }
