@@ -3,7 +3,10 @@
 //! Owns the order of start and stop; leaves the parts to `shell`. Invariants: an engine ends with the agent only where the
 //! node's file says so; a second signal shortens every wait.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -12,7 +15,7 @@ use umbel_wire::{Parts, Trouble, contained_now, keep_connected};
 
 use crate::{
     Config, StartError,
-    core::supervisor::GRACE,
+    core::{gpus::Sweep, identity::Identity, supervisor::GRACE},
     preflight,
     shell::{
         admin::{Admin, Doors},
@@ -67,28 +70,42 @@ pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, StartError> {
         .map_err(|error| StartError::Failed(format!("no runtime: {error}")))
 }
 
+/// Who this node is, once it has enrolled.
+fn identity(state: &State, config: &Config) -> Result<Arc<Identity>, StartError> {
+    state.identity()?.map(Arc::new).ok_or_else(|| {
+        StartError::Refused(format!(
+            "this node has no identity in {}: join an edge first with `umbel node enroll` and a token from `umbel ctl token create`",
+            config.state_dir.display()
+        ))
+    })
+}
+
+/// The host as it is; or why it cannot be looked at, where engines run.
+async fn look(
+    config: &Config,
+    gpus: &Gpus,
+    state: &State,
+) -> Result<Result<(Instant, Sweep), String>, StartError> {
+    match preflight::check(config.accelerator, gpus).await {
+        Ok(found) => Ok(Ok(found)),
+        // Engines that run are served and can be ended whatever became of the driver.
+        Err(why) if engines::any_runs(state) => {
+            tracing::error!("engines run: the agent goes on with them although {why}");
+            Ok(Err(why.to_string()))
+        }
+        Err(why) => Err(why),
+    }
+}
+
 async fn agent(config: Config, holder: &'static [&'static str]) -> Result<(), StartError> {
     memory::keep_small();
     // From here on a signal ends the agent in order, not at once.
     let mut signals = Signals::take()?;
     let volatile = places::check(&config)?;
     let state = Arc::new(State::open(&config.state_dir)?);
-    let identity = state.identity()?.map(Arc::new).ok_or_else(|| {
-        StartError::Refused(format!(
-            "this node has no identity in {}: join an edge first with `umbel node enroll` and a token from `umbel ctl token create`",
-            config.state_dir.display()
-        ))
-    })?;
+    let identity = identity(&state, &config)?;
     let gpus = Gpus::start(config.accelerator, config.nvml_library.as_deref());
-    let found = match preflight::check(config.accelerator, &gpus).await {
-        Ok(found) => Ok(found),
-        // Engines that run are served and can be ended whatever became of the driver.
-        Err(why) if engines::any_runs(&state) => {
-            tracing::error!("engines run: the agent goes on with them although {why}");
-            Err(why.to_string())
-        }
-        Err(why) => return Err(why),
-    };
+    let found = look(&config, &gpus, &state).await?;
     let socket = LocalListener::bind(&config.socket)?;
     let metrics = bind_if_on("listen.metrics", config.metrics).await?;
 

@@ -357,7 +357,7 @@ fn a_large_site_is_told_within_the_bounds() {
         };
         let replica = |at: usize, number: usize| -> ReplicaRow {
             // Every tenth deployment lacks one, and an engine said a lot about it.
-            let broken = at % 10 == 0 && number == 1;
+            let broken = at.is_multiple_of(10) && number == 1;
             let cause = if broken { "x".repeat(20_000) } else { String::new() };
             serde_json::from_value(json!({ "deployment": format!("deployment-{at:04}"), "number": number, "version": 3,
                 "engine_digest": "d", "node": uuid::Uuid::new_v4(), "gpus": ["GPU-7f3a9c12-0000-4000-8000-000000000001"],
