@@ -25,7 +25,8 @@ pub(crate) const KINDS: [&str; 9] = [
 ];
 
 /// Why attempts come to nothing, and why engines fail, in the words of nodes and of this edge.
-pub(crate) const CODES: [&str; 41] = [
+pub(crate) const CODES: [&str; 47] = [
+    causes::AGENT_STOPPED,
     "ARTIFACT_MISSING",
     CANCELLED,
     "CAPABILITY_MISSING",
@@ -33,6 +34,8 @@ pub(crate) const CODES: [&str; 41] = [
     causes::CUDA_ERROR,
     "DIGEST_MISMATCH",
     "DISK",
+    "DOES_NOT_END",
+    "ENGINE_DIFFERS",
     "GPU_IN_USE",
     causes::GPU_MEMORY_HELD,
     "GPU_MISSING",
@@ -41,6 +44,7 @@ pub(crate) const CODES: [&str; 41] = [
     "INTERNAL",
     "IN_USE",
     "LEFT_OVER",
+    "MEMORY",
     "MODEL_MISSING",
     "NAME_REFUSED",
     "NODE_GONE",
@@ -64,9 +68,11 @@ pub(crate) const CODES: [&str; 41] = [
     "STALLED",
     "STATE_NOT_WRITABLE",
     "STILL_LEAVING",
+    "STILL_RUNS",
     "TIMED_OUT",
     "TOO_MANY_ENGINES",
     "UNKNOWN_ENGINE",
+    "UNLOADED",
 ];
 
 /// Upper ends of a duration's buckets, in seconds: a look takes one, weights of a large model an hour and more.
