@@ -39,10 +39,10 @@ impl Judge {
 
     /// Nothing is wrong with these fields, nor with what they are in or have in them: what follows from another fault is none.
     fn stand(&self, paths: &[&str]) -> bool {
-        let wrong = |path: &&str| {
+        let wrong = |path: &str| {
             self.0.iter().any(|fault| is_within(path, &fault.path) || is_within(&fault.path, path))
         };
-        !paths.iter().any(|path| wrong(&path))
+        !paths.iter().any(|path| wrong(path))
     }
 
     fn range(&mut self, path: &str, value: Option<u32>, least: u32, most: u32) {

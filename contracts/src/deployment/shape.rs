@@ -1,6 +1,7 @@
 //! The shape of a document: which keys there are, what each holds, and which have to be there.
 //!
-//! Owns the words for what is of a wrong type, out of bounds, unknown or missing. Leaves what fields say together to [`super::rules`].
+//! Owns the words for what is of a wrong type, out of bounds, unknown or missing. Leaves what fields say together to
+//! [`super::rules`].
 //! Invariants: each fault has the field's path, what is legal, and what stands there; what passes can be read as its type; what
 //! does not is taken out, so that all else can still be judged.
 

@@ -131,7 +131,8 @@ pub(super) fn pick(mut free: Vec<&Gpu>, count: usize) -> Vec<&Gpu> {
     chosen
 }
 
-/// Gives a plan's GPUs, files and space away, with a place among the engines, so that the next replica of the same round does not get them too.
+/// Gives a plan's GPUs, files and space away, with a place among the engines, so that the next replica of the same round does
+/// not get them too.
 pub(crate) fn take(plan: &Plan, request: &super::Request, holder: &str, candidates: &mut [Candidate]) {
     for shard in &plan.shards {
         let Some(node) = candidates.iter_mut().find(|node| node.id == shard.node) else { continue };
