@@ -510,6 +510,77 @@ async fn row_90_an_engine_that_stalls_is_started_anew() {
     bench.edge.engine("own", EngineState::Ready).await;
 }
 
+/// Row 21: an engine that is paused while a request waits is found by its silence: the request has one end, and the engine is
+/// ended, deaf as it is, and started anew.
+#[tokio::test]
+async fn row_21_a_paused_engine_is_found_and_replaced() {
+    let bench = Bench::with("plain", "stall_timeout = \"1s\"\n").await;
+    bench.edge.engine("own", EngineState::Ready).await;
+    let (first, pid) = (bench.nonce(), bench.pid().await);
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, Signal::STOP).unwrap();
+    let stream = bench.edge.open(Ask::new("own", "{}")).await;
+    let (_, end) = stream.rest().await;
+    assert_eq!(end.outcome, Outcome::EngineGone);
+    bench.told("stalled: ").await;
+    until("another engine", async || (bench.record()?["nonce"] != first.as_str()).then_some(())).await;
+    assert_eq!(marked(&first), [0; 0]);
+    bench.edge.engine("own", EngineState::Ready).await;
+    bench.serves().await;
+}
+
+/// What is told of an adopted engine is its own, not its agent's: since when it is ready, when its process began, how often it
+/// was started again. What an operator stopped stays stopped with another agent.
+#[tokio::test]
+async fn an_adopted_engine_keeps_its_age() {
+    let mut bench = Bench::start("plain").await;
+    bench.edge.engine("own", EngineState::Ready).await;
+    kill(bench.pid().await);
+    let before = until("it is ready again", async || {
+        bench.edge.heard(|heard| {
+            let own = heard.engines.iter().find(|status| status.name == "own")?;
+            (own.restarts == 1 && own.state() == EngineState::Ready).then(|| own.clone())
+        })
+    })
+    .await;
+    assert!(before.process_since_unix_ms > 0 && before.process_since_unix_ms <= before.since_unix_ms);
+    // The agent's own word: what the edge has heard may be of the agent before.
+    let shown = async |bench: &Bench| -> serde_json::Value {
+        let status = bench.folder.status().await;
+        let all = status["engines"].as_array().unwrap().clone();
+        all.into_iter().find(|one| one["name"] == "own").unwrap()
+    };
+    let age = shown(&bench).await;
+    assert_eq!((&age["state"], &age["restarts"]), (&"ready".into(), &1.into()));
+    bench.agent.signal(Signal::KILL);
+    bench.agent.ended().await;
+    bench.again().await;
+    let after = until("it is ready again", async || {
+        let shown = shown(&bench).await;
+        (shown["state"] == "ready").then_some(shown)
+    })
+    .await;
+    assert_eq!((&after["since"], &after["restarts"]), (&age["since"], &age["restarts"]));
+    until("the edge has heard it", async || {
+        bench.edge.heard(|heard| {
+            let own = heard.engines.iter().find(|status| status.name == "own")?;
+            (own.process_since_unix_ms == before.process_since_unix_ms
+                && own.since_unix_ms == before.since_unix_ms)
+                .then_some(())
+        })
+    })
+    .await;
+    assert!(bench.edge.control("own", EngineAction::Stop).await.accepted);
+    bench.edge.engine("own", EngineState::Stopped).await;
+    bench.agent.signal(Signal::KILL);
+    bench.agent.ended().await;
+    bench.again().await;
+    bench.edge.engine("own", EngineState::Stopped).await;
+    assert!(bench.record().is_none());
+    assert!(bench.edge.control("own", EngineAction::Restart).await.accepted);
+    bench.edge.engine("own", EngineState::Ready).await;
+}
+
 /// Output is followed from where a reader stood, from one run into the next.
 #[tokio::test]
 async fn output_is_followed_over_runs() {

@@ -145,9 +145,10 @@ impl Deployments {
             }
             Ok(())
         };
-        timeout(drain + END, gone).await.unwrap_or_else(|_| {
-            let says = format!("something of {name} does not end; it is killed again and again");
-            Err(failure("DOES_NOT_END", "engine", says, true))
-        })
+        if let Ok(gone) = timeout(drain + END, gone).await {
+            return gone;
+        }
+        let says = format!("something of {name} does not end; it is killed again and again");
+        Err(failure("DOES_NOT_END", "engine", says, true))
     }
 }

@@ -40,7 +40,6 @@ impl Engine {
                 Some(Exit::Signal(signal)) => u32::try_from(signal).ok(),
                 _ => None,
             },
-            ..EngineStatus::default()
         }
     }
 
