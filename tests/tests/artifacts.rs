@@ -167,7 +167,7 @@ fn a_cancelled_download_goes_on_where_it_was() {
     let again = s.edge.ctl(&["artifact", "acquire", &document, "--node", "gpu-1", "-o", "json"]).ok().json();
     let fetched = again["report"]["artifact"]["fetched_bytes"].as_u64().unwrap();
     assert!(fetched <= 2 << 20, "only the rest is fetched: {again}");
-    let last = s.hub.seen().into_iter().filter(|seen| seen.path.ends_with("model.gguf")).next_back().unwrap();
+    let last = s.hub.seen().into_iter().rfind(|seen| seen.path.ends_with("model.gguf")).unwrap();
     assert!(last.headers.get("range").is_some_and(|range| range.starts_with("bytes=")), "{last:?}");
 }
 
