@@ -1,6 +1,6 @@
 //! `ctl artifact`: files of models on nodes.
 //!
-//! Owns listing, bringing and removing them. Leaves the list of a model's files to [`resolve`], following to `ctl job`, and who
+//! Owns listing, bringing and removing them. Leaves the list of a model's files to `resolve`, following to `ctl job`, and who
 //! needs what to the edge. Invariant: what is removed is one artifact, named by repository and, where several are there, revision.
 
 mod resolve;

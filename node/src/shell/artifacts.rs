@@ -260,6 +260,38 @@ impl Artifacts {
         there.map(|(_, root)| root.join(&folder)).ok_or_else(|| not_found(repository, revision))
     }
 
+    /// Takes an artifact away if `file`, an absolute path in it, is not what was brought: its name and size are right, so nobody
+    /// would fetch it again. An engine that has it open goes on with what it has. Reads all of the file. Whether it was so.
+    pub(crate) fn take_away_damaged(&self, file: &std::path::Path) -> bool {
+        let (Some(quarantine), roots) = (&self.settings.quarantine, &self.settings.roots) else {
+            return false;
+        };
+        let found = self.seen.borrow().iter().find_map(|one| {
+            let folder = umbel_contracts::artifact::folder(&one.repository, &one.revision, &one.digest);
+            let root = roots.get(&one.root)?;
+            let path = file.strip_prefix(root.join(&folder)).ok()?.to_str()?.to_owned();
+            Some((one.root.clone(), root.clone(), folder, path))
+        });
+        let Some((name, root, folder, path)) = found else { return false };
+        let damaged = folders::present(&name, &root, &folder)
+            .is_some_and(|present| folders::is_damaged(&present, &root.join(&folder), &path));
+        if !damaged {
+            return false;
+        }
+        tracing::warn!(
+            root = name,
+            folder,
+            path,
+            "a file is not what was brought; its artifact is taken away"
+        );
+        if let Err(failure) = folders::remove(quarantine, &root, &folder) {
+            tracing::warn!(root = name, folder, %failure, "it cannot be taken away");
+            return false;
+        }
+        self.look();
+        true
+    }
+
     /// All artifacts that are here, whole. May block.
     fn list(&self) -> Vec<Present> {
         self.settings.roots.iter().flat_map(|(name, root)| folders::scan(name, root)).collect()

@@ -25,9 +25,10 @@ pub(crate) const KINDS: [&str; 9] = [
 ];
 
 /// Why attempts come to nothing, and why engines fail, in the words of nodes and of this edge.
-pub(crate) const CODES: [&str; 47] = [
+pub(crate) const CODES: [&str; 48] = [
     causes::AGENT_STOPPED,
     "ARTIFACT_MISSING",
+    "ARTIFACT_UNFIT",
     CANCELLED,
     "CAPABILITY_MISSING",
     causes::CRASH_LOOP,

@@ -159,14 +159,22 @@ impl Parts {
         let to = root.join(wanted.folder());
         let above = to.parent().unwrap_or(root);
         make(above, 0o755)?;
-        fs::rename(&from, &to).map_err(|error| match error.kind() {
-            io::ErrorKind::DirectoryNotEmpty
-            | io::ErrorKind::AlreadyExists
-            | io::ErrorKind::NotADirectory => Failure::new(
+        let placed = fs::rename(&from, &to).or_else(|error| {
+            if !is_taken(&error) || !is_of(&to, &wanted.digest) {
+                return Err(error);
+            }
+            // What is left of this very artifact, and is not whole any more, makes room.
+            remove(self.folder.parent().unwrap_or(&self.folder), root, &wanted.folder())
+                .map_err(|failure| io::Error::other(failure.says))?;
+            make(above, 0o755).map_err(|failure| io::Error::other(failure.says))?;
+            fs::rename(&from, &to)
+        });
+        placed.map_err(|error| match is_taken(&error) {
+            true => Failure::new(
                 Reason::Disk,
                 "something else is where the artifact belongs; remove it from the root by hand",
             ),
-            _ => disk(&error),
+            false => disk(&error),
         })?;
         for folder in [above, root, &self.folder] {
             sync(folder).map_err(|error| disk(&error))?;
@@ -175,6 +183,30 @@ impl Parts {
         let _ = fs::remove_dir_all(&self.folder);
         Ok(())
     }
+}
+
+/// Something is where a folder should go.
+fn is_taken(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory
+    )
+}
+
+/// Whether a folder was once brought as the artifact of this digest, whatever is left of it.
+fn is_of(folder: &Path, digest: &str) -> bool {
+    manifest(folder).is_some_and(|found| found.digest == digest)
+}
+
+fn manifest(folder: &Path) -> Option<Present> {
+    serde_json::from_slice(&files::read(&folder.join(MANIFEST)).ok()?).ok()
+}
+
+/// Whether the bytes of a file are not those that were brought. Reads all of it.
+pub(super) fn is_damaged(present: &Present, folder: &Path, path: &str) -> bool {
+    let brought = present.files.iter().find(|file| file.path == path);
+    let found = super::listing::of_disk(&folder.join(path), path.to_owned());
+    brought.zip(found.ok()).is_some_and(|(brought, found)| brought.sha256 != found.sha256)
 }
 
 /// Makes a folder, or sees that one is there: a link to one is none.
@@ -231,8 +263,7 @@ fn only(folder: &Path, wanted: &[ArtifactFile]) -> Result<(), Failure> {
 /// The artifact in a folder, if it is whole: a manifest that fits the folder, and every file in its size.
 pub(super) fn present(root_name: &str, root: &Path, folder: &str) -> Option<Present> {
     let path = root.join(folder);
-    let manifest = files::read(&path.join(MANIFEST)).ok()?;
-    let mut found: Present = serde_json::from_slice(&manifest).ok()?;
+    let mut found = manifest(&path)?;
     let fits = artifact::check_files(&found.files).is_ok()
         && artifact::digest(&found.files) == found.digest
         && artifact::folder(&found.repository, &found.revision, &found.digest) == folder;

@@ -106,7 +106,7 @@ pub fn resolve_in_folder(folder: &Path, wanted: impl Fn(&str) -> bool) -> Result
     Ok(files)
 }
 
-fn of_disk(place: &Path, path: String) -> Result<ArtifactFile, String> {
+pub(super) fn of_disk(place: &Path, path: String) -> Result<ArtifactFile, String> {
     let said = |error: std::io::Error| format!("{}: {error}", place.display());
     let mut file = fs::File::open(place).map_err(said)?;
     let (mut hash, mut bytes) = (Sha256::new(), 0);

@@ -417,7 +417,13 @@ async fn what_is_not_whole_is_not_told_and_comes_again() {
     fs::write(place.join("m"), b"mode").unwrap();
     assert!(site.artifacts.list().is_empty());
     site.artifacts.folder("org/name", "r1", &wanted.digest).unwrap_err();
-    // Somebody's folder is not overwritten.
+    // What is left of it makes room.
+    let before = site.hub.seen().len();
+    let again = site.acquire(&wanted).await.unwrap();
+    assert_eq!((site.placed(&again, "m"), site.artifacts.list().len()), (b"model".to_vec(), 1));
+    assert!(site.hub.seen().len() > before && site.quarantine().is_empty());
+    // Somebody else's folder is not overwritten.
+    fs::remove_file(place.join(MANIFEST)).unwrap();
     let failed = site.acquire(&wanted).await.unwrap_err();
     assert_eq!(failed.reason, Reason::Disk, "{failed}");
     site.artifacts.remove(("org/name", "r1", &wanted.digest), "", |_| None).unwrap();
@@ -426,6 +432,23 @@ async fn what_is_not_whole_is_not_told_and_comes_again() {
     // All was here already, and waited for its place.
     assert_eq!((site.hub.seen().len(), site.artifacts.list().len()), (before, 1));
     assert!(!place.join("state.json").exists() && place.join(MANIFEST).exists());
+}
+
+#[tokio::test]
+async fn a_file_of_the_right_size_that_is_not_what_was_brought_is_taken_away() {
+    let site = Site::new();
+    let wanted = site.wanted(&[("m", b"model"), ("n", b"more")]);
+    let done = site.acquire(&wanted).await.unwrap();
+    site.artifacts.look();
+    let place = site.folder.path().join("models").join(&done.folder);
+    assert!(!site.artifacts.take_away_damaged(&place.join("m")));
+    fs::write(place.join("m"), b"modex").unwrap();
+    assert!(!site.artifacts.take_away_damaged(&place.join("n")), "another file is asked about");
+    assert_eq!(site.artifacts.list().len(), 1, "nobody sees it by size and name");
+    assert!(site.artifacts.take_away_damaged(&place.join("m")));
+    assert!(site.artifacts.news().borrow().is_empty() && site.root_is_empty());
+    let again = site.acquire(&wanted).await.unwrap();
+    assert_eq!(site.placed(&again, "m"), b"model");
 }
 
 #[tokio::test]

@@ -10,8 +10,10 @@ use umbel_contracts::settings::{ENGINES_MAX, NAMES_BYTES_MAX};
 
 use super::Deployments;
 use crate::{
+    config::EngineConfig,
     core::deployments::{Kept, Refusal, shared_gpu},
     engines::{adapter, model_files},
+    shell::artifacts::Artifacts,
 };
 
 impl Deployments {
@@ -40,16 +42,21 @@ impl Deployments {
         let (artifacts, kept) = (Arc::clone(&self.artifacts), wanted.clone());
         let checked = spawn_blocking(move || {
             let config = kept.config(&grounds);
-            if let Some(artifact) = &kept.artifact {
-                let found = artifacts.folder(&artifact.repository, &artifact.revision, &artifact.digest);
-                let folder =
-                    found.map_err(|failure| Refusal::new("ARTIFACT_MISSING", "artifact", failure.says))?;
-                if kept.folder(&grounds).is_some_and(|said| said != folder) {
-                    let says = "is not where the files of that digest are; acquire them there first";
-                    return Err(Refusal::new("ARTIFACT_MISSING", "artifact.path", says));
-                }
+            let Some(artifact) = &kept.artifact else {
+                adapter::validate(&config, &facts)?;
+                return Ok(config.source.process().map_or(0, model_files::weights));
+            };
+            let found = artifacts.folder(&artifact.repository, &artifact.revision, &artifact.digest);
+            let folder = found.map_err(|failure| {
+                // Whoever asked learns what is not here any more, and can have it fetched.
+                artifacts.look();
+                Refusal::new("ARTIFACT_MISSING", "artifact", failure.says)
+            })?;
+            if kept.folder(&grounds).is_some_and(|said| said != folder) {
+                let says = "is not where the files of that digest are; acquire them there first";
+                return Err(Refusal::new("ARTIFACT_MISSING", "artifact.path", says));
             }
-            adapter::validate(&config, &facts)?;
+            adapter::validate(&config, &facts).map_err(|refusal| unfit(refusal, &config, &artifacts))?;
             Ok(config.source.process().map_or(0, model_files::weights))
         });
         let broken = |_| Err(Refusal::new("INTERNAL", "", "the check of its files broke off"));
@@ -117,5 +124,21 @@ impl Deployments {
             }
         }
         Ok(())
+    }
+}
+
+/// What is wrong with an artifact that is whole: its file was changed since it came and is fetched anew, or it never was what
+/// the engine takes, which no download mends. Reads the file.
+fn unfit(refusal: Refusal, config: &EngineConfig, artifacts: &Artifacts) -> Refusal {
+    if refusal.code != "ARTIFACT_MISSING" {
+        return refusal;
+    }
+    let model = config.source.process().map(|process| process.model.as_path());
+    match model.filter(|model| model.is_file() && artifacts.take_away_damaged(model)) {
+        Some(_) => {
+            let says = "the model's file is not what was brought here; it is fetched anew";
+            Refusal::new("ARTIFACT_MISSING", &refusal.path, says)
+        }
+        None => Refusal { code: "ARTIFACT_UNFIT", ..refusal },
     }
 }
