@@ -174,11 +174,19 @@ async fn show(ctl: &Ctl, name: &str) -> Outcome {
 }
 
 async fn logs(ctl: &Ctl, name: &str, lines: u32, follow: bool) -> Outcome {
-    let (site, found) = find(ctl, name).await?;
+    let (site, engine) = match find(ctl, name).await {
+        Ok((site, found)) => (site, found.provider_id),
+        // One that has ended: its site may know its last words.
+        Err(failure) if failure.exit() == Exit::NotFound => match ctl.one_site().await {
+            Ok(site) => (site, name.to_owned()),
+            Err(_) => return Err(failure),
+        },
+        Err(failure) => return Err(failure),
+    };
     let mut cursor = None;
     let mut lines = lines;
     loop {
-        let args = EngineLogsArgs { engine: found.provider_id.clone(), lines: Some(lines), cursor };
+        let args = EngineLogsArgs { engine: engine.clone(), lines: Some(lines), cursor };
         let told = ctl.client.ask(&site, &Call::new("engine.logs").args(&args)?).await;
         let result: EngineLogsResult = match told {
             Ok(told) if !follow && ctl.put_object(&told.result_raw()?) => return Ok(()),

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a state follows from rows and from what the round last found alone; it is worked out, not stored.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use umbel_contracts::deployment::DeploymentSpec;
 use umbel_contracts::objects::{DeploymentObject, DeploymentState};
@@ -24,6 +24,8 @@ pub(crate) struct Known {
     /// Replicas that are wanted now: none of one that is unloaded.
     pub(crate) wanted: u32,
     pub(crate) placed: BTreeMap<NodeId, u32>,
+    /// Engines of replicas that are lost: wanted somewhere, and what they hold is theirs.
+    pub(crate) lost: BTreeSet<String>,
     pub(crate) avoid: BTreeMap<NodeId, String>,
     pub(crate) waiting_since_unix_ms: Option<i64>,
 }
@@ -33,22 +35,25 @@ impl super::Deployments {
     pub(crate) fn known(&self, name: &str) -> Option<Known> {
         self.read(|table| {
             let row = table.rows.get(name)?;
-            let (mut placed, mut avoid) = (BTreeMap::new(), BTreeMap::new());
+            let (mut placed, mut avoid, mut lost) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
             for replica in table.replicas_of(name) {
                 if replica.state == ReplicaState::Failed {
                     avoid
                         .extend(replica.failed_at().into_iter().map(|node| (node, replica.failed_on(&node))));
+                } else if replica.state == ReplicaState::Lost {
+                    lost.insert(replica.engine());
                 } else if !replica.state.goes() {
                     *placed.entry(replica.node).or_insert(0) += 1;
                 }
             }
             let waiting_since_unix_ms = table.unplaced(name).map(|unplaced| unplaced.since_unix_ms);
-            Some(Known { spec: row.spec.clone(), wanted: row.wanted(), placed, avoid, waiting_since_unix_ms })
+            let (spec, wanted) = (row.spec.clone(), row.wanted());
+            Some(Known { spec, wanted, placed, lost, avoid, waiting_since_unix_ms })
         })
     }
 
     /// The engines of a deployment's replicas.
-    pub(crate) fn engines_of(&self, name: &str) -> std::collections::BTreeSet<String> {
+    pub(crate) fn engines_of(&self, name: &str) -> BTreeSet<String> {
         self.read(|table| table.replicas_of(name).map(ReplicaRow::engine).collect())
     }
 

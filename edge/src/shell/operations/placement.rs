@@ -72,7 +72,7 @@ impl Asked {
         let mut placed = 0;
         let mut wanted = spec.replicas;
         if let Some(known) = known {
-            (wish.placed, wish.avoid) = (known.placed, known.avoid);
+            (wish.placed, wish.avoid, wish.displaces) = (known.placed, known.avoid, known.lost);
             placed = wish.placed.values().fold(0, |sum: u32, count| sum.saturating_add(*count));
             waiting_since_unix_ms = known.waiting_since_unix_ms;
             wanted = known.wanted;
