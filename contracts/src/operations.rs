@@ -43,8 +43,9 @@ pub use settings::*;
 
 /// Longest selector, reason or confirmation in a command, in bytes.
 pub const LONGEST_TEXT: usize = 1024;
-/// Largest arguments of a command, in bytes of JSON.
-pub const LARGEST_ARGS: usize = 32 * 1024;
+/// Largest arguments of a command, in bytes of JSON: a document with the 256 files that it may have, and what is beside it fits
+/// into one message of the wire.
+pub const LARGEST_ARGS: usize = 48 * 1024;
 /// Tokens that one `enrollment.create` makes: as many as [`LARGEST_ARGS`] holds, whatever their names.
 pub const TOKENS_AT_ONCE: usize = 128;
 /// Largest result of a command, in bytes of JSON.

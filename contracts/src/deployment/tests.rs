@@ -227,3 +227,18 @@ fn the_examples_are_documents() {
     kinds.dedup();
     assert_eq!(kinds, [EngineKind::Vllm, EngineKind::Sglang, EngineKind::LlamaServer, EngineKind::External]);
 }
+
+/// A model in as many pieces as a document may have is applied by one command.
+#[test]
+fn the_most_files_fit_into_a_command() {
+    use crate::artifact::FILES_MAX;
+    let name = |n: usize| format!("checkpoint/model-{n:05}-of-{FILES_MAX:05}.safetensors");
+    let files: Vec<Value> = (1..=FILES_MAX)
+        .map(|n| json!({ "path": name(n), "bytes": 4_987_654_321_u64, "sha256": DIGEST }))
+        .collect();
+    let mut document = with("artifact.files", json!(files));
+    document["artifact"]["main_file"] = json!(name(1));
+    DeploymentSpec::from_value(document.clone()).unwrap();
+    let args = serde_json::to_vec(&json!({ "deployment": document, "if_version": u64::MAX })).unwrap();
+    assert!(args.len() < crate::operations::LARGEST_ARGS, "{}", args.len());
+}
