@@ -113,6 +113,28 @@ impl Log {
     }
 }
 
+/// Logs of engines that are gone and are kept: the newest of them.
+const GONE_KEPT: usize = 16;
+
+/// Removes the logs in `folder` of what is gone, but the newest: without that every name that was ever used keeps its own. Those
+/// of which a record stands, or that `is_there`, stay. May block.
+pub(crate) fn remove_outworn(folder: &Path, is_there: impl Fn(&str) -> bool) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    let log_of_gone = |path: PathBuf| {
+        let name = path.file_name()?.to_str()?.strip_suffix(".log")?.to_owned();
+        let is_gone = !folder.join(format!("{name}.json")).exists() && !is_there(&name);
+        let at = fs::metadata(&path).and_then(|facts| facts.modified()).ok()?;
+        is_gone.then_some((at, path))
+    };
+    let mut gone: Vec<_> = entries.flatten().filter_map(|entry| log_of_gone(entry.path())).collect();
+    gone.sort_unstable_by(|a, b| b.cmp(a));
+    for (_, path) in gone.iter().skip(GONE_KEPT) {
+        // What cannot be removed is tried again with the next engine that goes.
+        let _ = fs::remove_file(path.with_extension("log.1"));
+        let _ = fs::remove_file(path);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -142,5 +164,28 @@ mod tests {
             .collect();
         assert_eq!(sizes.len(), 2);
         assert!(sizes.iter().all(|size| *size <= LOG_MAX + READ as u64), "{sizes:?}");
+    }
+
+    #[test]
+    fn row_108_logs_of_what_is_gone_are_bounded() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: String| fs::write(folder.path().join(name), "x").unwrap();
+        for n in 0..=GONE_KEPT + 2 {
+            write(format!("e.r{n}.log"));
+            write(format!("e.r{n}.log.1"));
+        }
+        write("held.r1.log".into());
+        write("held.r1.json".into());
+        write("here.r1.log".into());
+        remove_outworn(folder.path(), |name| name == "here.r1");
+        let mut left: Vec<_> = fs::read_dir(folder.path())
+            .unwrap()
+            .map(|file| file.unwrap().file_name().into_string().unwrap())
+            .collect();
+        left.retain(|name| !name.starts_with("held") && !name.starts_with("here"));
+        assert_eq!(left.len(), 2 * GONE_KEPT, "{left:?}");
+        for name in ["held.r1.log", "here.r1.log"] {
+            assert!(folder.path().join(name).exists(), "{name}");
+        }
     }
 }

@@ -5,7 +5,7 @@
 //! anew only when nothing of its last engine is left.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU32},
@@ -13,7 +13,10 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::{Notify, mpsc};
+use tokio::{
+    sync::{Notify, mpsc},
+    task::spawn_blocking,
+};
 use umbel_contracts::proto::node::{DeclaredEngine, EngineRuntime};
 use umbel_wire::{clock::Wall, contained};
 
@@ -360,8 +363,13 @@ impl Engines {
         list.leaving.retain(|one| !Arc::ptr_eq(one, engine));
         list.hidden.retain(|one| !Arc::ptr_eq(one, engine));
         self.settle(&mut list);
+        let there: BTreeSet<String> = list.all().map(|engine| engine.name.clone()).collect();
         drop(list);
         self.changed.send_modify(|version| *version += 1);
+        let folder = self.host.state.engines();
+        drop(spawn_blocking(move || {
+            crate::shell::output::remove_outworn(&folder, |name| there.contains(name))
+        }));
     }
 
     /// How an engine does. One that is not there and waits for no name is one that does not come: its trial has an end.
