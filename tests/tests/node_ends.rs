@@ -89,7 +89,7 @@ fn a_decommissioned_node_keeps_no_engine_of_a_deployment() {
     assert!(log.contains("umbel node stop-engines"), "{log}");
     let kept = std::fs::read_to_string(s.nodes[index].state.join("deployments.json")).unwrap();
     assert_eq!(kept.trim(), "[]");
-    assert_eq!(s.shown()["replicas"], json!([]));
+    wait::until("its replica is gone with it", SOON, || s.shown()["replicas"] == json!([]));
 }
 
 /// What is said of an engine that an operator stops is what is: it is draining, then stopped, and stays so with another agent
