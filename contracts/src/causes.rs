@@ -13,6 +13,8 @@ pub const CUDA_ERROR: &str = "CUDA_ERROR";
 pub const GPU_MEMORY_HELD: &str = "GPU_MEMORY_HELD";
 /// Another process listens where it should.
 pub const PORT_TAKEN: &str = "PORT_TAKEN";
+/// What runs under its name runs as something else, and is to be unloaded first.
+pub const ENGINE_DIFFERS: &str = "ENGINE_DIFFERS";
 
 /// A node's agent was stopped while it ran a job, and gives it back: that is no attempt.
 pub const AGENT_STOPPED: &str = "AGENT_STOPPED";
@@ -23,8 +25,8 @@ const PASSING: [&str; 12] = [
     CUDA_ERROR,
     GPU_MEMORY_HELD,
     PORT_TAKEN,
+    ENGINE_DIFFERS,
     "ARTIFACT_MISSING",
-    "ENGINE_DIFFERS",
     "GPU_IN_USE",
     "GPU_MISSING",
     "LEFT_OVER",

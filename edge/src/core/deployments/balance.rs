@@ -270,6 +270,7 @@ impl Round<'_> {
             ruled_out: Vec::new(),
             causes: BTreeMap::new(),
             leave_ms: None,
+            not_taken: None,
         };
         let message = format!("{} is placed on {}", replica.engine(), self.facts.name(&replica.node));
         self.tell("replica_placed", replica.engine(), Some(replica.node), message, true);

@@ -82,6 +82,8 @@ pub(crate) enum JobFact {
         message: String,
         /// Whether trying it there again makes sense: what it failed for may be over by itself.
         retryable: bool,
+        /// The engine there runs as something else, and goes on as what is wanted only once it was ended.
+        differs: bool,
     },
 }
 

@@ -19,7 +19,7 @@ pub(super) const LASTING_MAX: usize = 5;
 /// The first retry comes after this, each further one after three times as long.
 pub(super) const RETRY_FIRST_MS: i64 = 10_000;
 /// But at most after this.
-const RETRY_LAST_MS: i64 = 600_000;
+pub(super) const RETRY_LAST_MS: i64 = 600_000;
 /// One that was ready for so long before it failed starts anew with its count.
 const STEADY_MS: i64 = 600_000;
 /// Without a place it is looked for one this often.
@@ -50,6 +50,7 @@ impl Round<'_> {
         let pause = if passes { pause_after(row.failures) } else { 0 };
         row.retry_at_unix_ms = (row.ruled_out.len() < LASTING_MAX).then(|| now.saturating_add(pause));
         let started = row.state != ReplicaState::Acquiring;
+        row.not_taken = None;
         row.failed_job = row.job.take().map(|job| job.id);
         row.turn(ReplicaState::Failed, why, now);
         let message = format!("{} on {} has failed: {why}", row.engine(), self.facts.name(&row.node));
@@ -148,7 +149,7 @@ fn remember(nodes: &mut Vec<NodeId>, node: NodeId) {
     }
 }
 
-fn pause_after(failures: u32) -> i64 {
+pub(super) fn pause_after(failures: u32) -> i64 {
     let times = 3_i64.saturating_pow(failures.saturating_sub(1));
     RETRY_FIRST_MS.saturating_mul(times).min(RETRY_LAST_MS)
 }

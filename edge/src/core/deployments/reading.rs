@@ -54,8 +54,9 @@ fn job_fact(view: Option<JobView>) -> JobFact {
             let failure = view.row.failure();
             let message =
                 failure.as_ref().map_or_else(|| "it was cancelled".to_owned(), |one| one.message.clone());
+            let differs = failure.as_ref().is_some_and(|one| one.code == causes::ENGINE_DIFFERS);
             let retryable = failure.is_none_or(|one| one.retry || causes::passes(&one.code));
-            JobFact::Failed { message, retryable }
+            JobFact::Failed { message, retryable, differs }
         }
         _ if view.row.cancel_requested => JobFact::Ending,
         JobState::Queued | JobState::Leased | JobState::Running | JobState::Unrecognized => JobFact::Open,

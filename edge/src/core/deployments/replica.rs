@@ -6,8 +6,9 @@
 
 use super::ending::patience;
 use super::facts::{EngineWord, JobFact, Standing};
+use super::failing::{RETRY_LAST_MS, pause_after};
 use super::round::{Order, Round, Work};
-use super::rows::{DeploymentRow, JobKind, ReplicaRow, ReplicaState};
+use super::rows::{DeploymentRow, JobKind, NotTaken, ReplicaRow, ReplicaState};
 
 /// A node has so long to report what its job said it did.
 pub(super) const REPORT_MS: i64 = 60_000;
@@ -72,7 +73,9 @@ impl Round<'_> {
         }
         match row.state {
             ReplicaState::Acquiring => self.acquiring(deployment, row),
-            ReplicaState::Loading if row.job.is_some() => self.loading(deployment, row),
+            ReplicaState::Loading if row.job.is_some() && row.figures().is_none() => {
+                self.loading(deployment, row);
+            }
             ReplicaState::Loading | ReplicaState::Ready | ReplicaState::Stopped => {
                 self.watch(deployment, row)
             }
@@ -154,7 +157,7 @@ impl Round<'_> {
         let job = row.job.as_ref().map(|job| self.facts.job(&job.id).clone());
         match job {
             Some(JobFact::Open | JobFact::Ending | JobFact::Unknown) => {}
-            Some(JobFact::Failed { message, retryable }) => self.fail(row, &message, retryable),
+            Some(JobFact::Failed { message, retryable, .. }) => self.fail(row, &message, retryable),
             Some(JobFact::Done) | None if held_back => {}
             Some(JobFact::Done) => {
                 row.job = None;
@@ -178,7 +181,7 @@ impl Round<'_> {
                 row.job = None;
                 self.watch(deployment, row);
             }
-            Some(JobFact::Failed { message, retryable }) => self.fail(row, &message, retryable),
+            Some(JobFact::Failed { message, retryable, .. }) => self.fail(row, &message, retryable),
             // It may fall over many times before its job ends.
             _ => {
                 let told = engine.filter(|engine| !engine.cause.is_empty());
@@ -195,12 +198,14 @@ impl Round<'_> {
         if let Some(job) = &row.job {
             match self.facts.job(&job.id).clone() {
                 JobFact::Open | JobFact::Ending | JobFact::Unknown => return,
-                JobFact::Done => row.job = None,
-                JobFact::Failed { message, .. } => {
+                JobFact::Done => {
+                    row.version = row.figures().unwrap_or(row.version);
                     row.job = None;
-                    row.condemned = true;
-                    row.cause = format!("it did not take its new figures: {message}");
+                    if row.not_taken.take().is_some() {
+                        row.cause.clear();
+                    }
                 }
+                JobFact::Failed { message, differs, .. } => self.figures_failed(&mut row, &message, differs),
             }
         }
         let engine = self.facts.engine(&row.node, &row.engine()).cloned();
@@ -215,10 +220,11 @@ impl Round<'_> {
                     row.turn(ReplicaState::Ready, "", now);
                 }
                 let drifted = row.version != deployment.version && !deployment.outdates(&row);
-                if drifted && row.job.is_none() && !deployment.paused && deployment.wanted() > 0 {
-                    row.version = deployment.version;
+                let may = !deployment.paused && deployment.wanted() > 0 && self.asks_again(deployment, &row);
+                if drifted && row.job.is_none() && may {
                     let work = self.load_work(deployment, &row);
                     self.order(&mut row, JobKind::Load, work);
+                    row.job.iter_mut().for_each(|job| job.figures = Some(deployment.version));
                 }
             }
             EngineWord::Coming => row.turn(ReplicaState::Loading, engine.cause, now),
@@ -227,6 +233,34 @@ impl Round<'_> {
             EngineWord::Unknown => {}
         }
         self.put(row);
+    }
+
+    /// An engine that runs did not take its new figures: it goes on with the old ones, and is asked again later, whatever it
+    /// was. Only one that runs as something else never will, and is replaced as in a change.
+    fn figures_failed(&mut self, row: &mut ReplicaRow, why: &str, differs: bool) {
+        let version = row.figures().unwrap_or(row.version);
+        row.job = None;
+        row.cause = format!("it did not take its new figures: {why}");
+        if differs {
+            row.condemned = true;
+            return;
+        }
+        let before = row.not_taken.filter(|one| one.version == version).map_or(0, |one| one.times);
+        let times = before.saturating_add(1);
+        if times == 1 {
+            let message = format!("{} goes on with its old figures, and is asked again: {why}", row.engine());
+            self.tell("replica_figures_failed", row.engine(), Some(row.node), message, true);
+        }
+        let again_at_unix_ms = self.facts.wall.saturating_add(pause_after(times));
+        row.not_taken = Some(NotTaken { version, times, again_at_unix_ms });
+    }
+
+    /// Whether an engine that runs is asked to take its document's figures now. A clock that was wrong defers nothing for long.
+    fn asks_again(&self, deployment: &DeploymentRow, row: &ReplicaRow) -> bool {
+        let same = row.not_taken.filter(|one| one.version == deployment.version);
+        same.is_none_or(|one| {
+            !(1..=RETRY_LAST_MS).contains(&one.again_at_unix_ms.saturating_sub(self.facts.wall))
+        })
     }
 
     fn engine_is_missing(&mut self, deployment: &DeploymentRow, row: ReplicaRow) {

@@ -246,7 +246,7 @@ impl Round<'_> {
     /// Orders a job for a replica under a new id.
     pub(super) fn order(&mut self, row: &mut ReplicaRow, kind: JobKind, work: Work) {
         let id = (self.ids)();
-        row.job = Some(JobRef { id: id.clone(), kind });
+        row.job = Some(JobRef { id: id.clone(), kind, figures: None });
         self.out.orders.push(Order { id, node: row.node, deployment: row.deployment.clone(), work });
     }
 }

@@ -133,6 +133,20 @@ pub(crate) enum JobKind {
 pub(crate) struct JobRef {
     pub(crate) id: String,
     pub(crate) kind: JobKind,
+    /// Of the document whose figures it gives an engine that runs; `None` for every other job.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) figures: Option<u64>,
+}
+
+/// An engine that runs did not take the figures of a document.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct NotTaken {
+    /// Of the document.
+    pub(crate) version: u64,
+    /// One after another.
+    pub(crate) times: u32,
+    /// When it is asked again.
+    pub(crate) again_at_unix_ms: i64,
 }
 
 /// A replica: table `replicas`.
@@ -186,6 +200,9 @@ pub(crate) struct ReplicaRow {
     /// An operator wants it to go, and its requests may take so long; another one comes if it is wanted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) leave_ms: Option<u64>,
+    /// It goes on with older figures than its document's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) not_taken: Option<NotTaken>,
 }
 
 impl ReplicaRow {
@@ -211,6 +228,11 @@ impl ReplicaRow {
     /// The engine's name.
     pub(crate) fn engine(&self) -> String {
         self.key().engine()
+    }
+
+    /// The document whose figures its job gives an engine that runs.
+    pub(crate) fn figures(&self) -> Option<u64> {
+        self.job.as_ref()?.figures
     }
 
     /// Whether it is not tried again where it was, and fits nowhere else.

@@ -166,11 +166,81 @@ fn one_that_is_stopped_while_it_loads_stays_so() {
     world.settle();
     world.host(1).engines.insert("chat.r1".to_owned(), EngineWord::Stopped);
     let load = world.jobs.values_mut().find(|(order, _)| matches!(order.work, Work::Load { .. })).unwrap();
-    load.1 = JobFact::Failed { message: "it was stopped".to_owned(), retryable: true };
+    load.1 = JobFact::Failed { message: "it was stopped".to_owned(), retryable: true, differs: false };
     world.run();
     world.pass(600);
     world.run();
     assert_eq!(world.shown("chat"), [(1, 1, Stopped)]);
+}
+
+/// The job that gives an engine other figures comes to nothing.
+fn figures_fail(world: &mut World, retryable: bool, differs: bool) {
+    let (_, fact) = world.jobs.values_mut().find(|(_, fact)| *fact == JobFact::Open).unwrap();
+    *fact = JobFact::Failed { message: "the disk is full".to_owned(), retryable, differs };
+}
+
+/// One that serves goes on with its old figures whatever its node says of the new ones, also over a start of the edge.
+#[test]
+fn figures_that_are_not_taken_end_nothing_and_are_asked_again_later_each_time() {
+    let mut world = World::new(&[1, 1]);
+    world.apply(spec("chat", json!({})));
+    world.run();
+    world.apply(spec("chat", json!({ "capacity": 9 })));
+    for pause in [10, 30] {
+        world.settle();
+        figures_fail(&mut world, pause == 10, false);
+        world.settle();
+        world.restart();
+        world.pass(pause - 1);
+        world.settle();
+        assert_eq!(world.shown("chat"), [(1, 1, Ready)]);
+        let row = world.replicas("chat")[0];
+        assert_eq!((row.version, row.condemned), (1, false));
+        assert_eq!(row.cause, "it did not take its new figures: the disk is full");
+        assert!(world.jobs.values().all(|(_, fact)| *fact != JobFact::Open), "{:?}", world.jobs);
+        world.pass(1);
+    }
+    assert_eq!(world.told.iter().filter(|(kind, _)| *kind == "replica_figures_failed").count(), 1);
+    world.run();
+    let row = world.replicas("chat")[0];
+    assert_eq!((row.version, row.cause.as_str(), row.not_taken), (2, "", None));
+    assert!(world.jobs.values().all(|(order, _)| !matches!(order.work, Work::Unload { .. })));
+}
+
+/// Its node was offline when they failed.
+#[test]
+fn figures_that_fail_while_a_node_is_away_end_nothing() {
+    let mut world = World::new(&[1, 1]);
+    world.apply(spec("chat", json!({})));
+    world.run();
+    world.apply(spec("chat", json!({ "capacity": 9 })));
+    world.settle();
+    world.host(1).standing = crate::core::deployments::Standing::Lost;
+    world.settle();
+    assert_eq!(world.shown("chat"), [(1, 1, Lost)]);
+    figures_fail(&mut world, false, false);
+    world.host(1).standing = crate::core::deployments::Standing::Here;
+    world.settle();
+    assert_eq!(world.shown("chat"), [(1, 1, Ready)]);
+    world.pass(10);
+    world.run();
+    assert_eq!(world.replicas("chat")[0].version, 2);
+    assert!(world.jobs.values().all(|(order, _)| !matches!(order.work, Work::Unload { .. })));
+}
+
+/// What runs as something else takes no figures until it was ended: another one comes first.
+#[test]
+fn an_engine_that_runs_as_something_else_is_replaced_as_in_a_change() {
+    let mut world = World::new(&[1, 1]);
+    world.apply(spec("chat", json!({})));
+    world.run();
+    world.apply(spec("chat", json!({ "capacity": 9 })));
+    world.settle();
+    figures_fail(&mut world, true, true);
+    world.settle();
+    assert!(world.shown("chat").contains(&(1, 1, Ready)), "{:?}", world.shown("chat"));
+    world.run();
+    assert_eq!(world.shown("chat"), [(2, 2, Ready)]);
 }
 
 /// Loads run on a node that is not eligible; what is ready there takes no requests, and no other one goes for it.

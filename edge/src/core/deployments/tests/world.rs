@@ -268,7 +268,8 @@ impl World {
         }
         let id = &open[which % open.len()];
         let (order, fact) = self.jobs[id].clone();
-        let cancelled = || JobFact::Failed { message: "cancelled".to_owned(), retryable: true };
+        let cancelled =
+            || JobFact::Failed { message: "cancelled".to_owned(), retryable: true, differs: false };
         let fact = if fact == JobFact::Ending { cancelled() } else { self.done(&order) };
         self.jobs.get_mut(id).unwrap().1 = fact;
         true
@@ -284,13 +285,18 @@ impl World {
                 let digest = spec.engine_digest();
                 if host.runs.get(&engine).is_some_and(|runs| *runs != digest) {
                     self.differed += 1;
-                    return JobFact::Failed { message: "runs as another".to_owned(), retryable: true };
+                    return JobFact::Failed {
+                        message: "runs as another".to_owned(),
+                        retryable: true,
+                        differs: true,
+                    };
                 }
                 host.runs.insert(engine.clone(), digest);
                 if let Some(times) = self.failing.get_mut(&engine).filter(|times| **times > 0) {
                     *times -= 1;
                     host.engines.insert(engine, EngineWord::Failed);
-                    return JobFact::Failed { message: "out of memory".to_owned(), retryable: !self.lasting };
+                    let message = "out of memory".to_owned();
+                    return JobFact::Failed { message, retryable: !self.lasting, differs: false };
                 }
                 host.engines.insert(engine, EngineWord::Ready);
             }
