@@ -2,7 +2,8 @@
 //!
 //! Owns each node's queue, leases, attempts, who may end a job, and what is kept. Leaves sending to the shell, which commits
 //! a row before it is applied here. Invariants: only the lease in force, or the one that ended the job, is heard; a lease
-//! that ends without news is no attempt; a job that has ended never changes.
+//! that ends without news is no attempt; a job that has ended never changes; a pause follows a failed attempt, and ends at the
+//! latest with the process of the edge.
 //!
 //! ```text
 //!   queued --lease--> leased --claimed--> running --complete--> succeeded
@@ -32,6 +33,11 @@ pub(crate) use row::{JOBS, JobRow, LeaseRow, capability};
 pub(crate) const LEASE: Duration = Duration::from_secs(60);
 /// After so many attempts that came to nothing a job has failed.
 pub(crate) const ATTEMPTS: u32 = 3;
+/// What failed is not given again before this, after each further failure [`PAUSE_GROWS`] times as long: what passes (a full
+/// disk, a process that is still leaving) does not use up all attempts at one moment.
+pub(crate) const PAUSE: Duration = Duration::from_secs(1);
+/// See [`PAUSE`].
+const PAUSE_GROWS: u32 = 5;
 /// Jobs of one node that have not ended: a deployment has a handful a replica.
 pub(crate) const QUEUE: usize = 256;
 /// Jobs kept that have ended.
@@ -69,11 +75,26 @@ struct Job {
     // While it has a lease.
     until: Option<Instant>,
     claimed: bool,
+    // It is not given before then: its last attempt has just failed.
+    pause: Option<Instant>,
     // Its node said that it runs it, and has no lease for it: it gets one before all others.
     held: bool,
     // What its node had said of its room when it was given last.
     told: u64,
     progress: Option<JobProgress>,
+}
+
+impl Job {
+    // With a further failure a pause begins; another change of a job that waits leaves it as it is.
+    fn pause_after(&self, row: &JobRow, now: Instant) -> Option<Instant> {
+        if row.state != JobState::Queued {
+            return None;
+        }
+        if row.failures <= self.row.failures {
+            return self.pause;
+        }
+        Some(now + PAUSE.saturating_mul(PAUSE_GROWS.saturating_pow(row.failures.saturating_sub(1))))
+    }
 }
 
 /// What a node said last of its room.
@@ -140,6 +161,7 @@ impl Jobs {
                 None => row.lease.as_ref().map(|_| now + LEASE),
             },
             claimed: carried.is_some_and(|job| job.claimed),
+            pause: before.and_then(|before| before.pause_after(&row, now)),
             held: carried.is_some_and(|job| job.held),
             told: carried.map_or(0, |job| job.told),
             progress: before.and_then(|job| job.progress.clone()).filter(|_| !row.state.is_end()),
@@ -266,7 +288,8 @@ impl Jobs {
         let job = |id: &str| self.jobs.get(id);
         let ids = || room.jobs.iter().map(|(_, id)| id.as_str());
         let held = ids().find(|id| job(id).is_some_and(|job| job.held));
-        let waits = |id: &&str| job(id).is_some_and(|job| job.row.state == JobState::Queued);
+        let waits =
+            |id: &&str| job(id).is_some_and(|job| job.row.state == JobState::Queued && job.pause.is_none());
         held.or_else(|| ids().find(waits).filter(|_| room.slots > 0))
     }
 
@@ -338,6 +361,18 @@ impl Jobs {
     /// When the first lease ends.
     pub(crate) fn first_end(&self) -> Option<Instant> {
         self.jobs.values().filter_map(|job| job.until).min()
+    }
+
+    /// When the first pause ends.
+    pub(crate) fn first_pause_end(&self) -> Option<Instant> {
+        self.jobs.values().filter_map(|job| job.pause).min()
+    }
+
+    /// Pauses that are over by now end.
+    pub(crate) fn end_pauses(&mut self, now: Instant) {
+        for job in self.jobs.values_mut() {
+            job.pause = job.pause.filter(|end| *end > now);
+        }
     }
 
     /// Leases that have ended without news.

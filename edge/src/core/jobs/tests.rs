@@ -309,6 +309,31 @@ fn a_failure_is_tried_again_only_where_that_makes_sense() {
     assert_eq!(world.disk["b"].failure().unwrap().code, "NAME_REFUSED");
 }
 
+/// Three attempts within a blink would all meet the same full disk.
+#[test]
+fn a_failed_attempt_is_followed_by_a_pause_that_grows() {
+    let mut world = World::new();
+    world.submit("a");
+    world.submit("b");
+    let speaker = world.speaker(1, 1);
+    world.ready(&speaker, &[]);
+    for seconds in [1, 5] {
+        let lease = world.claim("a", &speaker);
+        world.fail("a", &lease, "STATE_NOT_WRITABLE", true).unwrap();
+        let end = world.now + Duration::from_secs(seconds);
+        assert_eq!(world.jobs.first_pause_end(), Some(end));
+        world.jobs.end_pauses(end - Duration::from_millis(1));
+        assert_eq!(world.jobs.next(world.node, Generation(1)), Some("b"), "others do not wait for it");
+        world.now = end;
+        world.jobs.end_pauses(end);
+        assert_eq!(world.jobs.next(world.node, Generation(1)), Some("a"), "it is the older one");
+        assert_eq!(world.jobs.first_pause_end(), None);
+    }
+    let lease = world.claim("a", &speaker);
+    world.fail("a", &lease, "STATE_NOT_WRITABLE", true).unwrap();
+    assert_eq!((world.state("a"), world.jobs.first_pause_end()), (JobState::Failed, None));
+}
+
 /// Row 63: a cancelled job of a node that is cut off ends with its lease.
 #[test]
 fn a_job_is_cancelled_in_each_state() {

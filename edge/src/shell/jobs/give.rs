@@ -34,18 +34,33 @@ pub(crate) async fn keep(site: Arc<Site>) {
     let mut giving: BTreeMap<tokio::task::Id, NodeId> = BTreeMap::new();
     let mut gifts: JoinSet<()> = JoinSet::new();
     loop {
-        for node in site.jobs.table().wanting() {
+        let wanting = {
+            let mut table = site.jobs.table();
+            table.end_pauses(clock::now());
+            table.wanting()
+        };
+        for node in wanting {
             if gifts.len() < AT_ONCE && !giving.values().any(|one| *one == node) {
                 let own = Arc::clone(&site);
                 let task = gifts.spawn(async move { next(&own, node).await });
                 giving.insert(task.id(), node);
             }
         }
-        let end = site.jobs.table().first_end();
+        let (lease, pause) = {
+            let table = site.jobs.table();
+            (table.first_end(), table.first_pause_end())
+        };
         let look = clock::now() + LOOK;
+        let pause = async move {
+            match pause {
+                Some(end) => tokio::time::sleep_until(end.into()).await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             () = site.jobs.wake.notified() => abandon(&site).await,
-            () = tokio::time::sleep_until(end.map_or(look, |end| end.min(look)).into()) => tidy(&site).await,
+            () = tokio::time::sleep_until(lease.map_or(look, |end| end.min(look)).into()) => tidy(&site).await,
+            () = pause => {}
             Some(given) = gifts.join_next_with_id(), if !gifts.is_empty() => {
                 let id = given.map_or_else(|broken| broken.id(), |(id, ())| id);
                 giving.remove(&id);
