@@ -266,25 +266,24 @@ impl Artifacts {
         let (Some(quarantine), roots) = (&self.settings.quarantine, &self.settings.roots) else {
             return false;
         };
-        let found = self.seen.borrow().iter().find_map(|one| {
+        let found = self.list().into_iter().find_map(|one| {
             let folder = umbel_contracts::artifact::folder(&one.repository, &one.revision, &one.digest);
             let root = roots.get(&one.root)?;
             let path = file.strip_prefix(root.join(&folder)).ok()?.to_str()?.to_owned();
-            Some((one.root.clone(), root.clone(), folder, path))
+            Some((one, root, folder, path))
         });
-        let Some((name, root, folder, path)) = found else { return false };
-        let damaged = folders::present(&name, &root, &folder)
-            .is_some_and(|present| folders::is_damaged(&present, &root.join(&folder), &path));
-        if !damaged {
+        let Some((one, root, folder, path)) = found else { return false };
+        if !folders::is_damaged(&one, &root.join(&folder), &path) {
             return false;
         }
+        let name = &one.root;
         tracing::warn!(
             root = name,
             folder,
             path,
             "a file is not what was brought; its artifact is taken away"
         );
-        if let Err(failure) = folders::remove(quarantine, &root, &folder) {
+        if let Err(failure) = folders::remove(quarantine, root, &folder) {
             tracing::warn!(root = name, folder, %failure, "it cannot be taken away");
             return false;
         }

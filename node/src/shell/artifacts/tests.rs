@@ -439,7 +439,8 @@ async fn a_file_of_the_right_size_that_is_not_what_was_brought_is_taken_away() {
     let site = Site::new();
     let wanted = site.wanted(&[("m", b"model"), ("n", b"more")]);
     let done = site.acquire(&wanted).await.unwrap();
-    site.artifacts.look();
+    // The look behind a download is over.
+    wait_until("it is told", || !site.artifacts.news().borrow().is_empty()).await;
     let place = site.folder.path().join("models").join(&done.folder);
     assert!(!site.artifacts.take_away_damaged(&place.join("m")));
     fs::write(place.join("m"), b"modex").unwrap();
