@@ -84,7 +84,7 @@ fn failure(code: &str, path: &str, message: impl Into<String>, retry: bool) -> J
 impl From<Refusal> for JobFailure {
     fn from(refusal: Refusal) -> Self {
         // What another engine or process holds may be free in a while; all else stays as it is.
-        let retry = causes::passes(refusal.code) || refusal.code == "STILL_LEAVING";
+        let retry = causes::passes(refusal.code);
         failure(refusal.code, &refusal.path, refusal.message, retry)
     }
 }

@@ -133,7 +133,9 @@ fn unfit(refusal: Refusal, config: &EngineConfig, artifacts: &Artifacts) -> Refu
     if refusal.code != "ARTIFACT_MISSING" {
         return refusal;
     }
-    let model = config.source.process().map(|process| process.model.as_path());
+    // Of another field the model's file is not what is wrong: it is not read for nothing.
+    let model = config.source.process().filter(|_| refusal.path == "artifact");
+    let model = model.map(|process| process.model.as_path());
     match model.filter(|model| model.is_file() && artifacts.take_away_damaged(model)) {
         Some(_) => {
             let says = "the model's file is not what was brought here; it is fetched anew";
