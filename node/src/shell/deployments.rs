@@ -134,7 +134,11 @@ impl Deployments {
         tell(Step { phase: "validating".to_owned(), message: String::new() });
         let wanted = Kept::read(body)?;
         let before = self.engines.by_name(&wanted.engine).and_then(|engine| engine.leader());
-        let was_new = self.take(wanted).await?;
+        let was_new = match self.take(wanted.clone()).await {
+            Ok(was_new) => was_new,
+            // Reads a whole file: nobody else's load or unload waits for that.
+            Err(failure) => return Err(self.unfit(failure, wanted).await),
+        };
         let Some(engine) = self.engines.by_name(&body.engine) else { return Err(unknown(&body.engine)) };
         self.engines.close(&engine, false);
         let limit = match body.ready_timeout_ms {

@@ -6,15 +6,19 @@
 use std::sync::Arc;
 
 use tokio::task::spawn_blocking;
-use umbel_contracts::settings::{ENGINES_MAX, NAMES_BYTES_MAX};
+use umbel_contracts::{
+    proto::node::JobFailure,
+    settings::{ENGINES_MAX, NAMES_BYTES_MAX},
+};
 
 use super::Deployments;
 use crate::{
-    config::EngineConfig,
     core::deployments::{Kept, Refusal, shared_gpu},
     engines::{adapter, model_files},
-    shell::artifacts::Artifacts,
 };
+
+/// Files that are here as they were brought, in their sizes at least, and that the engine does not take.
+const UNFIT: &str = "ARTIFACT_UNFIT";
 
 impl Deployments {
     /// Bounds of a node's engines together.
@@ -56,12 +60,35 @@ impl Deployments {
                 let says = "is not where the files of that digest are; acquire them there first";
                 return Err(Refusal::new("ARTIFACT_MISSING", "artifact.path", says));
             }
-            adapter::validate(&config, &facts).map_err(|refusal| unfit(refusal, &config, &artifacts))?;
+            adapter::validate(&config, &facts).map_err(|refusal| match refusal.code {
+                // All of it is here, in its sizes.
+                "ARTIFACT_MISSING" => Refusal { code: UNFIT, ..refusal },
+                _ => refusal,
+            })?;
             Ok(config.source.process().map_or(0, model_files::weights))
         });
         let broken = |_| Err(Refusal::new("INTERNAL", "", "the check of its files broke off"));
         let weights = checked.await.unwrap_or_else(broken)?;
         self.memory(wanted, weights)
+    }
+
+    /// Why whole files are not what an engine takes: they were changed since they came, then they are taken away and fetched
+    /// anew, or they never were, which no download mends. Any other failure stays as it is. Reads the model's file.
+    pub(super) async fn unfit(&self, failure: JobFailure, wanted: Kept) -> JobFailure {
+        if failure.code != UNFIT || failure.path != "artifact" {
+            return failure;
+        }
+        let (grounds, artifacts) = (self.engines.grounds(), Arc::clone(&self.artifacts));
+        let taken_away = spawn_blocking(move || {
+            let config = wanted.config(&grounds);
+            let model = config.source.process().map(|process| process.model.as_path());
+            model.is_some_and(|model| model.is_file() && artifacts.take_away_damaged(model))
+        });
+        if !taken_away.await.unwrap_or(false) {
+            return failure;
+        }
+        let says = "the model's file is not what was brought here; it is fetched anew";
+        Refusal::new("ARTIFACT_MISSING", "artifact", says).into()
     }
 
     fn gpus_are_free(&self, wanted: &Kept) -> Result<(), Refusal> {
@@ -124,23 +151,5 @@ impl Deployments {
             }
         }
         Ok(())
-    }
-}
-
-/// What is wrong with an artifact that is whole: its file was changed since it came and is fetched anew, or it never was what
-/// the engine takes, which no download mends. Reads the file.
-fn unfit(refusal: Refusal, config: &EngineConfig, artifacts: &Artifacts) -> Refusal {
-    if refusal.code != "ARTIFACT_MISSING" {
-        return refusal;
-    }
-    // Of another field the model's file is not what is wrong: it is not read for nothing.
-    let model = config.source.process().filter(|_| refusal.path == "artifact");
-    let model = model.map(|process| process.model.as_path());
-    match model.filter(|model| model.is_file() && artifacts.take_away_damaged(model)) {
-        Some(_) => {
-            let says = "the model's file is not what was brought here; it is fetched anew";
-            Refusal::new("ARTIFACT_MISSING", &refusal.path, says)
-        }
-        None => Refusal { code: "ARTIFACT_UNFIT", ..refusal },
     }
 }

@@ -261,3 +261,48 @@ fn failures_have_names_and_say_whether_another_try_makes_sense() {
         assert_eq!((failed.message.as_str(), failed.output_tail.as_str()), (cause, "last"));
     }
 }
+
+/// A whole file that the engine does not take: as it was brought, no download mends it; changed since, it is taken away.
+#[tokio::test]
+async fn a_file_that_was_changed_is_taken_away_and_one_that_never_fitted_is_not() {
+    use sha2::Digest;
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path().display();
+    let more = format!(
+        "{SIM}[programs]\nllama_server = \"/bin/sh\"\n[artifacts]\nquarantine = \"{at}/q\"\n[artifacts.roots]\nmodels = \"{at}/models\"\n"
+    );
+    let sha256 = data_encoding::HEXLOWER.encode(&sha2::Sha256::digest(b"model"));
+    let files = [umbel_contracts::artifact::ArtifactFile { path: "m.gguf".into(), bytes: 5, sha256 }];
+    let digest = umbel_contracts::artifact::digest(&files);
+    let path = umbel_contracts::artifact::folder("org/m", "r1", &digest);
+    let folder = dir.path().join("models").join(&path);
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::create_dir(dir.path().join("q")).unwrap();
+    std::fs::write(folder.join("m.gguf"), "model").unwrap();
+    let manifest =
+        json!({ "repository": "org/m", "revision": "r1", "digest": digest, "bytes": 5, "files": files });
+    std::fs::write(folder.join(umbel_contracts::artifact::MANIFEST), manifest.to_string()).unwrap();
+    let here = node(&dir.path().join("state"), &more);
+    let llama = profile(EngineKind::LlamaServer, json!({}));
+    let body = DeploymentLoad {
+        kind: "llama-server".into(),
+        profile_json: llama.canonical(),
+        profile_digest: llama.digest(),
+        artifact: Some(EngineArtifact {
+            repository: "org/m".into(),
+            revision: "r1".into(),
+            digest,
+            root: "models".into(),
+            path,
+            main_file: "m.gguf".into(),
+        }),
+        ..sim("m", 4)
+    };
+    let refused = load(&here, &body).await.unwrap_err();
+    assert_eq!((refused.code.as_str(), refused.retry), ("ARTIFACT_UNFIT", false), "{refused:?}");
+    assert!(folder.exists());
+    std::fs::write(folder.join("m.gguf"), "modex").unwrap();
+    let refused = load(&here, &body).await.unwrap_err();
+    assert_eq!((refused.code.as_str(), refused.retry), ("ARTIFACT_MISSING", true), "{refused:?}");
+    assert!(!folder.exists(), "it is fetched anew");
+}
