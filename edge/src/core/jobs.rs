@@ -2,8 +2,8 @@
 //!
 //! Owns each node's queue, leases, attempts, who may end a job, and what is kept. Leaves sending to the shell, which commits
 //! a row before it is applied here. Invariants: only the lease in force, or the one that ended the job, is heard; a lease
-//! that ends without news is no attempt; a job that has ended never changes; a pause follows a failed attempt, and ends at the
-//! latest with the process of the edge.
+//! that ends without news is no attempt unless its process turns out to be lost, which is one, once; a job that has ended never
+//! changes; a pause follows a failed attempt, and ends at the latest with the process of the edge.
 //!
 //! ```text
 //!   queued --lease--> leased --claimed--> running --complete--> succeeded
@@ -101,6 +101,8 @@ impl Job {
 #[derive(Clone, Debug, Default)]
 struct Room {
     generation: Generation,
+    // The process that said so.
+    instance: String,
     slots: u32,
     // How often it said so.
     told: u64,
@@ -213,6 +215,7 @@ impl Jobs {
             state: JobState::Queued,
             failures: 0,
             lease: None,
+            unheard: None,
             ended_lease: String::new(),
             cancel_requested: false,
             sequence: self.sequence + 1,
@@ -238,7 +241,7 @@ impl Jobs {
 
     /// What a node says of its room and of what it runs, over a connection that owns it.
     pub(crate) fn ready(&mut self, speaker: &Speaker, ready: &JobReady) -> Named {
-        let Speaker { node, generation, .. } = speaker;
+        let Speaker { node, instance, generation } = speaker;
         let room = self.rooms.entry(*node).or_default();
         if room.generation > *generation {
             // It was overtaken by what a newer connection says.
@@ -247,6 +250,7 @@ impl Jobs {
         room.slots = ready.slots;
         room.told = room.told.wrapping_add(1);
         room.generation = *generation;
+        room.instance.clone_from(instance);
         let waiting: Vec<_> = room.jobs.iter().map(|(_, id)| id.clone()).collect();
         let mut named = Named::default();
         let mut runs = HashSet::new();
@@ -266,7 +270,7 @@ impl Jobs {
             let Some(job) = self.jobs.get_mut(&id).filter(|_| !runs.contains(&id)) else { continue };
             job.held = false;
             // What was given over this connection may have been under way when it said so.
-            if job.row.lease.as_ref().is_some_and(|lease| lease.generation < generation.0) {
+            if job.row.given_before(*generation).is_some() {
                 named.lost.push(id);
             }
         }
@@ -288,8 +292,11 @@ impl Jobs {
         let job = |id: &str| self.jobs.get(id);
         let ids = || room.jobs.iter().map(|(_, id)| id.as_str());
         let held = ids().find(|id| job(id).is_some_and(|job| job.held));
-        let waits =
-            |id: &&str| job(id).is_some_and(|job| job.row.state == JobState::Queued && job.pause.is_none());
+        let may = |job: &Job| {
+            let row = &job.row;
+            row.state == JobState::Queued && job.pause.is_none() && !row.is_unheard_by(&room.instance)
+        };
+        let waits = |id: &&str| job(id).is_some_and(may);
         held.or_else(|| ids().find(waits).filter(|_| room.slots > 0))
     }
 

@@ -10,6 +10,7 @@ use umbel_contracts::objects::{JobFailureObject, JobReportObject, JobState};
 use umbel_contracts::proto::node::job_complete::Report;
 use umbel_contracts::proto::node::job_lease::Body;
 use umbel_contracts::proto::node::{JobComplete, JobFailure, JobLease};
+use umbel_wire::Generation;
 
 /// Table of the store.
 pub(crate) const JOBS: &str = "jobs";
@@ -57,6 +58,10 @@ pub(crate) struct JobRow {
     pub(crate) failures: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) lease: Option<LeaseRow>,
+    /// The last lease if nothing was heard before its end: its process may have gone with the run, which its node's next word
+    /// says. No other process is given the job before that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) unheard: Option<LeaseRow>,
     /// The last lease whose end was taken: it may tell that end again.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) ended_lease: String,
@@ -83,6 +88,17 @@ impl JobRow {
             return self.failures.max(1);
         }
         self.failures.saturating_add(1)
+    }
+
+    /// The last lease under which it was given over an older connection, if its end was not taken.
+    pub(crate) fn given_before(&self, generation: Generation) -> Option<&LeaseRow> {
+        let lease = self.lease.as_ref().or(self.unheard.as_ref());
+        lease.filter(|lease| lease.generation < generation.0)
+    }
+
+    /// Whether another process of the agent than this one may have ended while it ran it.
+    pub(crate) fn is_unheard_by(&self, instance: &str) -> bool {
+        self.unheard.as_ref().is_some_and(|lease| lease.instance != instance)
     }
 
     /// What its node is to do; `None` if it is not kept here or of a newer build.

@@ -259,6 +259,56 @@ fn with_its_process_an_attempt_is_lost_three_times_and_no_more() {
     assert_eq!(world.disk["a"].failure().unwrap().code, "PROCESS_LOST");
 }
 
+/// A node that dies while it runs the job, and is away for longer than the lease, again and again: each time an attempt.
+#[test]
+fn a_lease_that_ends_before_its_process_is_known_to_be_lost_is_one_attempt() {
+    let mut world = World::new();
+    world.submit("a");
+    world.submit("b");
+    for process in 1..=3 {
+        let speaker = world.speaker(process, process);
+        world.ready(&speaker, &[]);
+        assert_eq!(world.disk["a"].failures, u32::try_from(process).unwrap() - 1);
+        world.claim("a", &speaker);
+        world.now += LEASE;
+        let row = world.jobs.expire("a", world.now, world.wall()).unwrap();
+        world.store("a", row);
+        if process == 2 {
+            world.restart();
+        }
+        // Before the next process has said what it runs it is given nothing of it, and other work.
+        assert_eq!(world.lease("a", &world.speaker(process + 1, process + 1)), None);
+    }
+    let last = world.speaker(4, 4);
+    assert_eq!(world.ready(&last, &[]).lost, ["a"]);
+    assert_eq!((world.state("a"), world.disk["a"].failures), (JobState::Failed, ATTEMPTS));
+    assert_eq!(world.disk["a"].failure().unwrap().code, "PROCESS_LOST");
+    assert_eq!(world.jobs.next(world.node, Generation(4)), Some("b"));
+}
+
+/// It ran on while nothing was heard of it, or was never begun: no attempt, then or later.
+#[test]
+fn what_a_process_says_of_a_lease_that_ended_stands() {
+    let mut world = World::new();
+    world.submit("runs");
+    world.submit("never");
+    let first = world.speaker(1, 1);
+    world.ready(&first, &[]);
+    let lease = world.claim("runs", &first);
+    world.lease("never", &first).unwrap();
+    world.now += LEASE;
+    for id in world.jobs.silent(world.now) {
+        let row = world.jobs.expire(&id, world.now, world.wall()).unwrap();
+        world.store(&id, row);
+    }
+    assert_eq!(world.ready(&world.speaker(1, 2), &[("runs", 1, &lease)]).lost, ["never"]);
+    assert_eq!(world.jobs.next(world.node, Generation(2)), Some("runs"));
+    world.claim("runs", &world.speaker(1, 2));
+    // The process ends now: what it had is lost with it, what it never had is not.
+    world.ready(&world.speaker(2, 3), &[]);
+    assert_eq!((world.disk["runs"].failures, world.disk["never"].failures), (1, 0));
+}
+
 /// Given back by an agent that stops in order, as often as that may be: no attempt, and said twice it changes nothing.
 #[test]
 fn a_job_that_is_given_back_has_lost_no_attempt() {

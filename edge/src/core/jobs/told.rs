@@ -33,7 +33,9 @@ fn old() -> Error {
 /// An attempt came to nothing: it is queued again where another makes sense.
 fn failed(row: &JobRow, failure: FailureRow, told: String, now: Wall) -> JobRow {
     let mut row = row.clone();
-    row.ended_lease = row.lease.take().map(|lease| lease.id).unwrap_or_default();
+    let ran = row.lease.take().or(row.unheard.take());
+    row.unheard = None;
+    row.ended_lease = ran.map(|lease| lease.id).unwrap_or_default();
     let cancelled = failure.code == CANCELLED && row.cancel_requested;
     if !cancelled {
         row.failures = row.failures.saturating_add(1);
@@ -50,10 +52,10 @@ fn failed(row: &JobRow, failure: FailureRow, told: String, now: Wall) -> JobRow 
     row
 }
 
-/// Nothing was heard of it: it is queued again for the same node, and that is no attempt.
+/// It was not begun, or given back: it is queued again for the same node, and that is no attempt.
 fn returned(row: &JobRow, now: Wall) -> JobRow {
     let mut row = row.clone();
-    row.lease = None;
+    (row.lease, row.unheard) = (None, None);
     row.state = JobState::Queued;
     if row.cancel_requested {
         row.state = JobState::Cancelled;
@@ -76,12 +78,13 @@ impl Jobs {
     /// It is given to its node under this lease; `None` if it does not wait for one any more.
     pub(crate) fn lease(&self, id: &str, lease: LeaseRow, now: Wall) -> Option<JobRow> {
         let job = self.jobs.get(id)?;
-        let waits = job.row.state == JobState::Queued || job.held;
-        if !waits || job.row.state.is_end() {
+        let waits = job.row.state == JobState::Queued && !job.row.is_unheard_by(&lease.instance);
+        if !(waits || job.held) || job.row.state.is_end() {
             return None;
         }
         let mut row = (*job.row).clone();
-        row.lease = Some(lease);
+        // What was begun under the one before goes on under this one.
+        (row.lease, row.unheard) = (Some(lease), None);
         row.state = JobState::Leased;
         row.started_at_unix_ms = row.started_at_unix_ms.or(Some(now.unix_ms()));
         Some(row)
@@ -263,18 +266,20 @@ impl Jobs {
         Ok(Some(row))
     }
 
-    /// The row of one whose lease has ended without news; `None` if there was news.
+    /// The row of one whose lease has ended without news; `None` if there was news. Whether an attempt was lost with it says
+    /// its node's next word.
     pub(crate) fn expire(&self, id: &str, now: Instant, wall: Wall) -> Option<JobRow> {
         let job = self.jobs.get(id).filter(|job| job.until.is_some_and(|until| until <= now))?;
-        job.row.lease.as_ref()?;
-        Some(returned(&job.row, wall))
+        let unheard = Some(job.row.lease.clone()?);
+        let row = returned(&job.row, wall);
+        Some(if row.state.is_end() { row } else { JobRow { unheard, ..row } })
     }
 
     /// The row of one that its node was given and does not run any more: `None` if it was given it again meanwhile. With the
-    /// process that ran it an attempt is lost; the same process has only never got it.
+    /// process that ran it an attempt is lost, whether or not its lease had ended before; the same process has only never got it.
     pub(crate) fn lost(&self, id: &str, speaker: &super::Speaker, now: Wall) -> Option<JobRow> {
         let job = self.jobs.get(id).filter(|job| !job.row.state.is_end())?;
-        let lease = job.row.lease.as_ref().filter(|lease| lease.generation < speaker.generation.0)?;
+        let lease = job.row.given_before(speaker.generation)?;
         if lease.instance == speaker.instance {
             return Some(returned(&job.row, now));
         }

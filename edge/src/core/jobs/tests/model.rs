@@ -46,6 +46,8 @@ struct Model {
     lease: Option<(String, u64)>,
     old: Option<String>,
     cancel: bool,
+    // Its lease ended without news, and its process has said nothing since.
+    unheard: bool,
     // At the node: the lease that it has of it.
     runs: Option<String>,
 }
@@ -96,7 +98,7 @@ impl Run {
                 if let Some(lease) = given {
                     let held = model.runs.is_some();
                     assert!(model.ended.is_none() && (waits || held), "{model:?}");
-                    model.lease = Some((lease, self.generation));
+                    (model.lease, model.unheard) = (Some((lease, self.generation)), false);
                 } else {
                     assert!(!waits, "{model:?}");
                 }
@@ -164,7 +166,7 @@ impl Run {
                     let row = self.world.jobs.expire(&id, self.world.now, self.world.wall()).unwrap();
                     self.world.store(&id, row);
                     let model = &mut self.models[id.parse::<usize>().unwrap()];
-                    model.lease = None;
+                    (model.lease, model.unheard) = (None, !model.cancel);
                     if model.cancel {
                         model.ended = Some(JobState::Cancelled);
                     }
@@ -199,7 +201,8 @@ impl Run {
             if cancelled {
                 model.runs = None;
             }
-            if model.ended.is_some() || model.runs.is_some() || model.lease.is_none() {
+            let given = model.lease.is_some() || std::mem::take(&mut model.unheard);
+            if model.ended.is_some() || model.runs.is_some() || !given {
                 continue;
             }
             if process {
