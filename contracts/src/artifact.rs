@@ -127,6 +127,12 @@ pub fn digest(files: &[ArtifactFile]) -> String {
     HEXLOWER.encode(&hash.finalize())
 }
 
+/// By what an artifact is known to be there: the same files of another repository or revision lie in another folder.
+#[must_use]
+pub fn key(repository: &str, revision: &str, digest: &str) -> String {
+    format!("{repository}@{revision}#{digest}")
+}
+
 /// Where an artifact lies, relative to its root: `ORG--NAME/REVISION.DIGEST`, of the digest the first 16 digits. Two lists
 /// of files of one revision are two folders. All three must have been checked.
 #[must_use]

@@ -31,10 +31,16 @@ pub struct ArtifactSpec {
 }
 
 impl ArtifactSpec {
-    /// What it is called on a node: repository, revision, and the digest of its files.
+    /// What its files are, wherever they come from.
     #[must_use]
     pub fn digest(&self) -> String {
         artifact::digest(&self.files)
+    }
+
+    /// What it is called on a node: repository, revision, and the digest of its files.
+    #[must_use]
+    pub fn key(&self) -> String {
+        artifact::key(&self.repository, &self.revision, &self.digest())
     }
 
     /// Bytes of all files together.

@@ -94,8 +94,8 @@ pub(crate) fn load(
 
 /// Where the node has it; before it has said so, where it will.
 fn engine_artifact(artifact: &ArtifactSpec, held: &[ArtifactRow]) -> EngineArtifact {
-    let digest = artifact.digest();
-    let held = held.iter().find(|one| one.digest == digest && one.revision == artifact.revision);
+    let (digest, key) = (artifact.digest(), artifact.key());
+    let held = held.iter().find(|one| one.key() == key);
     let (root, path) = held.map_or_else(
         || (String::new(), folder(&artifact.repository, &artifact.revision, &digest)),
         |held| (held.root.clone(), held.path.clone()),

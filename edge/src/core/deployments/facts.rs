@@ -61,7 +61,7 @@ pub(crate) struct NodeFact {
     pub(crate) engines: BTreeMap<String, EngineFact>,
     /// GPUs that it cannot use now, since they do not answer or are gone: by UUID, with their words for people.
     pub(crate) absent_gpus: BTreeMap<String, String>,
-    /// Digests of artifacts that are whole there.
+    /// Artifacts that are whole there, by their [`key`](umbel_contracts::artifact::key).
     pub(crate) artifacts: BTreeSet<String>,
 }
 

@@ -7,11 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use umbel_contracts::causes;
 use umbel_contracts::deployment::DeploymentSpec;
 use umbel_contracts::objects::JobState;
 use umbel_contracts::proto::node::EngineState;
 use umbel_contracts::selector::Selector;
+use umbel_contracts::{artifact, causes};
 use umbel_wire::NodeId;
 use umbel_wire::liveness::State;
 
@@ -23,10 +23,10 @@ use crate::core::admission::ProviderSpec;
 use crate::core::jobs::JobView;
 use crate::core::placement::candidate::{Candidate, Given, candidates};
 use crate::core::placement::explain::{funnel, sentence};
-use crate::core::placement::request::artifact_key;
 use crate::core::placement::{Plan, Request, Shard, plan, take};
 use crate::core::providers;
 use crate::core::registry::Moment;
+use crate::core::registry::abilities::ArtifactRow;
 use crate::core::registry::node::{Lifecycle, Node};
 use crate::core::registry::selecting;
 
@@ -74,7 +74,7 @@ fn fact(node: &Arc<Node>) -> NodeFact {
         engines: of_deployments
             .map(|engine| (engine.name.clone(), engine_fact(node, &engine.name)))
             .collect(),
-        artifacts: node.report.artifacts.iter().map(|one| one.digest.clone()).collect(),
+        artifacts: node.report.artifacts.iter().map(ArtifactRow::key).collect(),
     }
 }
 
@@ -113,7 +113,7 @@ pub(crate) fn given(table: &Deployments) -> Given {
     for row in coming {
         let spec = table.rows.get(&row.deployment).and_then(|row| row.spec.artifact.as_ref());
         let Some(spec) = spec.filter(|_| !row.artifact.is_empty()) else { continue };
-        let key = artifact_key(&spec.repository, &spec.revision, &row.artifact);
+        let key = artifact::key(&spec.repository, &spec.revision, &row.artifact);
         let of_node = artifacts.entry(row.node).or_default();
         if !of_node.iter().any(|(known, _)| *known == key) {
             of_node.push((key, spec.bytes()));

@@ -8,7 +8,7 @@ use super::ending::patience;
 use super::facts::{EngineWord, JobFact, Standing};
 use super::failing::{RETRY_LAST_MS, pause_after};
 use super::round::{Order, Round, Work};
-use super::rows::{DeploymentRow, JobKind, NotTaken, ReplicaRow, ReplicaState};
+use super::rows::{DeploymentRow, JobKind, JobRef, NotTaken, ReplicaRow, ReplicaState};
 
 /// A node has so long to report what its job said it did.
 pub(super) const REPORT_MS: i64 = 60_000;
@@ -122,17 +122,13 @@ impl Round<'_> {
     /// Up: files first where they are missing, then the engine.
     pub(super) fn bring_up(&mut self, deployment: &DeploymentRow, mut row: ReplicaRow) {
         row.version = deployment.version;
-        let here = self.facts.nodes.get(&row.node).is_some_and(|node| node.artifacts.contains(&row.artifact));
-        let missing = deployment.spec.artifact.as_ref().filter(|_| !here);
-        let Some(artifact) = missing else { return self.load(deployment, row) };
+        let Some(artifact) = &deployment.spec.artifact else { return self.load(deployment, row) };
+        let key = artifact.key();
+        if self.facts.nodes.get(&row.node).is_some_and(|node| node.artifacts.contains(&key)) {
+            return self.load(deployment, row);
+        }
         row.turn(ReplicaState::Acquiring, "its node fetches the files", self.facts.wall);
-        let shared = self.work.values().find_map(|other| {
-            let job = other.job.as_ref().filter(|job| job.kind == JobKind::Acquire)?;
-            let open = matches!(self.facts.job(&job.id), JobFact::Open | JobFact::Unknown);
-            (open && other.node == row.node && other.artifact == row.artifact && other.key() != row.key())
-                .then(|| job.clone())
-        });
-        match shared {
+        match self.fetching(&row, &key) {
             Some(job) => row.job = Some(job),
             None => {
                 let work = Work::Acquire { artifact: Box::new(artifact.clone()) };
@@ -140,6 +136,21 @@ impl Round<'_> {
             }
         }
         self.put(row);
+    }
+
+    /// The job that brings the same files to the same node for another replica.
+    fn fetching(&self, row: &ReplicaRow, artifact: &str) -> Option<JobRef> {
+        let same_files = |other: &ReplicaRow| {
+            let of = self.state.rows.get(&other.deployment).filter(|of| !of.outdates(other));
+            of.and_then(|of| of.spec.artifact.as_ref()).is_some_and(|one| one.key() == artifact)
+        };
+        let here = self.work.values().filter(|other| other.node == row.node && other.key() != row.key());
+        let fetch = here.filter_map(|other| {
+            Some((other, other.job.as_ref().filter(|job| job.kind == JobKind::Acquire)?))
+        });
+        let open = |id: &str| matches!(self.facts.job(id), JobFact::Open | JobFact::Unknown);
+        let mut fetch = fetch.filter(|(other, job)| open(&job.id) && same_files(other));
+        fetch.next().map(|(_, job)| job.clone())
     }
 
     fn load(&mut self, deployment: &DeploymentRow, mut row: ReplicaRow) {
@@ -219,6 +230,7 @@ impl Round<'_> {
                     self.tell("replica_ready", row.engine(), Some(row.node), message, true);
                     row.turn(ReplicaState::Ready, "", now);
                 }
+                self.forgive(&mut row);
                 let drifted = row.version != deployment.version && !deployment.outdates(&row);
                 let may = !deployment.paused && deployment.wanted() > 0 && self.asks_again(deployment, &row);
                 if drifted && row.job.is_none() && may {

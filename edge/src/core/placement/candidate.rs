@@ -44,7 +44,7 @@ pub(crate) struct Candidate {
     pub(crate) inventory: bool,
     pub(crate) driver: Option<Release>,
     pub(crate) gpus: Vec<Gpu>,
-    /// Files that are on its disk, or on their way there: [`super::request::artifact_key`].
+    /// Files that are on its disk, or on their way there: by their [`key`](umbel_contracts::artifact::key).
     pub(crate) artifacts: BTreeSet<String>,
     /// Where files go, the root with most room; `None`: it does not say.
     pub(crate) room: Option<Room>,

@@ -63,17 +63,12 @@ pub(crate) struct EngineNeed {
 /// The files that have to be there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ArtifactNeed {
-    /// As [`artifact_key`] writes it.
+    /// As [`umbel_contracts::artifact::key`] writes it.
     pub(crate) key: String,
     /// For people: `org/model@revision`.
     pub(crate) name: String,
     /// Size of all files.
     pub(crate) bytes: u64,
-}
-
-/// By what a request and a node name the same files.
-pub(crate) fn artifact_key(repository: &str, revision: &str, digest: &str) -> String {
-    format!("{repository}@{revision}#{digest}")
 }
 
 impl From<&DeploymentSpec> for Request {
@@ -95,7 +90,7 @@ impl From<&DeploymentSpec> for Request {
             fabric_label: spec.fabric_label.clone().unwrap_or_default(),
             engine: Some(EngineNeed { kind: spec.engine.kind.as_str().to_owned(), version: None }),
             artifact: spec.artifact.as_ref().map(|artifact| ArtifactNeed {
-                key: artifact_key(&artifact.repository, &artifact.revision, &artifact.digest()),
+                key: artifact.key(),
                 name: format!("{}@{}", artifact.repository, artifact.revision),
                 bytes: artifact.bytes(),
             }),

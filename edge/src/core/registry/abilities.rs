@@ -4,6 +4,7 @@
 //! Invariant: only the owner's generation says anything; a report that says nothing new is no change.
 
 use serde::{Deserialize, Serialize};
+use umbel_contracts::artifact;
 use umbel_contracts::proto::node::{Artifact, EngineRuntime, NodeArtifacts};
 use umbel_wire::{Generation, NodeId};
 
@@ -61,6 +62,13 @@ impl From<Artifact> for ArtifactRow {
             path: said.path,
             files: said.files,
         }
+    }
+}
+
+impl ArtifactRow {
+    /// By what a document means the same.
+    pub(crate) fn key(&self) -> String {
+        artifact::key(&self.repository, &self.revision, &self.digest)
     }
 }
 

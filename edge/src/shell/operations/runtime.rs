@@ -123,9 +123,8 @@ impl Probe {
         };
         let gpus = self.gpus(site, node).map_err(|why| refused("PROBE_DOES_NOT_FIT", why))?;
         if let Some(artifact) = &self.spec.artifact {
-            let digest = artifact.digest();
-            let mut there = node.report.artifacts.iter();
-            if !there.any(|one| one.digest == digest && one.revision == artifact.revision) {
+            let key = artifact.key();
+            if !node.report.artifacts.iter().any(|one| one.key() == key) {
                 let name = &node.row.name;
                 let why = format!(
                     "its files are not there; bring them first: umbel ctl artifact acquire FILE --node {name}"

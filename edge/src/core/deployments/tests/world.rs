@@ -278,10 +278,10 @@ impl World {
     fn done(&mut self, order: &Order) -> JobFact {
         let host = self.hosts.get_mut(&order.node).unwrap();
         match &order.work {
-            Work::Acquire { artifact } => drop(host.artifacts.insert(artifact.digest())),
+            Work::Acquire { artifact } => drop(host.artifacts.insert(artifact.key())),
             Work::Load { spec, number, .. } => {
                 let engine = spec.engine_name(*number, None);
-                assert!(spec.artifact.as_ref().is_none_or(|one| host.artifacts.contains(&one.digest())));
+                assert!(spec.artifact.as_ref().is_none_or(|one| host.artifacts.contains(&one.key())));
                 let digest = spec.engine_digest();
                 if host.runs.get(&engine).is_some_and(|runs| *runs != digest) {
                     self.differed += 1;

@@ -13,9 +13,8 @@ use umbel_wire::NodeId;
 use umbel_wire::liveness::State;
 
 use super::{Candidate, Condition, Gpu, Room, Runtime, Standing};
-use crate::core::placement::request::artifact_key;
 use crate::core::registry::Moment;
-use crate::core::registry::abilities::RuntimeRow;
+use crate::core::registry::abilities::{ArtifactRow, RuntimeRow};
 use crate::core::registry::gpus::Absence;
 use crate::core::registry::node::{Lifecycle, Node};
 use crate::core::registry::snapshot::FIGURES_AGE;
@@ -127,7 +126,7 @@ fn runtimes(node: &Node) -> Vec<Runtime> {
 }
 
 fn artifacts(node: &Node) -> impl Iterator<Item = String> {
-    node.report.artifacts.iter().map(|one| artifact_key(&one.repository, &one.revision, &one.digest))
+    node.report.artifacts.iter().map(ArtifactRow::key)
 }
 
 /// The last telemetry, unless it is too old.
