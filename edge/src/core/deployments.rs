@@ -152,6 +152,7 @@ impl Deployments {
 
     /// Every job that a round asks after.
     pub(crate) fn jobs(&self) -> Vec<String> {
-        self.replicas.values().filter_map(|row| row.job.as_ref().map(|job| job.id.clone())).collect()
+        let of_replicas = self.replicas.values().filter_map(|row| row.job.as_ref().map(|job| job.id.clone()));
+        of_replicas.chain(self.strays.values().map(|(id, _)| id.clone())).collect()
     }
 }

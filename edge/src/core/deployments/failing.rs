@@ -20,7 +20,7 @@ pub(super) const LASTING_MAX: usize = 5;
 pub(super) const RETRY_FIRST_MS: i64 = 10_000;
 /// But at most after this.
 pub(super) const RETRY_LAST_MS: i64 = 600_000;
-/// One that was ready for so long before it failed starts anew with its count.
+/// For one that is ready for so long it no longer counts that it failed before.
 const STEADY_MS: i64 = 600_000;
 /// Without a place it is looked for one this often.
 const LOOK: Duration = Duration::from_secs(60);
@@ -28,16 +28,21 @@ const LOOK: Duration = Duration::from_secs(60);
 const REMEMBERED: usize = 8;
 
 impl Round<'_> {
-    /// It did not come up, or fell over. `passes`: why may be over by itself.
-    pub(super) fn fail(&mut self, mut row: ReplicaRow, why: &str, passes: bool) {
-        let now = self.facts.wall;
-        let steady = row.state == ReplicaState::Ready && now.saturating_sub(row.since_unix_ms) >= STEADY_MS;
-        if steady {
+    /// One that is ready for long starts anew with its count. Looked at while it is ready: one that falls over is started by
+    /// its node first, and fails as one that loads.
+    pub(super) fn forgive(&self, row: &mut ReplicaRow) {
+        let ready_for = self.facts.wall.saturating_sub(row.since_unix_ms);
+        if row.state == ReplicaState::Ready && row.failures > 0 && ready_for >= STEADY_MS {
             row.failures = 0;
             row.avoid.clear();
             row.ruled_out.clear();
             row.causes.clear();
         }
+    }
+
+    /// It did not come up, or fell over. `passes`: why may be over by itself.
+    pub(super) fn fail(&mut self, mut row: ReplicaRow, why: &str, passes: bool) {
+        let now = self.facts.wall;
         row.failures = row.failures.saturating_add(1);
         remember(&mut row.avoid, row.node);
         if !passes {
@@ -78,10 +83,13 @@ impl Round<'_> {
         if row.job.as_ref().is_some_and(|job| self.facts.pends(&job.id)) {
             return;
         }
-        row.job = None;
-        // Its place is free for others.
+        // Its place is free for others, and for itself, from the next round on: this one has read it as held.
+        let held = row.job.take().is_some();
         row.gpus.clear();
         self.put(row.clone());
+        if held {
+            return;
+        }
         let due = match row.retry_at_unix_ms {
             Some(at) => at <= self.facts.wall,
             None => row.ruled_out.len() < LASTING_MAX && self.looks_again(&row),

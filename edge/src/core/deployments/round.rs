@@ -11,14 +11,14 @@ use umbel_contracts::deployment::{ArtifactSpec, DeploymentSpec};
 use umbel_store::{AuditRecord, Commit};
 use umbel_wire::NodeId;
 
-use super::facts::{Facts, Places, Standing};
+use super::facts::{Facts, JobFact, Places, Standing};
 use super::rows::{DeploymentRow, JobKind, JobRef, ReplicaKey, ReplicaRow};
 use super::{DEPLOYMENTS, Deployments, REPLICAS, STEPS_A_ROUND};
 
 /// Who is named in the audit for what follows from the rows.
 pub(crate) const ACTOR: &str = "edge";
 
-/// A stray engine's end is asked for again if nothing came of it for so long.
+/// A stray engine's end is asked for again no sooner than this, and not while its job has not ended.
 const AGAIN: Duration = Duration::from_secs(60);
 
 /// What a job is to do.
@@ -70,9 +70,10 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    /// Whether nothing is different.
+    /// Whether nothing is different, and nothing has to be kept of it.
     pub(crate) fn is_empty(&self) -> bool {
-        self.replicas.is_empty() && self.gone.is_empty() && self.orders.is_empty() && self.cancels.is_empty()
+        let rows = self.replicas.is_empty() && self.gone.is_empty();
+        rows && self.orders.is_empty() && self.cancels.is_empty() && !self.told.iter().any(|one| one.audited)
     }
 
     /// All of it as one write, with what the audit is told.
@@ -185,9 +186,10 @@ impl Round<'_> {
             // One that is drained or on its way down too: whoever wanted that may have ended before it was unloaded.
             for engine in fact.engines.keys() {
                 let at = (*node, engine.clone());
-                let asked = self.state.strays.get(&at);
-                let lately =
-                    asked.is_some_and(|(_, since)| facts.now.saturating_duration_since(*since) < AGAIN);
+                let lately = self.state.strays.get(&at).is_some_and(|(id, since)| {
+                    matches!(facts.job(id), JobFact::Open | JobFact::Ending)
+                        || facts.now.saturating_duration_since(*since) < AGAIN
+                });
                 if wanted.contains(&at) || lately || self.is_full() {
                     continue;
                 }

@@ -55,6 +55,40 @@ fn what_may_be_over_is_tried_again_for_ever_and_later_each_time() {
     assert_eq!(world.shown("chat")[0].2, Ready);
 }
 
+/// A crash loop of an engine that ran well for long is nothing that follows from its failures of before.
+#[test]
+fn one_that_was_ready_for_long_starts_anew_with_its_count() {
+    let mut world = World::new(&[1]);
+    world.failing.insert("chat.r1".to_owned(), 3);
+    world.apply(spec("chat", json!({})));
+    let fall = |world: &mut World| {
+        for word in [EngineWord::Coming, EngineWord::Failed] {
+            world.host(1).engines.insert("chat.r1".to_owned(), word);
+            world.settle();
+        }
+        let row = world.replicas("chat")[0].clone();
+        assert_eq!(row.state, Failed);
+        (row.failures, (row.retry_at_unix_ms.unwrap() - row.since_unix_ms) / 1_000)
+    };
+    for _ in 0..3 {
+        world.run();
+        world.pass(600);
+    }
+    world.run();
+    assert_eq!(world.shown("chat")[0].2, Ready);
+    world.pass(599);
+    world.run();
+    assert_eq!(world.replicas("chat")[0].failures, 3);
+    assert_eq!(fall(&mut world), (4, 270));
+    for _ in 0..2 {
+        world.pass(600);
+        world.run();
+    }
+    let row = &world.replicas("chat")[0];
+    assert_eq!((row.state, row.failures, row.failed_at().len()), (Ready, 0, 0));
+    assert_eq!(fall(&mut world), (1, 10));
+}
+
 /// What lasts is tried once on each node, and then stays failed with its cause: until somebody acts, or a node comes.
 #[test]
 fn what_lasts_is_tried_once_on_each_node_and_given_up_by_name() {

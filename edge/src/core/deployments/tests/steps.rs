@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::world::{World, spec};
+use super::world::{SHA, World, spec};
 use crate::core::deployments::change::Ask;
 use crate::core::deployments::{EngineWord, JobFact, ReplicaState, Standing, Work};
 
@@ -32,6 +32,30 @@ fn replicas_on_one_node_share_one_download() {
     world.run();
     assert_eq!(world.shown("chat"), [(1, 1, Ready), (2, 1, Ready)]);
     assert_eq!(world.shown("other"), [(1, 1, Ready)]);
+}
+
+/// The same files of another revision, or of another repository, lie in another folder of a node.
+#[test]
+fn files_of_another_revision_are_fetched_although_their_content_is_the_same() {
+    let mut world = World::new(&[3]);
+    let of = |repository: &str, revision: &str| {
+        let files = json!([{ "path": "m", "bytes": 1, "sha256": SHA }]);
+        json!({ "artifact": { "repository": repository, "revision": revision, "source": "hub", "files": files } })
+    };
+    world.apply(spec("one", of("a/b", "r1")));
+    world.apply(spec("two", of("a/b", "r2")));
+    world.apply(spec("three", of("a/c", "r1")));
+    world.run();
+    let acquires = world.jobs.values().filter(|(order, _)| matches!(order.work, Work::Acquire { .. }));
+    assert_eq!(acquires.count(), 3);
+    for name in ["one", "two", "three"] {
+        assert_eq!(world.shown(name), [(1, 1, Ready)], "{name}");
+    }
+    // A change of nothing but the revision.
+    world.apply(spec("one", of("a/b", "r3")));
+    world.host(1).gpus = 4;
+    world.run();
+    assert_eq!(world.shown("one"), [(2, 1, Ready)]);
 }
 
 #[test]
@@ -297,6 +321,39 @@ fn a_job_that_was_never_stored_is_ordered_again_under_its_id() {
     assert_eq!(world.jobs.keys().cloned().collect::<Vec<_>>(), lost);
     world.run();
     assert_eq!(world.shown("chat"), [(1, 1, Ready)]);
+}
+
+/// A node that takes long to end what nobody wants is asked once, not again and again.
+#[test]
+fn an_unwanted_engine_is_asked_to_end_again_only_when_its_job_has_ended() {
+    let mut world = World::new(&[1]);
+    world.host(1).engines.insert("gone.r1".to_owned(), EngineWord::Ready);
+    for _ in 0..5 {
+        world.settle();
+        world.pass(60);
+    }
+    assert_eq!(world.jobs.len(), 1);
+    let failed = JobFact::Failed { message: "it does not end".to_owned(), retryable: true, differs: false };
+    world.jobs.values_mut().for_each(|(_, fact)| *fact = failed.clone());
+    world.settle();
+    assert_eq!(world.jobs.len(), 2);
+    world.run();
+    assert_eq!(world.host(1).engines.len(), 0);
+}
+
+/// Nothing of the guard is a row, and yet the audit has it.
+#[test]
+fn what_is_only_told_is_committed_where_the_audit_has_to_have_it() {
+    let mut world = World::new(&[1, 1, 1]);
+    world.host(1).standing = Standing::Lost;
+    world.host(2).standing = Standing::Lost;
+    assert!(world.round());
+    assert!(world.was_told("deployments_held"));
+    assert!(!world.round(), "once");
+    world.host(2).standing = Standing::Here;
+    assert!(world.round());
+    assert!(world.was_told("deployments_released"));
+    assert!(!world.round());
 }
 
 #[test]
