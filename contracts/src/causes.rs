@@ -13,6 +13,8 @@ pub const CUDA_ERROR: &str = "CUDA_ERROR";
 pub const GPU_MEMORY_HELD: &str = "GPU_MEMORY_HELD";
 /// Another process listens where it should.
 pub const PORT_TAKEN: &str = "PORT_TAKEN";
+/// It serves other hosts past the edge, although it was told to listen on its own only.
+pub const ENGINE_EXPOSED: &str = "ENGINE_EXPOSED";
 /// What runs under its name runs as something else, and is to be unloaded first.
 pub const ENGINE_DIFFERS: &str = "ENGINE_DIFFERS";
 

@@ -10,6 +10,7 @@ pub(crate) mod holding;
 pub(crate) mod identity;
 pub(crate) mod inventory;
 pub(crate) mod jobs;
+pub(crate) mod listening;
 pub(crate) mod problems;
 pub(crate) mod process_tree;
 pub(crate) mod sequence;

@@ -217,7 +217,16 @@ fn engine_process() {
         }
         _ => {}
     }
-    let listener = std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
+    // One that does not do as it is told.
+    let host = if mode == "exposed" { "0.0.0.0" } else { "127.0.0.1" };
+    let listener = std::net::TcpListener::bind((host, port)).unwrap();
+    if mode == "opens" {
+        while !Path::new("open").exists() {
+            answer(&listener, 1, &mode);
+        }
+        drop(listener);
+        return answer(&std::net::TcpListener::bind(("0.0.0.0", port)).unwrap(), usize::MAX, &mode);
+    }
     if mode == "short" {
         // Ready for a moment, then gone without a word.
         answer(&listener, 2, &mode);

@@ -67,17 +67,19 @@ pub(crate) struct Supervisor {
     restarts: u32,
     ready_since: Option<Instant>,
     stop: Option<Stop>,
-    /// What an operator wants of it once nothing is left of the process.
+    /// What comes once nothing is left of the process.
     then: Option<Then>,
     /// Stopped by an operator: it is not over.
     parked: bool,
 }
 
-/// What comes after an end that an operator asked for.
+/// What comes after an end that was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Then {
     Again,
     Park,
+    /// It may not run as it is: it has failed, until somebody changes something.
+    Fail,
 }
 
 /// An asked-for end.
@@ -218,6 +220,10 @@ impl Supervisor {
             (Input::Unhealthy(cause), State::Ready) if self.traits.supervised => {
                 self.enter(State::Restarting, cause, &mut out);
                 self.terminate(now, &mut out);
+            }
+            (Input::Refused(cause), State::Loading | State::Ready) if self.traits.supervised => {
+                self.then.get_or_insert(Then::Fail);
+                self.end(now, &cause, &mut out);
             }
             (Input::Restart { drain }, _) if self.stop.is_none() => {
                 self.control(now, Then::Again, drain, &mut out);

@@ -36,6 +36,7 @@ mod driver;
 mod leftovers;
 mod output;
 mod parking;
+mod ports;
 mod remembering;
 mod strays;
 mod told;
@@ -44,6 +45,7 @@ mod traffic;
 pub(crate) use remembering::TRIED;
 
 pub(crate) use changing::{Declaration, Standing};
+pub(crate) use ports::{Exposed, Ports};
 pub(crate) use traffic::{Traffic, Verdict};
 
 pub(crate) use leftovers::{Inheritance, any_runs, end_all as end_all_inherited, find as find_inherited};
@@ -76,6 +78,8 @@ pub(crate) struct HttpRoute {
     pub(crate) gone: Option<watch::Receiver<bool>>,
     /// What its streams see.
     pub(crate) traffic: Arc<Traffic>,
+    /// What its processes listen at.
+    pub(crate) ports: Arc<Ports>,
 }
 
 /// What is told of an engine.

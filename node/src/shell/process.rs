@@ -29,6 +29,8 @@ use crate::{
     shell::output::Output,
 };
 
+pub(crate) mod sockets;
+
 /// The variable that marks an engine and all it starts.
 pub(crate) const NONCE: &str = "UMBEL_ENGINE_NONCE";
 /// Stands beside it in the environment of a holder: the name of its engine.

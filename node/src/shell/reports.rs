@@ -45,6 +45,8 @@ const CAUSE_MAX: usize = 512;
 const SEQUENCES_LOST: &str = "SEQUENCES_LOST";
 /// The disk does not take the list of deployments.
 const STATE_NOT_WRITABLE: &str = "STATE_NOT_WRITABLE";
+/// An engine listens to other hosts.
+const ENGINE_EXPOSED: &str = umbel_contracts::causes::ENGINE_EXPOSED;
 /// Engines of deployments go on without the list of them.
 const DEPLOYMENTS_LOST: &str = "DEPLOYMENTS_LOST";
 /// Problems of one heartbeat: the boundary's bound.
@@ -245,6 +247,7 @@ impl Reports {
     pub(crate) fn problems(&self) -> Vec<NodeProblem> {
         self.set_problem(DEPLOYMENTS_LOST, self.engines.lost_deployments());
         self.set_problem(STATE_NOT_WRITABLE, self.state.unwritable());
+        self.set_problem(ENGINE_EXPOSED, self.engines.exposed());
         let own =
             self.problems.lock().unwrap_or_else(PoisonError::into_inner).all().cloned().collect::<Vec<_>>();
         own.into_iter()

@@ -150,3 +150,42 @@ async fn a_bad_profile_is_refused_before_the_start() {
     assert!(report.cause.contains("is not a GGUF file"), "{}", report.cause);
     std::fs::write(bench.folder.path("m.gguf"), b"GGUF0000").unwrap();
 }
+
+/// Row 95: an engine that listens to other hosts, although it was told not to, is not made ready: it is ended, once, and says why
+/// by name. Mended, it is started by an operator.
+#[tokio::test]
+async fn row_95_an_engine_that_listens_to_other_hosts_is_refused() {
+    let bench = Bench::start("exposed").await;
+    let failed = bench.edge.engine("own", EngineState::Failed).await;
+    assert_eq!((failed.code.as_str(), failed.restarts), ("ENGINE_EXPOSED", 0), "{}", failed.cause);
+    assert!(
+        failed.cause.contains("listens to other hosts") && failed.cause.contains("[programs]"),
+        "{failed:?}"
+    );
+    let told = bench.edge.heard(|heard| {
+        heard.states.iter().any(|(name, state, _)| name == "own" && *state == EngineState::Ready)
+    });
+    assert!(!told && bench.record().is_none(), "it never took a request, and nothing of it is left");
+    program(bench.folder.path("").as_path(), "plain");
+    assert!(bench.edge.control("own", EngineAction::Restart).await.accepted);
+    bench.edge.engine("own", EngineState::Ready).await;
+}
+
+/// One that serves already when it is noticed goes on: an agent that comes new ends no engine. The node says so until it is over.
+#[tokio::test]
+async fn row_95_an_engine_that_serves_other_hosts_is_told() {
+    let mut bench = Bench::start("opens").await;
+    bench.edge.engine("own", EngineState::Ready).await;
+    let pid = bench.pid().await;
+    bench.agent.signal(Signal::KILL);
+    bench.agent.ended().await;
+    std::fs::write(bench.folder.path("state/engines/open"), b"").unwrap();
+    bench.again().await;
+    let exposed = async || bench.folder.status().await["problems"].to_string().contains("ENGINE_EXPOSED");
+    until("the problem", async || exposed().await.then_some(())).await;
+    bench.edge.engine("own", EngineState::Ready).await;
+    assert_eq!(bench.pid().await, pid);
+    kill(pid);
+    std::fs::remove_file(bench.folder.path("state/engines/open")).unwrap();
+    until("the problem's end", async || (!exposed().await).then_some(())).await;
+}

@@ -25,7 +25,7 @@ pub(crate) const KINDS: [&str; 9] = [
 ];
 
 /// Why attempts come to nothing, and why engines fail, in the words of nodes and of this edge.
-pub(crate) const CODES: [&str; 48] = [
+pub(crate) const CODES: [&str; 49] = [
     causes::AGENT_STOPPED,
     "ARTIFACT_MISSING",
     "ARTIFACT_UNFIT",
@@ -37,6 +37,7 @@ pub(crate) const CODES: [&str; 48] = [
     "DISK",
     "DOES_NOT_END",
     "ENGINE_DIFFERS",
+    causes::ENGINE_EXPOSED,
     "GPU_IN_USE",
     causes::GPU_MEMORY_HELD,
     "GPU_MISSING",

@@ -83,6 +83,11 @@ impl Supervisor {
                 self.enter(State::Stopped, self.why_ended(), out);
                 (self.then, self.parked, self.deadline) = (None, true, None);
             }
+            Some(Then::Fail) => {
+                let cause = std::mem::take(&mut self.cause);
+                (self.ready_since, self.deadline) = (None, None);
+                self.enter(State::Failed, cause, out);
+            }
             Some(Then::Again) => {
                 self.parked = false;
                 self.crashes.clear();

@@ -4,7 +4,9 @@
 //! name comes from this agent's own cause or from the run that ended, never from an earlier one; the words are one line of the
 //! tail, which has no addresses, and at most [`WORDS`] bytes.
 
-use umbel_contracts::causes::{CRASH_LOOP, CUDA_ERROR, GPU_MEMORY_HELD, OUT_OF_MEMORY, PORT_TAKEN};
+use umbel_contracts::causes::{
+    CRASH_LOOP, CUDA_ERROR, ENGINE_EXPOSED, GPU_MEMORY_HELD, OUT_OF_MEMORY, PORT_TAKEN,
+};
 use umbel_wire::text::shorten;
 
 /// Bytes of an engine's own words in a cause: a sentence fits, a dump does not.
@@ -47,6 +49,7 @@ pub(crate) fn name(cause: &str) -> &'static str {
         OUT_OF_MEMORY,
         CUDA_ERROR,
         PORT_TAKEN,
+        ENGINE_EXPOSED,
         "GPU_IN_USE",
         "GPU_MISSING",
         "LEFT_OVER",

@@ -367,3 +367,23 @@ fn row_87_the_cause_has_the_last_words_and_a_name() {
     bench.give(Input::Restart { drain: Duration::ZERO });
     assert_eq!(bench.supervisor.code(), "", "another start, another cause");
 }
+
+/// Row 95: one that may not run as it is ends once and stays so, until somebody changes something or wants it gone.
+#[test]
+fn row_95_one_that_is_refused_is_not_started_again() {
+    let refused = || Input::Refused("ENGINE_EXPOSED: it listens".into());
+    let mut bench = Bench::new(true);
+    bench.until_loading();
+    assert!(bench.give(refused()).contains(&Output::Terminate));
+    assert_eq!((bench.supervisor.state(), bench.supervisor.code()), (State::Stopping, "ENGINE_EXPOSED"));
+    bench.give(Input::Exited(Exit::Signal(15)));
+    bench.give(Input::Gone { tail: String::new() });
+    assert_eq!((bench.supervisor.state(), bench.supervisor.code()), (State::Failed, "ENGINE_EXPOSED"));
+    assert_eq!((bench.supervisor.restarts(), bench.supervisor.next_deadline()), (0, None));
+    assert!(bench.give(Input::Restart { drain: Duration::ZERO }).contains(&Output::Validate));
+    bench.until_loading();
+    bench.give(refused());
+    bench.give(Input::Stop { drain: Duration::ZERO, grace: Duration::ZERO });
+    bench.give(Input::Gone { tail: String::new() });
+    assert!(bench.supervisor.is_over());
+}

@@ -108,6 +108,8 @@ pub(crate) enum Input {
     },
     /// It says that it is well, and is not: its requests show it.
     Unhealthy(String),
+    /// It is not what may run here: it ends, and is not started again by itself.
+    Refused(String),
     /// A request of the agent's own was well: there was no more to it than requests that fail.
     Healthy,
     /// An operator wants it anew: running requests get `drain` first. One that failed gets a new chance.

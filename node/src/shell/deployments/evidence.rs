@@ -14,7 +14,7 @@ use umbel_contracts::{
 use crate::{
     core::supervisor::State,
     engines::ready,
-    shell::engines::{Engine, HttpRoute, Route, View},
+    shell::engines::{Engine, Exposed, HttpRoute, Route, View},
 };
 
 /// One connection.
@@ -60,7 +60,12 @@ pub(super) async fn layers(engine: &Engine, view: &View) -> Vec<Evidence> {
 async fn port(http: &HttpRoute) -> Result<String, String> {
     let place = http.pool.place().to_string();
     match timeout(CONNECT, TcpStream::connect(place)).await {
-        Ok(Ok(_)) => Ok("it takes connections".to_owned()),
+        Ok(Ok(_)) => Ok(match http.ports.exposed() {
+            Exposed::Nothing => "it takes connections",
+            Exposed::Beside => "it takes connections; other hosts may reach ports beside it",
+            Exposed::Itself => "it takes connections, of other hosts as well",
+        }
+        .to_owned()),
         Ok(Err(error)) => Err(format!("it takes no connections: {}", error.kind())),
         Err(_) => Err("a connection does not come about in time".to_owned()),
     }

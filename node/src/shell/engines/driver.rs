@@ -13,7 +13,7 @@ use tokio::{
 use umbel_contracts::{causes::PORT_TAKEN, deployment::EngineKind};
 use umbel_wire::{clock::Wall, contained};
 
-use super::{Command, Engine, Host, HttpRoute, Route, View, leftovers::Inherited};
+use super::{Command, Engine, Host, HttpRoute, Route, View, leftovers::Inherited, ports};
 use crate::{
     config::{EngineConfig, EngineSource},
     core::{
@@ -158,6 +158,7 @@ fn direct(config: &EngineConfig, host: &Host) -> Option<Route> {
             key: None,
             gone: None,
             traffic: Arc::default(),
+            ports: Arc::default(),
         })),
         EngineSource::Cli { program, timeout } => Some(Route::Cli(Cli {
             program: program.clone(),
@@ -298,10 +299,10 @@ impl Driver {
                 return self.answer_later(input.clone(), async { input });
             }
         }
-        let model = config.model;
+        let (model, look) = (config.model, self.look_at_ports());
         let broken = Input::Probed(Err("the probe broke off by a defect of the agent".into()));
         self.answer_later(broken, async move {
-            Input::Probed(match route.as_ref() {
+            let probed = match route.as_ref() {
                 Route::Sim(_) => Ok(()),
                 // It is looked at, not started: each start is a request.
                 Route::Cli(cli) => {
@@ -310,7 +311,13 @@ impl Driver {
                 Route::Http(http) => {
                     ready::probe(&http.pool, &http.base, &model, http.key.as_deref(), was_ready).await
                 }
-            })
+            };
+            if let Some(look) = look
+                && look.refuses(probed.is_ok() && !was_ready).await
+            {
+                return Input::Refused(ports::refusal());
+            }
+            Input::Probed(probed)
         });
     }
 

@@ -32,6 +32,7 @@ fn head(open: &InferenceOpen) -> String {
         base: String::new(),
         key: Some("own".into()),
         gone: None,
+        ports: Default::default(),
         traffic: Default::default(),
     };
     String::from_utf8(open::request_head(open, &http)).unwrap()

@@ -4,7 +4,12 @@
 //! to its `holder`. Invariant: a run is over only when its holder says that nothing is left, or, where the holder is lost,
 //! when nothing is found by the run's nonce.
 
-use std::{collections::BTreeMap, net::Ipv4Addr, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    net::Ipv4Addr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use tokio::{sync::watch, task::spawn_blocking, time::sleep};
 use umbel_wire::{clock::Wall, contained, secret};
@@ -14,7 +19,7 @@ use crate::{
     config::EngineConfig,
     core::{
         holding::LINES_MAX,
-        process_tree::{Born, Family, Leader, StartTime},
+        process_tree::{Born, Family, Leader, ProcessId, StartTime},
         supervisor::{Exit, Input, Output},
     },
     engines::adapter,
@@ -23,6 +28,7 @@ use crate::{
             Host,
             leftovers::{self, Inherited, Left},
             output::Last,
+            ports::{PortLook, Ports},
             traffic::{Stall, Traffic},
         },
         holder::{self, Held, Instruction, Lost},
@@ -56,6 +62,11 @@ pub(super) struct Run {
     pub(super) stall: Stall,
     /// A request of the agent's own is out.
     pub(super) checking: bool,
+    /// Those that lived when it was looked last, the engine's own first.
+    living: Vec<ProcessId>,
+    ports: Arc<Ports>,
+    /// It was ready once, under whichever agent.
+    served: bool,
 }
 
 /// The end of the engine's own process.
@@ -112,13 +123,14 @@ impl Driver {
         let gpus = started.source.process().map(|process| process.gpus.as_slice()).unwrap_or_default();
         self.host.claimed(&record.name, gpus);
         let (gone, is_gone) = watch::channel(false);
-        let traffic = Arc::<Traffic>::default();
+        let (traffic, ports) = (Arc::<Traffic>::default(), Arc::<Ports>::default());
         self.route = Some(Arc::new(Route::Http(HttpRoute {
             pool: Pool::new(Place::Local((Ipv4Addr::LOCALHOST, record.port).into())),
             base: String::new(),
             key: record.key.clone(),
             gone: Some(is_gone),
             traffic: Arc::clone(&traffic),
+            ports: Arc::clone(&ports),
         })));
         let held = Arc::new(held);
         let mut shared = self.engine.lock();
@@ -147,13 +159,16 @@ impl Driver {
             traffic,
             stall: Stall::default(),
             checking: false,
+            living: Vec::new(),
+            ports,
+            served: self.was_ready.is_some(),
         });
     }
 
     /// Goes on with what an earlier agent left of this engine; what there is to do first.
     pub(super) async fn go_on(
         &mut self,
-        now: std::time::Instant,
+        now: Instant,
         inherited: Inherited,
         started: EngineConfig,
         outputs: Vec<Output>,
@@ -185,6 +200,9 @@ impl Driver {
 
     /// It is ready: since when, as whoever adopts it shall hear, too.
     pub(super) fn ready_since(&mut self) -> Wall {
+        if let Some(run) = &mut self.run {
+            run.served = true;
+        }
         let adopted = self.was_ready.take().filter(|(at, _)| at.elapsed() < ADOPTED);
         let since = adopted.map_or_else(Wall::now, |(_, since)| since);
         if let (Some(run), None) = (&self.run, adopted) {
@@ -249,10 +267,25 @@ impl Driver {
         .await
         .unwrap_or_else(|_| (run.held.family(), Vec::new()));
         run.family = Some(family);
+        run.living = members.iter().map(|facts| facts.id).collect();
+        let own = run.record.engine.pid;
+        run.living.sort_by_key(|id| *id != own);
         run.seen.extend(members.iter().take(SEEN).map(|facts| (facts.id.0, facts.start)));
         while run.seen.len() > SEEN {
             run.seen.pop_first();
         }
+    }
+
+    /// What to look with at the ports of the engine, if it has a process.
+    pub(super) fn look_at_ports(&self) -> Option<PortLook> {
+        let run = self.run.as_ref()?;
+        Some(PortLook {
+            engine: self.engine.name.clone(),
+            living: run.living.clone(),
+            port: run.record.port,
+            ports: Arc::clone(&run.ports),
+            served: run.served,
+        })
     }
 
     /// Nothing is left of the run.
