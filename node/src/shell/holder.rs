@@ -107,7 +107,7 @@ async fn holder() -> u8 {
     };
     match Holder::start(instruction).await {
         Ok(mut holder) => {
-            holder.callers.take(stream);
+            holder.callers.take(stream, true);
             holder.run(&mut signals).await;
             0
         }

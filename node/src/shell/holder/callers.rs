@@ -1,13 +1,18 @@
 //! A holder's side of talking with agents: several may come, one after the other.
 //!
-//! Owns the socket and its lines; leaves what is done about an order to the parent. Invariant: a caller that says nothing,
-//! or nothing but nonsense, costs a place and no more.
+//! Owns the socket and its lines; leaves what is done about an order to the parent. Invariants: a caller that says nothing,
+//! or nothing but nonsense, costs a place, and that only until somebody else comes; one that has said something keeps his.
 
 use std::{
+    collections::VecDeque,
     io,
     os::fd::AsRawFd,
     os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -16,8 +21,8 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{UnixListener, UnixStream},
     sync::{mpsc, watch},
-    task::JoinSet,
-    time::timeout,
+    task::{AbortHandle, JoinSet},
+    time::{Instant, sleep_until, timeout},
 };
 
 use super::socket_name;
@@ -26,8 +31,10 @@ use crate::{
     shell::output::Output,
 };
 
-/// One agent, the one before it that is ending, and somebody who looks.
-const CALLERS: usize = 8;
+/// One agent, the one before it that is ending, and somebody who looks; the others are places for those that say nothing.
+const CALLERS: usize = 32;
+/// An agent says something as soon as it comes. Who has not after this makes room for the next one, if there is none.
+const SILENT: Duration = Duration::from_millis(100);
 /// Orders that are not carried out yet.
 const ORDERS: usize = 8;
 /// A caller that does not take an answer is let go.
@@ -146,6 +153,13 @@ impl Line {
     }
 }
 
+/// One who has not said anything yet.
+struct Silent {
+    since: Instant,
+    spoke: Arc<AtomicBool>,
+    task: AbortHandle,
+}
+
 /// The agents that are connected.
 pub(super) struct Callers {
     listener: UnixListener,
@@ -153,6 +167,8 @@ pub(super) struct Callers {
     output: Output,
     orders: mpsc::Sender<Order>,
     running: JoinSet<()>,
+    /// Those of them, in the order in which they came.
+    silent: VecDeque<Silent>,
 }
 
 impl Callers {
@@ -162,29 +178,50 @@ impl Callers {
         output: Output,
     ) -> (Self, mpsc::Receiver<Order>) {
         let (orders, taken) = mpsc::channel(ORDERS);
-        (Self { listener, told, output, orders, running: JoinSet::new() }, taken)
+        (Self { listener, told, output, orders, running: JoinSet::new(), silent: VecDeque::new() }, taken)
     }
 
     /// Waits for the next agent. Waiting may be given up and begun again.
     pub(super) async fn accept(&mut self) {
-        while self.running.len() >= CALLERS {
-            self.running.join_next().await;
-        }
+        self.room().await;
         match self.listener.accept().await {
-            Ok((stream, _)) => self.take(Line::new(stream)),
+            Ok((stream, _)) => self.take(Line::new(stream), false),
             // Without descriptors nobody can come for a while.
             Err(_) => tokio::time::sleep(Duration::from_millis(200)).await,
         }
     }
 
-    /// Talks with this one.
-    pub(super) fn take(&mut self, line: Line) {
-        while self.running.try_join_next().is_some() {}
+    /// Waits until there is a place: whoever has been silent for longest gives his.
+    async fn room(&mut self) {
+        loop {
+            while self.running.try_join_next().is_some() {}
+            self.silent.retain(|one| !one.spoke.load(Ordering::Relaxed) && !one.task.is_finished());
+            if self.running.len() < CALLERS {
+                return;
+            }
+            let oldest = self.silent.front().map(|one| (one.since + SILENT, one.task.clone()));
+            tokio::select! {
+                _ = self.running.join_next() => {}
+                () = sleep_until(oldest.as_ref().map_or_else(Instant::now, |(at, _)| *at)), if oldest.is_some() => {
+                    if let Some((_, task)) = oldest {
+                        task.abort();
+                        self.silent.pop_front();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Talks with this one, who has said something already or is yet to.
+    pub(super) fn take(&mut self, line: Line, spoke: bool) {
+        let spoke = Arc::new(AtomicBool::new(spoke));
         let (told, output, orders) = (self.told.clone(), self.output.clone(), self.orders.clone());
-        self.running.spawn(async move {
+        let says = Arc::clone(&spoke);
+        let task = self.running.spawn(async move {
             // Who breaks off comes anew.
-            let _ = talk(line, told, output, orders).await;
+            let _ = talk(line, told, output, orders, &says).await;
         });
+        self.silent.push_back(Silent { since: Instant::now(), spoke, task });
     }
 
     /// Nobody is connected.
@@ -199,6 +236,7 @@ async fn talk(
     mut told: watch::Receiver<Standing>,
     output: Output,
     orders: mpsc::Sender<Order>,
+    spoke: &AtomicBool,
 ) -> io::Result<()> {
     told.mark_changed();
     loop {
@@ -211,19 +249,20 @@ async fn talk(
                 line.write(&Told::Standing(standing)).await?;
             }
             asked = line.read::<Ask>() => {
-                let order = match asked? {
-                    None => return Ok(()),
-                    Some(Ask::Standing) => {
+                let Some(asked) = asked? else { return Ok(()) };
+                spoke.store(true, Ordering::Relaxed);
+                let order = match asked {
+                    Ask::Standing => {
                         told.mark_changed();
                         continue;
                     }
-                    Some(Ask::Output { after, lines }) => {
+                    Ask::Output { after, lines } => {
                         line.write(&Told::Output(output.since(after, lines.min(LINES_MAX)))).await?;
                         continue;
                     }
-                    Some(Ask::End { grace_ms }) => Order::End(Duration::from_millis(grace_ms)),
-                    Some(Ask::Record) => Order::Record,
-                    Some(Ask::Release) => Order::Release,
+                    Ask::End { grace_ms } => Order::End(Duration::from_millis(grace_ms)),
+                    Ask::Record => Order::Record,
+                    Ask::Release => Order::Release,
                 };
                 // Nobody takes it once the holder goes.
                 let _ = orders.send(order).await;

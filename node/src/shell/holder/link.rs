@@ -139,9 +139,20 @@ async fn connect(engine: &str, folder: &Path) -> Option<(Line, Standing)> {
     let asked = async {
         let (_opened, path) = short_path(folder, &socket_name(engine)).ok()?;
         let mut line = Line::new(UnixStream::connect(&path).await.ok()?);
-        match line.read::<Told>().await.ok()?? {
-            Told::Standing(standing) => Some((line, standing)),
-            Told::Output(_) | Told::Refused { .. } => None,
+        // Who says nothing may have to make room for another. The answer is of a kind of its own, so that what comes after is
+        // not taken for it.
+        line.write(&Ask::Output { after: None, lines: 0 }).await.ok()?;
+        let (mut known, mut answered) = (None, false);
+        loop {
+            match line.read::<Told>().await.ok()?? {
+                Told::Standing(standing) => known = Some(standing),
+                Told::Output(_) => answered = true,
+                Told::Refused { .. } => return None,
+            }
+            match known {
+                Some(standing) if answered => return Some((line, standing)),
+                so_far => known = so_far,
+            }
         }
     };
     timeout(ANSWER, asked).await.ok().flatten()

@@ -257,6 +257,30 @@ async fn a_lost_holder_takes_its_engine_along() {
     assert!(!process::lives(engine) && bench.state.engine_records().is_empty());
 }
 
+/// Callers of the same user that say nothing take no place from an agent, neither from one that comes nor from one that is there.
+#[tokio::test]
+async fn callers_that_say_nothing_make_room() {
+    let bench = Bench::start("exec sleep 1000").await;
+    let folder = bench.state.engines();
+    let (_opened, path) = callers::short_path(&folder, "chat.r1.sock").unwrap();
+    let idle = |count: usize| -> Vec<StdUnixStream> {
+        let call = |n: usize| {
+            let mut stream = StdUnixStream::connect(&path).unwrap();
+            // Some begin to say something.
+            io::Write::write_all(&mut stream, [&b""[..], b"{\"ask\":"][n % 2]).unwrap();
+            stream
+        };
+        (0..count).map(call).collect()
+    };
+    let _idle = idle(100);
+    let held = attach(&bench.record, &folder).await.unwrap();
+    let _more = idle(100);
+    let again = attach(&bench.record, &folder).await.unwrap();
+    for agent in [&bench.held, &held, &again] {
+        assert!(agent.answers().await && agent.engine() == bench.record.engine);
+    }
+}
+
 /// A record of another start of the kernel names nobody: its numbers are other processes' now.
 #[tokio::test]
 async fn a_record_of_another_boot_is_forgotten() {
