@@ -271,6 +271,8 @@ pub(crate) struct Host {
     gone: output::Gone,
     /// Engines that an operator stopped: they stay so until he says otherwise.
     parked: Mutex<BTreeSet<String>>,
+    /// They are being written.
+    parking: Mutex<()>,
     /// Whatever nobody goes on with was ended, as far as that could be done.
     cleared: watch::Sender<bool>,
     /// The node's file may name other programs while the agent runs: then the next start takes those.
@@ -313,6 +315,7 @@ impl Engines {
             claims: claims::Claims::default(),
             gone: output::Gone::default(),
             parked: Mutex::new(state.parked()),
+            parking: Mutex::default(),
             facts: Mutex::new(HostFacts {
                 programs: config.programs.clone(),
                 accelerator: config.accelerator,

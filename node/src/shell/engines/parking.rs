@@ -53,9 +53,11 @@ impl Host {
         if parked { all.insert(name.to_owned()) } else { all.remove(name) }
     }
 
+    /// Blocks on the disk.
     fn write_parked(&self) {
-        // Held until it stands there, so that the newest is written last.
-        let all = self.parked.lock().unwrap_or_else(PoisonError::into_inner);
+        // Held until it stands there, so that the newest is written last; who is stopped can be asked meanwhile.
+        let _writing = self.parking.lock().unwrap_or_else(PoisonError::into_inner);
+        let all = self.parked.lock().unwrap_or_else(PoisonError::into_inner).clone();
         self.state.set_parked(&all);
     }
 
