@@ -42,6 +42,28 @@ pub(super) fn listening(task: &Waker) -> Waker {
     Waker::from(Arc::new(Listening(task.clone())))
 }
 
+/// Shut for as long as it lives, also where what is done meanwhile panics: a thread that hears nothing any more would leave
+/// every connection of it asleep.
+struct Shut;
+
+impl Shut {
+    fn now() -> Self {
+        EAR.set(Ear::Shut);
+        Self
+    }
+
+    /// Whether something was said meanwhile.
+    fn missed(&self) -> bool {
+        EAR.get() == Ear::Missed
+    }
+}
+
+impl Drop for Shut {
+    fn drop(&mut self) {
+        EAR.set(Ear::Open);
+    }
+}
+
 /// Takes the next part of a body; `is_over` says whether it was the last.
 pub(super) fn take<B, T>(
     body: &mut B,
@@ -49,9 +71,11 @@ pub(super) fn take<B, T>(
     next: impl FnOnce(&mut B, &mut Context<'_>) -> T,
     is_over: impl FnOnce(&B) -> bool,
 ) -> T {
-    EAR.set(Ear::Shut);
+    let shut = Shut::now();
     let part = next(body, cx);
-    if EAR.replace(Ear::Open) == Ear::Missed && !is_over(body) {
+    let missed = shut.missed();
+    drop(shut);
+    if missed && !is_over(body) {
         cx.waker().wake_by_ref();
     }
     part
@@ -95,5 +119,11 @@ mod tests {
         };
         take(&mut (), &mut cx, next, |()| true);
         assert_eq!(woken(), 1, "another thread is heard at any time");
+        let breaks = |(): &mut (), _: &mut Context<'_>| panic!("a body that breaks off");
+        let broken = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            take(&mut (), &mut cx, breaks, |()| true);
+        }));
+        waker.wake_by_ref();
+        assert_eq!((broken.is_err(), woken()), (true, 1), "nobody is deaf for good");
     }
 }
