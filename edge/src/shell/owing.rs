@@ -33,6 +33,18 @@ pub(crate) fn once_written(store: &Store, settled: Settled, then: impl FnOnce(Ve
     });
 }
 
+/// Writes what is in force already; while the store cannot be written, that is owed to it.
+///
+/// # Errors
+/// `NOT_DURABLE`: it took force and is not kept for later. What else the store says.
+pub(crate) async fn write_or_owe(store: &Store, commit: Commit) -> Result<(), Error> {
+    match store.commit(commit.clone()).await {
+        Ok(_) => Ok(()),
+        Err(CommitError::ReadOnly(_)) => store.owe(Owed::new().with(commit)).map(drop).map_err(not_kept),
+        Err(error) => Err(crate::shell::commands::store_error(&error)),
+    }
+}
+
 fn lock(tokens: &Mutex<Tokens>) -> MutexGuard<'_, Tokens> {
     tokens.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,12 +1,17 @@
 //! A full disk: the site serves, what ends harm takes force and says that it is not durable, and is written first of
 //! all once there is room.
 
+use std::sync::Arc;
+
+use prost::Message as _;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use umbel_contracts::method;
 use umbel_contracts::objects::CommandPhase;
 use umbel_contracts::proto::control::StoreHealth;
+use umbel_contracts::proto::node::EngineControlAck;
 use umbel_wire::token::{BearerKind, mint_bearer};
-use umbel_wire::{Code, Error};
+use umbel_wire::{Code, Connection, Error, Handler, IncomingRequest};
 
 use super::rig::{Edge, TIME, run};
 use crate::shell::status;
@@ -42,6 +47,32 @@ pub(super) async fn health(edge: &Edge, path: &str) -> String {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
     answer
+}
+
+/// A node that does what operators ask of its engines.
+struct Obeys;
+
+impl Handler for Obeys {
+    fn on_request(&self, _connection: &Connection, request: IncomingRequest) {
+        assert_eq!(request.method, method::NODE_ENGINE_CONTROL);
+        let ack = EngineControlAck { accepted: true, ..EngineControlAck::default() };
+        request.respond(Ok(ack.encode_to_vec()));
+    }
+}
+
+/// What a node has done already is no refusal: it is answered as done, and stands in the audit when that can be written.
+#[test]
+fn an_engine_that_was_stopped_is_said_to_be_stopped_and_audited_later() {
+    run(async {
+        let edge = Edge::start().await;
+        let _node = edge.node("n").await.connect_by(&edge, Arc::new(Obeys)).await;
+        edge.disk.full(true);
+        let stopped = done(&edge, "engine.stop", "", json!({ "engine": "e" })).await;
+        assert_eq!((&stopped["engine"], &stopped["state"]), (&json!("e"), &json!("stopping")));
+        key_when_there_is_room(&edge).await;
+        let kept = done(&edge, "audit.query", "", json!({ "action": "engine.stop" })).await;
+        assert_eq!(kept["entries"].as_array().map(Vec::len), Some(1), "{kept}");
+    });
 }
 
 /// A revoked key, a revoked token and a drain of an outage outlive a crash after it, each with its audit entry.

@@ -1,7 +1,8 @@
 //! Operations on engines: which there are, what they write, ending and starting them.
 //!
 //! Owns finding one by its name. Leaves engines to their nodes, which are asked over their connection. Invariants: an engine
-//! is named on exactly one node; what a node refuses has changed nothing, and its reason is the answer.
+//! is named on exactly one node; what a node refuses has changed nothing, and its reason is the answer; what it took is told as
+//! taken, and written when the store can be.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +25,8 @@ use super::reading::page;
 use super::{args, invalid, matches, parse, result, select_any, stored, unknown};
 use crate::core::commands::Request;
 use crate::core::registry::node::{Declared, Node, ProviderState};
-use crate::shell::commands::{Commands, Context, store_error};
+use crate::shell::commands::{Commands, Context};
+use crate::shell::owing::write_or_owe;
 use crate::shell::site::Site;
 
 /// A node's answer: it reads a file, or tells its driver.
@@ -56,12 +58,14 @@ fn list(commands: &Commands, request: &Request) -> Result<EngineListResult, Erro
     if chosen.is_empty() && !request.selector.is_empty() {
         select_any(commands, &request.selector)?;
     }
-    let engines: Vec<EngineObject> = chosen
+    let key = |one: &EngineObject| format!("{}\t{}\t{}", one.node, one.engine, one.node_id);
+    let mut engines: Vec<EngineObject> = chosen
         .iter()
         .flat_map(|node| node.report.engines.iter().map(|engine| object(node, engine, false)))
         .collect();
-    let (engines, next_cursor) =
-        page(engines, &list, |one| format!("{} {} {}", one.node, one.engine, one.node_id))?;
+    // A node names its engines in the order of its file.
+    engines.sort_by_cached_key(key);
+    let (engines, next_cursor) = page(engines, &list, key)?;
     Ok(EngineListResult { engines, next_cursor })
 }
 
@@ -274,10 +278,7 @@ pub(super) async fn start(context: &Context<'_>) -> Result<(), Error> {
     }
     let value = result::<EngineShow>(shown)?;
     let audit = context.audit(now.provider_id(&engine.name));
-    site.store
-        .commit(context.outcome(&stored(&value)).audit(audit))
-        .await
-        .map_err(|error| store_error(&error))?;
+    write_or_owe(&site.store, context.outcome(&stored(&value)).audit(audit)).await?;
     context.done(value);
     Ok(())
 }

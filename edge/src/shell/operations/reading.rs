@@ -11,7 +11,8 @@ use umbel_wire::{Code, Error};
 use super::{args, invalid, matches, parse, result, select_any, stored};
 use crate::core::commands::Request;
 use crate::core::registry::node::Node;
-use crate::shell::commands::{Commands, Context, store_error};
+use crate::shell::commands::{Commands, Context};
+use crate::shell::owing::write_or_owe;
 use crate::shell::status;
 
 /// Most entries a page.
@@ -109,14 +110,7 @@ pub(super) async fn cancel(context: &Context<'_>) -> Result<(), Error> {
     })?;
     let commit = context.outcome(&stored(&value)).audit(context.audit(command_id.clone()));
     // A cancellation that cannot be stored takes force all the same.
-    let store = &context.commands.site.store;
-    match store.commit(commit.clone()).await {
-        Ok(_) => {}
-        Err(umbel_store::CommitError::ReadOnly(_)) => {
-            store.owe(umbel_store::Owed::new().with(commit)).map_err(crate::shell::owing::not_kept)?;
-        }
-        Err(error) => return Err(store_error(&error)),
-    }
+    write_or_owe(&context.commands.site.store, commit).await?;
     if let Some(running) = context.commands.running(&command_id) {
         running.cancel.cancel();
     }
