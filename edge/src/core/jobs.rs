@@ -85,6 +85,11 @@ struct Job {
 }
 
 impl Job {
+    // With what its node has said and no row has.
+    fn state(&self) -> JobState {
+        if self.claimed && self.row.state == JobState::Leased { JobState::Running } else { self.row.state }
+    }
+
     // With a further failure a pause begins; another change of a job that waits leaves it as it is.
     fn pause_after(&self, row: &JobRow, now: Instant) -> Option<Instant> {
         if row.state != JobState::Queued {
@@ -193,17 +198,18 @@ impl Jobs {
         }
     }
 
-    /// The row of a new job.
+    /// The row of a new job. Its place in the order of all jobs is its own, whether or not it is stored in the end.
     ///
     /// # Errors
     /// RESOURCE_EXHAUSTED if the node's queue is full.
-    pub(crate) fn submit(&self, order: Order, now: Wall) -> Result<JobRow, Error> {
+    pub(crate) fn submit(&mut self, order: Order, now: Wall) -> Result<JobRow, Error> {
         let Order { id: _, node, body, owner, actor, reason } = order;
         if self.rooms.get(&node).is_some_and(|room| room.jobs.len() >= QUEUE) {
             let message = format!("{QUEUE} jobs of this node have not ended; wait for some, or cancel them");
             let error = Error::new(Code::ResourceExhausted, "TOO_MANY_JOBS", message);
             return Err(error.with_retry_after(Duration::from_secs(5)));
         }
+        self.sequence += 1;
         Ok(JobRow {
             node: node.to_string(),
             kind: row::kind(&body).to_owned(),
@@ -218,7 +224,7 @@ impl Jobs {
             unheard: None,
             ended_lease: String::new(),
             cancel_requested: false,
-            sequence: self.sequence + 1,
+            sequence: self.sequence,
             submitted_at_unix_ms: now.unix_ms(),
             started_at_unix_ms: None,
             ended_at_unix_ms: None,
@@ -317,10 +323,8 @@ impl Jobs {
     }
 
     fn viewed(id: &str, job: &Job) -> JobView {
-        let state =
-            if job.claimed && job.row.state == JobState::Leased { JobState::Running } else { job.row.state };
         let (row, progress) = (Arc::clone(&job.row), job.progress.clone());
-        JobView { id: id.to_owned(), row, state, progress }
+        JobView { id: id.to_owned(), row, state: job.state(), progress }
     }
 
     /// Those that have not ended, the newest first, at most `most`: of one node, or of all.
@@ -338,19 +342,17 @@ impl Jobs {
 
     /// How many have not ended, by kind and state.
     pub(crate) fn open_by_kind(&self) -> BTreeMap<(&'static str, &'static str), u64> {
-        let ids = self.rooms.values().flat_map(|room| &room.jobs);
         let mut counts = BTreeMap::new();
-        for view in ids.filter_map(|(_, id)| self.view(id)) {
-            let kind = tally::word(&tally::KINDS, &view.row.kind);
-            *counts.entry((kind, view.state.as_str())).or_default() += 1;
+        for (_, job) in self.not_ended() {
+            let kind = tally::word(&tally::KINDS, &job.row.kind);
+            *counts.entry((kind, job.state().as_str())).or_default() += 1;
         }
         counts
     }
 
     /// How many wait for their node to have room, and how many their node has.
     pub(crate) fn figures(&self) -> (u32, u32) {
-        let ids = self.rooms.values().flat_map(|room| &room.jobs);
-        let states = ids.filter_map(|(_, id)| self.jobs.get(id)).map(|job| job.row.state);
+        let states = self.not_ended().map(|(_, job)| job.row.state);
         states.fold((0, 0), |(queued, running), state| match state {
             JobState::Queued => (queued + 1, running),
             _ => (queued, running + 1),
@@ -365,26 +367,34 @@ impl Jobs {
         found
     }
 
+    // Those that have not ended, which are few of those that are kept.
+    fn not_ended(&self) -> impl Iterator<Item = (&str, &Job)> {
+        let ids = self.rooms.values().flat_map(|room| &room.jobs);
+        ids.filter_map(|(_, id)| Some((id.as_str(), self.jobs.get(id)?)))
+    }
+
     /// When the first lease ends.
     pub(crate) fn first_end(&self) -> Option<Instant> {
-        self.jobs.values().filter_map(|job| job.until).min()
+        self.not_ended().filter_map(|(_, job)| job.until).min()
     }
 
     /// When the first pause ends.
     pub(crate) fn first_pause_end(&self) -> Option<Instant> {
-        self.jobs.values().filter_map(|job| job.pause).min()
+        self.not_ended().filter_map(|(_, job)| job.pause).min()
     }
 
     /// Pauses that are over by now end.
     pub(crate) fn end_pauses(&mut self, now: Instant) {
-        for job in self.jobs.values_mut() {
-            job.pause = job.pause.filter(|end| *end > now);
+        for (_, id) in self.rooms.values().flat_map(|room| &room.jobs) {
+            if let Some(job) = self.jobs.get_mut(id) {
+                job.pause = job.pause.filter(|end| *end > now);
+            }
         }
     }
 
     /// Leases that have ended without news.
     pub(crate) fn silent(&self, now: Instant) -> Vec<String> {
         let over = |job: &Job| job.until.is_some_and(|until| until <= now);
-        self.jobs.iter().filter(|(_, job)| over(job)).map(|(id, _)| id.clone()).collect()
+        self.not_ended().filter(|(_, job)| over(job)).map(|(id, _)| id.to_owned()).collect()
     }
 }

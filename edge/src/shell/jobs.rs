@@ -293,11 +293,13 @@ async fn change(site: &Site, id: &str, row: JobRow, also: Commit, now: Instant) 
             commit.audit(AuditRecord::new("job.ended", id, outcome).by("edge").because(about.trim_end()));
     }
     site.store.commit(commit).await.map_err(|error| store_error(&error))?;
+    let was_asked = site.jobs.view(id).is_some_and(|before| before.row.cancel_requested);
     let kind = match row.state {
         JobState::Succeeded => "job_succeeded",
         JobState::Failed => "job_failed",
         JobState::Cancelled => "job_cancelled",
         JobState::Queued => "job_queued",
+        _ if row.cancel_requested && !was_asked => "job_cancelling",
         _ => "job_leased",
     };
     site.jobs.table().apply(id, row, now);

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use prost::Message;
 use umbel_contracts::proto::control::{
-    AuditPlace, EdgeFacts, EdgeNodeSnapshot, EdgeSummary, NodeDetail, Problem, ProviderSnapshot,
-    QueueSnapshot, Revision, StoreHealth,
+    AuditPlace, EdgeFacts, EdgeNodeSnapshot, EdgeSummary, Problem, ProviderSnapshot, QueueSnapshot, Revision,
+    StoreHealth,
 };
 use umbel_store::AuditAt;
 use umbel_wire::text::shorten;
@@ -33,6 +33,10 @@ const PROBLEMS: usize = 32;
 const SUMMARY: usize = 15 * 1024;
 /// Jobs of one node that its detail names.
 const JOBS_OF_A_NODE: usize = 64;
+/// Encoded bytes of a node's detail: its bound is 256 KiB, and what nodes and people say of jobs may be long.
+const DETAIL: usize = 240 * 1024;
+/// Before an entry of a list: its field's number and its length.
+const BEFORE_ENTRY: usize = 5;
 
 /// One node as it is told.
 pub(crate) fn node(site: &Site, node: &Node) -> EdgeNodeSnapshot {
@@ -42,9 +46,15 @@ pub(crate) fn node(site: &Site, node: &Node) -> EdgeNodeSnapshot {
 
 /// One node with what it can run, has and does.
 pub(crate) fn node_in_detail(site: &Site, one: &Node) -> EdgeNodeSnapshot {
-    let jobs = site.jobs.open(Some(one.id), JOBS_OF_A_NODE);
-    let jobs = jobs.iter().map(|view| crate::shell::jobs::snapshot(site, view)).collect();
-    EdgeNodeSnapshot { detail: Some(NodeDetail { jobs, ..snapshot::detail(one) }), ..node(site, one) }
+    let mut detail = snapshot::detail(one);
+    let mut room = DETAIL.saturating_sub(detail.encoded_len());
+    for view in site.jobs.open(Some(one.id), JOBS_OF_A_NODE) {
+        let job = crate::shell::jobs::snapshot(site, &view);
+        let Some(left) = room.checked_sub(job.encoded_len() + BEFORE_ENTRY) else { break };
+        room = left;
+        detail.jobs.push(job);
+    }
+    EdgeNodeSnapshot { detail: Some(detail), ..node(site, one) }
 }
 
 fn figures(site: &Site, provider: &str) -> Option<Figures> {

@@ -2,22 +2,25 @@
 
 use std::sync::{Arc, Mutex};
 
+use futures_util::StreamExt as _;
 use prost::Message;
 use serde_json::json;
-use umbel_contracts::method;
 use umbel_contracts::objects::JobState;
+use umbel_contracts::proto::control::{EdgeNodeSnapshot, EdgeStatusResponse};
 use umbel_contracts::proto::node::job_complete::Report;
 use umbel_contracts::proto::node::job_lease::Body;
 use umbel_contracts::proto::node::{
     ArtifactAcquire, JobComplete, JobFail, JobFailure, JobLease, JobLeaseAck, JobProgress, JobProgressAck,
     JobReady, JobReadyAck, JobRefusal, RunningJob, RuntimeHealth, RuntimeHealthReport,
 };
+use umbel_contracts::serve::{Follow, Told};
+use umbel_contracts::{bounds, method};
 use umbel_store::Commit;
 use umbel_wire::{Code, Connection, Error, Handler, IncomingRequest, InstanceId};
 
 use super::rig::{Edge, FakeNode, TIME, run, until};
 use crate::core::jobs::Order;
-use crate::shell::jobs;
+use crate::shell::{jobs, status};
 
 /// The node's side of jobs: it keeps the leases that it is given, or refuses them.
 #[derive(Default)]
@@ -83,6 +86,20 @@ impl Rig {
         let ready = JobReady { slots: 2, running };
         let answer = self.connection.request(method::NODE_JOB_READY, ready.encode_to_vec(), TIME).await;
         JobReadyAck::decode(answer.unwrap()).unwrap()
+    }
+
+    /// The kinds of all events of a job, the oldest first.
+    async fn told(&self, id: &str) -> Vec<String> {
+        let follow = Follow { recent: 1_000, ..Follow::default() };
+        let mut events = self.edge.running.site.events.ring().follow(&follow);
+        let mut kinds = Vec::new();
+        while let Some(next) = events.next().await {
+            let Told::Event { event, .. } = next else { continue };
+            if event.job_id.as_deref() == Some(id) {
+                kinds.push(event.kind.clone());
+            }
+        }
+        kinds
     }
 
     fn state(&self, id: &str) -> JobState {
@@ -245,6 +262,8 @@ fn a_job_is_cancelled_and_one_that_its_node_cannot_do_fails_at_once() {
         assert!(progress(&rig.connection, &lease).await.unwrap().cancel_requested);
         fail(&rig.connection, &lease, "CANCELLED", false).await.unwrap();
         assert_eq!(rig.state(&id), JobState::Cancelled);
+        let told = rig.told(&id).await;
+        assert_eq!(told, ["job_queued", "job_leased", "job_started", "job_cancelling", "job_cancelled"]);
         assert_eq!(jobs::cancel(&site, "none", Commit::new()).await.unwrap_err().code, Code::NotFound);
         // It names no artifact.acquire.
         let order = Order {
@@ -261,6 +280,47 @@ fn a_job_is_cancelled_and_one_that_its_node_cannot_do_fails_at_once() {
         let failure = jobs::show(&site, &unable).await.unwrap().failure.unwrap();
         assert_eq!(failure.code, "CAPABILITY_MISSING");
         assert_eq!(rig.agent.leases.lock().unwrap().len(), 1, "it was never sent");
+    });
+}
+
+/// Whatever people give as reasons and a node says of its progress, what is told of the node is within its bound.
+#[test]
+fn a_node_that_says_much_of_many_jobs_is_told_within_its_bound() {
+    run(async {
+        let rig = Rig::start().await;
+        let site = Arc::clone(&rig.edge.running.site);
+        for _ in 0..64 {
+            let order = Order {
+                id: None,
+                node: rig.node.id,
+                body: Body::RuntimeHealth(RuntimeHealth { engine: "e".repeat(200) }),
+                owner: String::new(),
+                actor: "ann".to_owned(),
+                reason: "r".repeat(1024),
+            };
+            jobs::submit(&site, order).await.unwrap();
+        }
+        let ready = JobReady { slots: 64, running: Vec::new() };
+        rig.connection.request(method::NODE_JOB_READY, ready.encode_to_vec(), TIME).await.unwrap();
+        rig.agent.has(64).await;
+        let leases = rig.agent.leases.lock().unwrap().clone();
+        for lease in leases {
+            let said = JobProgress {
+                job_id: lease.job_id,
+                lease_id: lease.lease_id,
+                phase: "looking".to_owned(),
+                message: "m".repeat(3 * 1024),
+                ..JobProgress::default()
+            };
+            rig.connection.request(method::NODE_JOB_PROGRESS, said.encode_to_vec(), TIME).await.unwrap();
+        }
+        let node = site.read(|registry| registry.node(&rig.node.id).cloned()).unwrap();
+        let told = status::node_in_detail(&site, &node).encode_to_vec();
+        assert!(told.len() > 64 * 1024, "{}", told.len());
+        let nodes = vec![EdgeNodeSnapshot::decode(&*told).unwrap()];
+        let part = EdgeStatusResponse { nodes, ..EdgeStatusResponse::default() }.encode_to_vec();
+        let jobs = bounds::decode::<EdgeStatusResponse>(&part).unwrap().nodes[0].detail.clone().unwrap().jobs;
+        assert!((40..64).contains(&jobs.len()), "{}", jobs.len());
     });
 }
 

@@ -242,6 +242,21 @@ fn what_still_runs_is_taken_up_under_a_new_lease_of_the_same_attempt() {
     world.complete("a", &newer).unwrap();
 }
 
+/// Pages of a list go on by it: two jobs of one command, neither stored when the other is made, are no pair for one page.
+#[test]
+fn jobs_that_are_asked_for_together_have_a_place_each() {
+    let mut world = World::new();
+    let rows: Vec<JobRow> = (0..3).map(|_| world.jobs.submit(world.order(), world.wall()).unwrap()).collect();
+    for (id, row) in ["a", "b", "c"].into_iter().zip(rows) {
+        world.store(id, row);
+    }
+    let places: Vec<u64> = world.jobs.list(|_| true).iter().map(|view| view.row.sequence).collect();
+    assert_eq!(places, [3, 2, 1], "the newest first");
+    world.restart();
+    world.submit("d");
+    assert_eq!(world.disk["d"].sequence, 4);
+}
+
 #[test]
 fn with_its_process_an_attempt_is_lost_three_times_and_no_more() {
     let mut world = World::new();

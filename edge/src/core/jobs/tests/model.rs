@@ -201,10 +201,11 @@ impl Run {
             if cancelled {
                 model.runs = None;
             }
-            let given = model.lease.is_some() || std::mem::take(&mut model.unheard);
+            let given = model.lease.is_some() || model.unheard;
             if model.ended.is_some() || model.runs.is_some() || !given {
                 continue;
             }
+            model.unheard = false;
             if process {
                 Self::end_attempt(model, true, true);
             } else {
