@@ -344,7 +344,7 @@ impl Jobs {
     pub(crate) fn open_by_kind(&self) -> BTreeMap<(&'static str, &'static str), u64> {
         let mut counts = BTreeMap::new();
         for (_, job) in self.not_ended() {
-            let kind = tally::word(&tally::KINDS, &job.row.kind);
+            let kind = tally::kind(&job.row.kind);
             *counts.entry((kind, job.state().as_str())).or_default() += 1;
         }
         counts

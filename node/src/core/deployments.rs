@@ -13,6 +13,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use umbel_contracts::{
     artifact::{check_path, check_repository, check_revision},
+    causes::Cause,
     deployment::{self, EngineKind, Profile},
     proto::node::{DeploymentLoad, EngineArtifact},
     settings::CAPACITY_MAX,
@@ -38,8 +39,7 @@ const DIGEST: usize = 64;
 /// Why an engine cannot be started here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refusal {
-    /// In capitals: `PROGRAM_MISSING`.
-    pub(crate) code: &'static str,
+    pub(crate) code: Cause,
     /// The field that it is about: `profile.max_model_len`; empty where there is none.
     pub(crate) path: String,
     /// What is wrong and what to do.
@@ -47,7 +47,7 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
-    pub(crate) fn new(code: &'static str, path: &str, message: impl Into<String>) -> Self {
+    pub(crate) fn new(code: Cause, path: &str, message: impl Into<String>) -> Self {
         Self { code, path: path.to_owned(), message: message.into() }
     }
 }
@@ -125,7 +125,7 @@ impl Grounds {
 }
 
 fn invalid(path: &str, says: impl Into<String>) -> Refusal {
-    Refusal::new("INVALID", path, says)
+    Refusal::new(Cause::Invalid, path, says)
 }
 
 impl Kept {
@@ -143,7 +143,7 @@ impl Kept {
         };
         named(load)?;
         let profile = Profile::from_canonical(&load.profile_json, "profile")
-            .map_err(|fault| Refusal::new("INVALID", &fault.path, fault.message))?;
+            .map_err(|fault| Refusal::new(Cause::Invalid, &fault.path, fault.message))?;
         if profile.kind() != kind {
             return Err(invalid("profile", format!("is one of {}, not of {kind}", profile.kind())));
         }
@@ -360,7 +360,7 @@ fn figures(load: &DeploymentLoad, profile: &Profile) -> Result<(), Refusal> {
     }
     if let Some(tokens) = profile.context_tokens(capacity).filter(|tokens| *tokens < max) {
         let says = format!("the engine takes {tokens} tokens a request by its profile");
-        return Err(Refusal::new("CONTEXT", "max_context_tokens", says));
+        return Err(Refusal::new(Cause::Context, "max_context_tokens", says));
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use umbel_contracts::{
-    causes,
+    causes::Cause,
     proto::node::{JobFailure, JobLease, JobProgress, JobRefusal, RunningJob, job_complete::Report},
 };
 use umbel_wire::{Code, Error};
@@ -240,7 +240,7 @@ impl Jobs {
     pub(crate) fn hand_back(&mut self, now: Instant) {
         for job in self.jobs.values_mut().filter(|job| job.outcome.is_none()) {
             job.outcome = Some(Outcome::Fail(Box::new(JobFailure {
-                code: causes::AGENT_STOPPED.to_owned(),
+                code: Cause::AgentStopped.as_str().to_owned(),
                 message: "the node's agent was stopped; the job begins anew with the next one".to_owned(),
                 retry: true,
                 ..JobFailure::default()
@@ -321,13 +321,14 @@ impl Jobs {
                 true
             }
             Heard::Unfit if is_end => {
-                let unfit = matches!(&job.outcome, Some(Outcome::Fail(failure)) if failure.code == UNFIT);
+                let unfit =
+                    matches!(&job.outcome, Some(Outcome::Fail(failure)) if failure.code == UNFIT.as_str());
                 if unfit {
                     // Not even that: the lease ends, and the edge gives it anew.
                     self.forget(id);
                 } else {
                     job.outcome = Some(Outcome::Fail(Box::new(JobFailure {
-                        code: UNFIT.to_owned(),
+                        code: UNFIT.as_str().to_owned(),
                         message: "the edge could not take this node's report; upgrade edges before nodes"
                             .to_owned(),
                         ..JobFailure::default()
@@ -354,7 +355,7 @@ impl Jobs {
 }
 
 /// The failure of a job whose own end the edge refused.
-const UNFIT: &str = "REPORT_REFUSED";
+const UNFIT: Cause = Cause::ReportRefused;
 
 #[cfg(test)]
 mod tests {
@@ -466,7 +467,9 @@ mod tests {
         let word = jobs.due(now).pop().unwrap();
         jobs.heard(&word, Heard::Unfit);
         let word = jobs.due(now + AGAIN).pop().unwrap();
-        assert!(matches!(&word, Word::End { outcome: Outcome::Fail(failure), .. } if failure.code == UNFIT));
+        assert!(
+            matches!(&word, Word::End { outcome: Outcome::Fail(failure), .. } if failure.code == UNFIT.as_str())
+        );
         jobs.heard(&word, Heard::Unfit);
         assert!(jobs.names().is_empty());
     }

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use umbel_contracts::causes::CRASH_LOOP;
+use umbel_contracts::causes::Cause;
 
 mod asked;
 mod naming;
@@ -46,8 +46,8 @@ pub(crate) struct Supervisor {
     traits: Traits,
     state: State,
     cause: String,
-    /// What the cause is an instance of; empty for nothing that has a name.
-    code: &'static str,
+    /// What the cause is an instance of, if that has a name.
+    code: Option<Cause>,
     tail: String,
     /// How the last process ended.
     exit: Option<Exit>,
@@ -95,7 +95,7 @@ impl Supervisor {
             traits,
             state: State::Validating,
             cause: String::new(),
-            code: "",
+            code: None,
             tail: String::new(),
             exit: None,
             deadline: None,
@@ -139,8 +139,8 @@ impl Supervisor {
         &self.cause
     }
 
-    /// What the cause is an instance of, in capitals; of a crash loop what it crashed for, if that has a name.
-    pub(crate) fn code(&self) -> &'static str {
+    /// What the cause is an instance of; of a crash loop what it crashed for, if that has a name.
+    pub(crate) fn code(&self) -> Option<Cause> {
         self.code
     }
 
@@ -347,7 +347,7 @@ impl Supervisor {
     }
 
     /// One more crash, with nothing of the process left.
-    fn crashed(&mut self, now: Instant, cause: &str, code: &'static str, out: &mut Vec<Output>) {
+    fn crashed(&mut self, now: Instant, cause: &str, code: Option<Cause>, out: &mut Vec<Output>) {
         let was_stable = self.ready_since.is_some_and(|since| now.duration_since(since) >= CRASH_WINDOW);
         if was_stable {
             self.unstable = 0;
@@ -363,11 +363,12 @@ impl Supervisor {
         if self.crashes.len() >= CRASHES || self.never_ready >= CRASHES {
             let minutes = CRASH_WINDOW.as_secs() / 60;
             let cause = format!(
-                "CRASH_LOOP: crashed {CRASHES} times within {minutes} minutes or before it was ready; the last time it {cause}"
+                "{}: crashed {CRASHES} times within {minutes} minutes or before it was ready; the last time it {cause}",
+                Cause::CrashLoop
             );
             self.enter(State::Failed, cause, out);
             // What it falls over for says more than that it does.
-            self.code = if code.is_empty() { CRASH_LOOP } else { code };
+            self.code = code.or(Some(Cause::CrashLoop));
             self.deadline = None;
             return;
         }

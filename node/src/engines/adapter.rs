@@ -14,6 +14,7 @@ use std::{
 
 use serde_json::Value;
 use umbel_contracts::{
+    causes::Cause,
     config::ByteSize,
     deployment::{EngineKind, profile::Holds},
 };
@@ -61,7 +62,7 @@ pub(super) struct Start<'a> {
 pub(crate) fn validate(config: &EngineConfig, facts: &HostFacts) -> Result<(), Refusal> {
     let process = match &config.source {
         EngineSource::Process(process) => process,
-        EngineSource::Missing { why, .. } => return Err(Refusal::new("NOT_ALLOWED", "kind", why)),
+        EngineSource::Missing { why, .. } => return Err(Refusal::new(Cause::NotAllowed, "kind", why)),
         EngineSource::Cli { program, .. } => return is_program(program, EngineKind::Cli),
         EngineSource::Sim { .. } | EngineSource::External { .. } => return Ok(()),
     };
@@ -69,7 +70,7 @@ pub(crate) fn validate(config: &EngineConfig, facts: &HostFacts) -> Result<(), R
     let Some(program) = facts.programs.of(kind) else {
         let key = program_key(kind);
         let says = format!("{key} is not set: name the {kind} program there, in the node's own file");
-        return Err(Refusal::new("PROGRAM_MISSING", "kind", says));
+        return Err(Refusal::new(Cause::ProgramMissing, "kind", says));
     };
     is_program(program, kind)?;
     names(config, kind)?;
@@ -82,15 +83,16 @@ pub(crate) fn validate(config: &EngineConfig, facts: &HostFacts) -> Result<(), R
     context(config, process)?;
     if process.port != 0 && TcpListener::bind((Ipv4Addr::LOCALHOST, process.port)).is_err() {
         let says = "its port is in use by another process: end that one, or set port = 0 to take a free one";
-        return Err(Refusal::new("PORT_TAKEN", "port", says));
+        return Err(Refusal::new(Cause::PortTaken, "port", says));
     }
     Ok(())
 }
 
 pub(crate) fn is_program(program: &Path, kind: EngineKind) -> Result<(), Refusal> {
     let key = program_key(kind);
-    let refusal =
-        |says: String| Refusal::new("PROGRAM_MISSING", "kind", format!("{key} {}{says}", program.display()));
+    let refusal = |says: String| {
+        Refusal::new(Cause::ProgramMissing, "kind", format!("{key} {}{says}", program.display()))
+    };
     let facts = std::fs::metadata(program).map_err(|error| refusal(format!(": {error}")))?;
     if !facts.is_file() || facts.permissions().mode() & 0o111 == 0 {
         return Err(refusal(" is not a program that can be run".to_owned()));
@@ -111,7 +113,7 @@ fn names(config: &EngineConfig, kind: EngineKind) -> Result<(), Refusal> {
     let path = if *name == config.model { "model" } else { "aliases" };
     let says =
         format!("\"{name}\" cannot be a model's name for {kind}: it may not begin with '-' or hold a comma");
-    Err(Refusal::new("INVALID", path, says))
+    Err(Refusal::new(Cause::Invalid, path, says))
 }
 
 fn files_of_profile(process: &ProcessSource) -> Result<(), Refusal> {
@@ -122,7 +124,7 @@ fn files_of_profile(process: &ProcessSource) -> Result<(), Refusal> {
             && !beside(process, file).is_file()
         {
             let says = format!("\"{file}\" is not among the model's files");
-            return Err(Refusal::new("ARTIFACT_MISSING", &format!("profile.{name}"), says));
+            return Err(Refusal::new(Cause::ArtifactMissing, &format!("profile.{name}"), says));
         }
     }
     Ok(())
@@ -136,7 +138,7 @@ fn divided_over_gpus(config: &EngineConfig, process: &ProcessSource) -> Result<(
         return Ok(());
     }
     let says = format!("the profile divides the model over {wanted} GPUs, and {given} are given");
-    Err(Refusal::new("INVALID", "profile", says))
+    Err(Refusal::new(Cause::Invalid, "profile", says))
 }
 
 fn context(config: &EngineConfig, process: &ProcessSource) -> Result<(), Refusal> {
@@ -148,13 +150,13 @@ fn context(config: &EngineConfig, process: &ProcessSource) -> Result<(), Refusal
             _ => "profile.ctx_size",
         };
         let says = format!("{said} tokens a request are more than the model's context of {model}");
-        return Err(Refusal::new("CONTEXT", key, says));
+        return Err(Refusal::new(Cause::Context, key, says));
     }
     // A node's own file may say more than is true of it; a deployment may not.
     if config.origin.is_some() && config.max_context_tokens > model {
         let says =
             format!("{} tokens are more than the model's context of {model}", config.max_context_tokens);
-        return Err(Refusal::new("CONTEXT", "max_context_tokens", says));
+        return Err(Refusal::new(Cause::Context, "max_context_tokens", says));
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use std::{
     path::Path,
 };
 
-use umbel_contracts::deployment::Profile;
+use umbel_contracts::{causes::Cause, deployment::Profile};
 
 use crate::{config::ProcessSource, core::deployments::Refusal};
 
@@ -27,11 +27,11 @@ pub(super) fn check_file(file: &Path) -> Result<(), Refusal> {
     let shown = file.display();
     let mut magic = [0; 4];
     File::open(file).and_then(|mut file| file.read_exact(&mut magic)).map_err(|error| {
-        Refusal::new("ARTIFACT_MISSING", "artifact", format!("model_file {shown}: {error}"))
+        Refusal::new(Cause::ArtifactMissing, "artifact", format!("model_file {shown}: {error}"))
     })?;
     if &magic != b"GGUF" {
         return Err(Refusal::new(
-            "ARTIFACT_MISSING",
+            Cause::ArtifactMissing,
             "artifact",
             format!("model_file {shown} is not a GGUF file"),
         ));
@@ -42,8 +42,9 @@ pub(super) fn check_file(file: &Path) -> Result<(), Refusal> {
 /// A folder with a `config.json` has to be there.
 pub(super) fn check_folder(folder: &Path) -> Result<(), Refusal> {
     let shown = folder.display();
-    let refusal =
-        |says: String| Refusal::new("ARTIFACT_MISSING", "artifact", format!("model_folder {shown}{says}"));
+    let refusal = |says: String| {
+        Refusal::new(Cause::ArtifactMissing, "artifact", format!("model_folder {shown}{says}"))
+    };
     let facts = std::fs::metadata(folder).map_err(|error| refusal(format!(": {error}")))?;
     if !facts.is_dir() {
         return Err(refusal(" is not a directory".to_owned()));

@@ -8,9 +8,12 @@
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use serde_json::{Map, Value, json};
-use umbel_contracts::deployment::{
-    EngineKind, Profile,
-    profile::{Holds, Key},
+use umbel_contracts::{
+    causes::Cause,
+    deployment::{
+        EngineKind, Profile,
+        profile::{Holds, Key},
+    },
 };
 
 use super::adapter::{self, Command, HostFacts};
@@ -247,16 +250,16 @@ fn the_host_is_checked_before_anything_starts() {
     let folder = dir.path().join("model");
     let vllm = |profile| engine(EngineKind::Vllm, profile, &folder);
     let said = refused(&vllm(json!({})), &here);
-    assert_eq!((said.code, said.path.as_str()), ("ARTIFACT_MISSING", "artifact"));
+    assert_eq!((said.code, said.path.as_str()), (Cause::ArtifactMissing, "artifact"));
     std::fs::create_dir(&folder).unwrap();
     assert!(refused(&vllm(json!({})), &here).message.contains("config.json"));
     std::fs::write(folder.join("config.json"), json!({ "max_position_embeddings": 4096 }).to_string())
         .unwrap();
     adapter::validate(&vllm(json!({})), &here).unwrap();
     for (profile, code, path) in [
-        (json!({ "max_model_len": 8192 }), "CONTEXT", "profile.max_model_len"),
-        (json!({ "tensor_parallel_size": 4 }), "INVALID", "profile"),
-        (json!({ "chat_template": "none.jinja" }), "ARTIFACT_MISSING", "profile.chat_template"),
+        (json!({ "max_model_len": 8192 }), Cause::Context, "profile.max_model_len"),
+        (json!({ "tensor_parallel_size": 4 }), Cause::Invalid, "profile"),
+        (json!({ "chat_template": "none.jinja" }), Cause::ArtifactMissing, "profile.chat_template"),
     ] {
         let said = refused(&vllm(profile), &here);
         assert_eq!((said.code, said.path.as_str()), (code, path), "{said:?}");
@@ -267,7 +270,7 @@ fn the_host_is_checked_before_anything_starts() {
     assert_eq!(refused(&dash, &here).path, "aliases");
     for program in ["/nowhere/vllm", "/tmp"] {
         let said = refused(&vllm(json!({})), &facts(Path::new(program)));
-        assert!(said.code == "PROGRAM_MISSING" && said.message.contains("programs.vllm"), "{said:?}");
+        assert!(said.code == Cause::ProgramMissing && said.message.contains("programs.vllm"), "{said:?}");
     }
     let none = HostFacts { programs: Programs::default(), accelerator: Accelerator::Cpu };
     assert!(refused(&vllm(json!({})), &none).message.contains("programs.vllm is not set"));
@@ -286,7 +289,7 @@ fn the_host_is_checked_before_anything_starts() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
     let said = refused(&llama(port), &here);
-    assert!(said.code == "PORT_TAKEN" && !said.message.contains(&port.to_string()));
+    assert!(said.code == Cause::PortTaken && !said.message.contains(&port.to_string()));
 }
 
 #[test]

@@ -17,7 +17,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 use umbel_contracts::{
-    causes,
+    causes::Cause,
     proto::node::{
         DeploymentHealth, DeploymentHealthReport, DeploymentLoad, DeploymentLoadReport, EngineHealth,
         JobFailure, RuntimeHealth, RuntimeHealthReport,
@@ -75,26 +75,32 @@ pub(crate) struct Deployments {
 }
 
 /// A failure of this agent's own words.
-fn failure(code: &str, path: &str, message: impl Into<String>, retry: bool) -> JobFailure {
+fn failure(code: Cause, path: &str, message: impl Into<String>, retry: bool) -> JobFailure {
     let mut message = message.into();
     shorten(&mut message, SENTENCE_MAX);
-    JobFailure { code: code.to_owned(), message, path: path.to_owned(), retry, ..JobFailure::default() }
+    JobFailure {
+        code: code.as_str().to_owned(),
+        message,
+        path: path.to_owned(),
+        retry,
+        ..JobFailure::default()
+    }
 }
 
 impl From<Refusal> for JobFailure {
     fn from(refusal: Refusal) -> Self {
         // What another engine or process holds may be free in a while; all else stays as it is.
-        let retry = causes::passes(refusal.code);
+        let retry = refusal.code.passes();
         failure(refusal.code, &refusal.path, refusal.message, retry)
     }
 }
 
 fn cancelled() -> JobFailure {
-    failure("CANCELLED", "", "it was cancelled", false)
+    failure(Cause::Cancelled, "", "it was cancelled", false)
 }
 
 fn unknown(engine: &str) -> JobFailure {
-    failure("UNKNOWN_ENGINE", "engine", format!("this node has no engine {engine:?}"), false)
+    failure(Cause::UnknownEngine, "engine", format!("this node has no engine {engine:?}"), false)
 }
 
 fn milliseconds(since: Instant) -> u64 {
@@ -151,7 +157,7 @@ impl Deployments {
                 Err(_) => {
                     let view = engine.view();
                     let says = format!("was not ready within {} s: {} {}", limit.as_secs(), view.state, view.cause);
-                    return Err(JobFailure { output_tail: view.tail, ..failure("TIMED_OUT", "", says, true) });
+                    return Err(JobFailure { output_tail: view.tail, ..failure(Cause::TimedOut, "", says, true) });
                 }
             },
             () = cancel.cancelled() => {
@@ -179,7 +185,12 @@ impl Deployments {
             let wanted = wanted.config(&self.engines.grounds());
             if started.source.kind() != wanted.source.kind() || started.digest() != wanted.digest() {
                 let says = "runs as it was started before the list of deployments was lost, and that is not this: unload it first";
-                return Err(failure("ENGINE_DIFFERS", "engine", format!("{} {says}", wanted.name), false));
+                return Err(failure(
+                    Cause::EngineDiffers,
+                    "engine",
+                    format!("{} {says}", wanted.name),
+                    false,
+                ));
             }
         }
         let there = match &salvaged {
@@ -212,9 +223,9 @@ impl Deployments {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => {
                 let says = format!("cannot be kept in the state directory: {}", error.kind());
-                Err(failure("STATE_NOT_WRITABLE", "", says, true))
+                Err(failure(Cause::StateNotWritable, "", says, true))
             }
-            Err(_) => Err(failure("INTERNAL", "", "writing the list of engines broke off", true)),
+            Err(_) => Err(failure(Cause::Internal, "", "writing the list of engines broke off", true)),
         }
     }
 
@@ -240,12 +251,20 @@ impl Deployments {
                 }
                 EngineState::Failed => {
                     let began = in_the_way.get_or_insert_with(Instant::now);
-                    if !view.looks_again || !causes::passes(view.code) || began.elapsed() >= IN_THE_WAY {
+                    if !view.looks_again
+                        || !view.code.is_some_and(Cause::passes)
+                        || began.elapsed() >= IN_THE_WAY
+                    {
                         return Err(evidence::failure_of(view));
                     }
                 }
                 EngineState::Stopping | EngineState::Stopped | EngineState::Draining => {
-                    return Err(failure("UNLOADED", "engine", "it was unloaded while it was loading", false));
+                    return Err(failure(
+                        Cause::Unloaded,
+                        "engine",
+                        "it was unloaded while it was loading",
+                        false,
+                    ));
                 }
                 _ => in_the_way = None,
             }
@@ -257,7 +276,7 @@ impl Deployments {
             tokio::select! {
                 // The sender lives as long as the engines.
                 changed = changes.changed() => if changed.is_err() {
-                    return Err(failure("INTERNAL", "", "the engines are gone", true));
+                    return Err(failure(Cause::Internal, "", "the engines are gone", true));
                 },
                 () = sleep_until(until.unwrap_or_else(tokio::time::Instant::now)), if until.is_some() => {}
             }

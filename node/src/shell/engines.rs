@@ -17,7 +17,7 @@ use tokio::{
     sync::{Notify, mpsc, watch},
     task::JoinSet,
 };
-use umbel_contracts::proto::node::EngineAction;
+use umbel_contracts::{causes::Cause, proto::node::EngineAction};
 use umbel_wire::clock::Wall;
 
 use crate::{
@@ -87,8 +87,8 @@ pub(crate) struct HttpRoute {
 pub(crate) struct View {
     pub(crate) state: State,
     pub(crate) cause: String,
-    /// What the cause is an instance of, in capitals.
-    pub(crate) code: &'static str,
+    /// What the cause is an instance of, if that has a name.
+    pub(crate) code: Option<Cause>,
     /// How the last process ended.
     pub(crate) exit: Option<Exit>,
     /// It has failed, and is looked at again by itself.
@@ -232,7 +232,7 @@ impl Engine {
             "INTERNAL: what drives it broke off by a defect of the agent, whose log says where; \
                              restart the agent"
                 .into();
-        (shared.view.code, shared.view.looks_again) = ("INTERNAL", false);
+        (shared.view.code, shared.view.looks_again) = (Some(Cause::Internal), false);
         shared.view.since = Wall::now();
         shared.route = None;
     }

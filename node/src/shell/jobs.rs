@@ -16,7 +16,9 @@ use prost::Message;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use umbel_contracts::{
-    bounds, method,
+    bounds,
+    causes::Cause,
+    method,
     proto::node::{
         JobComplete, JobEndAck, JobFail, JobFailure, JobLease, JobLeaseAck, JobProgressAck, JobReady,
         JobReadyAck, JobRefusal, RunningJob,
@@ -169,7 +171,7 @@ impl Jobs {
                 Ok(Ok(report)) => Outcome::Complete(Box::new(report)),
                 Ok(Err(failure)) => Outcome::Fail(Box::new(failure)),
                 Err(_) => Outcome::Fail(Box::new(JobFailure {
-                    code: "INTERNAL".to_owned(),
+                    code: Cause::Internal.as_str().to_owned(),
                     message: "it broke off by a defect of the agent, whose log says where".to_owned(),
                     ..JobFailure::default()
                 })),

@@ -132,9 +132,8 @@ fn engines(encoder: &mut DescriptorEncoder<'_>, admin: &Admin) -> fmt::Result {
         all.iter().map(|(view, config, _)| ([("engine", config.name.clone())], view.restarts.into()));
     let help = "Starts of an engine after its process ended by itself";
     counters(encoder, "umbel_node_engine_restarts", help, restarts)?;
-    let named = all.iter().filter(|(view, _, _)| !view.code.is_empty());
-    let codes = named
-        .map(|(view, config, _)| ([("engine", config.name.clone()), ("code", view.code.to_owned())], 1.0));
+    let named = all.iter().filter_map(|(view, config, _)| Some((config.name.clone(), view.code?)));
+    let codes = named.map(|(engine, code)| ([("engine", engine), ("code", code.as_str().to_owned())], 1.0));
     let help = "One for what an engine suffers from, where that has a name";
     gauges(encoder, "umbel_node_engine_trouble", help, codes)?;
     let help = "Engines that an earlier agent left, by what became of them: adopted, over (ended while no agent was there), ended";

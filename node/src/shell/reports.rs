@@ -14,6 +14,7 @@ use std::{
 use tokio::{sync::watch, task::spawn_blocking};
 use umbel_contracts::{
     NODE_PROTOCOL,
+    causes::Cause,
     deployment::EngineKind,
     proto::node::{
         AgentHealth, Artifact, EngineRuntime, EngineState, EngineStatus, NodeDeclared, NodeHeartbeat,
@@ -46,7 +47,7 @@ const SEQUENCES_LOST: &str = "SEQUENCES_LOST";
 /// The disk does not take the list of deployments.
 const STATE_NOT_WRITABLE: &str = "STATE_NOT_WRITABLE";
 /// An engine listens to other hosts.
-const ENGINE_EXPOSED: &str = umbel_contracts::causes::ENGINE_EXPOSED;
+const ENGINE_EXPOSED: &str = Cause::EngineExposed.as_str();
 /// Engines of deployments go on without the list of them.
 const DEPLOYMENTS_LOST: &str = "DEPLOYMENTS_LOST";
 /// Problems of one heartbeat: the boundary's bound.

@@ -7,11 +7,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
+use umbel_contracts::artifact;
+use umbel_contracts::causes::{self, Cause};
 use umbel_contracts::deployment::DeploymentSpec;
 use umbel_contracts::objects::JobState;
 use umbel_contracts::proto::node::EngineState;
 use umbel_contracts::selector::Selector;
-use umbel_contracts::{artifact, causes};
 use umbel_wire::NodeId;
 use umbel_wire::liveness::State;
 
@@ -54,7 +55,7 @@ fn job_fact(view: Option<JobView>) -> JobFact {
             let failure = view.row.failure();
             let message =
                 failure.as_ref().map_or_else(|| "it was cancelled".to_owned(), |one| one.message.clone());
-            let differs = failure.as_ref().is_some_and(|one| one.code == causes::ENGINE_DIFFERS);
+            let differs = failure.as_ref().is_some_and(|one| one.code == Cause::EngineDiffers.as_str());
             let retryable = failure.is_none_or(|one| one.retry || causes::passes(&one.code));
             JobFact::Failed { message, retryable, differs }
         }

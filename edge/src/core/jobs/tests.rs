@@ -7,7 +7,7 @@
     reason = "tests"
 )]
 
-use umbel_contracts::causes;
+use umbel_contracts::causes::Cause;
 use umbel_contracts::proto::node::job_complete::Report;
 use umbel_contracts::proto::node::{
     ArtifactRemoveReport, JobFailure, JobRefusal, RunningJob, RuntimeHealth, RuntimeHealthReport,
@@ -333,7 +333,7 @@ fn a_job_that_is_given_back_has_lost_no_attempt() {
         let speaker = world.speaker(process, process);
         world.ready(&speaker, &[]);
         let lease = world.claim("a", &speaker);
-        let failure = JobFailure { code: causes::AGENT_STOPPED.to_owned(), ..JobFailure::default() };
+        let failure = JobFailure { code: Cause::AgentStopped.as_str().to_owned(), ..JobFailure::default() };
         let row = world.jobs.fail(world.node, "a", &lease, &failure, world.wall()).unwrap().unwrap();
         assert_eq!((row.state, row.failures, row.failure.is_none()), (JobState::Queued, 0, true));
         world.store("a", row);

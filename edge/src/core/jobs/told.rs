@@ -5,7 +5,7 @@
 
 use std::time::Instant;
 
-use umbel_contracts::causes;
+use umbel_contracts::causes::Cause;
 use umbel_contracts::objects::JobState;
 use umbel_contracts::proto::node::job_complete::Report;
 use umbel_contracts::proto::node::{JobFailure, JobProgress, JobRefusal};
@@ -17,9 +17,6 @@ use super::{ATTEMPTS, Job, Jobs, LEASE};
 
 /// A failure's sentence in memory.
 const SENTENCE: usize = 512;
-
-/// What a failure is called whose job was cancelled.
-pub(crate) const CANCELLED: &str = "CANCELLED";
 
 fn unknown() -> Error {
     Error::new(Code::NotFound, "UNKNOWN_JOB", "this edge has no such job; ended ones are kept for 7 days")
@@ -36,7 +33,7 @@ fn failed(row: &JobRow, failure: FailureRow, told: String, now: Wall) -> JobRow 
     let ran = row.lease.take().or(row.unheard.take());
     row.unheard = None;
     row.ended_lease = ran.map(|lease| lease.id).unwrap_or_default();
-    let cancelled = failure.code == CANCELLED && row.cancel_requested;
+    let cancelled = failure.code == Cause::Cancelled.as_str() && row.cancel_requested;
     if !cancelled {
         row.failures = row.failures.saturating_add(1);
     }
@@ -153,8 +150,12 @@ impl Jobs {
     }
 
     fn cannot(&self, row: &JobRow, message: String, now: Wall) -> JobRow {
-        let failure =
-            FailureRow { code: "CAPABILITY_MISSING".to_owned(), message, path: String::new(), retry: false };
+        let failure = FailureRow {
+            code: Cause::CapabilityMissing.as_str().to_owned(),
+            message,
+            path: String::new(),
+            retry: false,
+        };
         failed(row, failure, String::new(), now)
     }
 
@@ -228,7 +229,7 @@ impl Jobs {
             return Ok(None);
         }
         self.in_force(id, lease).ok_or_else(old)?;
-        if failure.code == causes::AGENT_STOPPED {
+        if failure.code == Cause::AgentStopped.as_str() {
             let ended_lease = lease.to_owned();
             return Ok(Some(JobRow { ended_lease, ..returned(&job.row, now) }));
         }
@@ -284,7 +285,7 @@ impl Jobs {
             return Some(returned(&job.row, now));
         }
         let failure = FailureRow {
-            code: "PROCESS_LOST".to_owned(),
+            code: Cause::ProcessLost.as_str().to_owned(),
             message: "the node's agent ended while it ran the job".to_owned(),
             path: String::new(),
             retry: true,
@@ -296,7 +297,7 @@ impl Jobs {
     pub(crate) fn abandon(&self, id: &str, now: Wall) -> Option<JobRow> {
         let job = self.jobs.get(id).filter(|job| !job.row.state.is_end())?;
         let failure = FailureRow {
-            code: "NODE_GONE".to_owned(),
+            code: Cause::NodeGone.as_str().to_owned(),
             message: "its node was decommissioned".to_owned(),
             path: String::new(),
             retry: false,

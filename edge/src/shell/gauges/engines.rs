@@ -6,11 +6,11 @@
 use std::fmt;
 
 use prometheus_client::encoding::DescriptorEncoder;
+use umbel_contracts::causes::label;
 use umbel_contracts::daemon::exposition::{counters, gauges};
 use umbel_contracts::proto::node::EngineState;
 
 use super::NodeFigures;
-use crate::core::jobs::tally::{CODES, word};
 use crate::core::registry::node::Node;
 
 /// What a node last said of an engine.
@@ -26,7 +26,7 @@ pub(super) fn of(node: &Node) -> Vec<Figures> {
     let each = node.engines.iter().map(|(name, status)| Figures {
         name: name.clone(),
         restarts: status.restarts.into(),
-        failed: (status.state() == EngineState::Failed).then(|| word(&CODES, &status.code)),
+        failed: (status.state() == EngineState::Failed).then(|| label(&status.code)),
     });
     each.collect()
 }

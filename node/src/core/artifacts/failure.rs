@@ -1,6 +1,8 @@
 //! Why an artifact could not be brought or taken away.
 //!
-//! Owns the codes and whether trying again makes sense. Invariant: the sentence has no address, path or secret of the host.
+//! Owns the kinds and whether trying again makes sense. Invariant: the sentence has no address, path or secret of the host.
+
+use umbel_contracts::causes::Cause;
 
 /// What kind of failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,22 +36,22 @@ pub(crate) enum Reason {
 }
 
 impl Reason {
-    /// The code that is told.
-    pub(crate) fn as_str(self) -> &'static str {
+    /// What is told.
+    pub(crate) fn cause(self) -> Cause {
         match self {
-            Self::Space => "SPACE",
-            Self::DigestMismatch => "DIGEST_MISMATCH",
-            Self::SizeMismatch => "SIZE_MISMATCH",
-            Self::SourceUnknown => "SOURCE_UNKNOWN",
-            Self::SourceRefused => "SOURCE_REFUSED",
-            Self::SourceUnreachable => "SOURCE_UNREACHABLE",
-            Self::NameRefused => "NAME_REFUSED",
-            Self::RootUnknown => "ROOT_UNKNOWN",
-            Self::Cancelled => "CANCELLED",
-            Self::Disk => "DISK",
-            Self::InUse => "IN_USE",
-            Self::NotFound => "NOT_FOUND",
-            Self::Internal => "INTERNAL",
+            Self::Space => Cause::Space,
+            Self::DigestMismatch => Cause::DigestMismatch,
+            Self::SizeMismatch => Cause::SizeMismatch,
+            Self::SourceUnknown => Cause::SourceUnknown,
+            Self::SourceRefused => Cause::SourceRefused,
+            Self::SourceUnreachable => Cause::SourceUnreachable,
+            Self::NameRefused => Cause::NameRefused,
+            Self::RootUnknown => Cause::RootUnknown,
+            Self::Cancelled => Cause::Cancelled,
+            Self::Disk => Cause::Disk,
+            Self::InUse => Cause::InUse,
+            Self::NotFound => Cause::NotFound,
+            Self::Internal => Cause::Internal,
         }
     }
 
@@ -61,7 +63,7 @@ impl Reason {
 
 /// A failure that is told to the edge.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{}: {says}", reason.as_str())]
+#[error("{}: {says}", reason.cause())]
 pub(crate) struct Failure {
     pub(crate) reason: Reason,
     /// One sentence, without an address or a path of this host.

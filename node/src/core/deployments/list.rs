@@ -4,6 +4,8 @@
 //! whether it fits the host, and writing the list, to the shell. Invariant: a name has one entry, and gets a new one only when
 //! nothing of its last engine is left.
 
+use umbel_contracts::causes::Cause;
+
 use super::{Kept, Refusal};
 
 /// What is on the host under an engine's name.
@@ -41,11 +43,11 @@ pub(crate) fn taken(list: &[Kept], wanted: &Kept, there: OfName) -> Result<Taken
         }
         if !known.goes_on_as(wanted) {
             let says = "runs with other files, GPUs, name or profile: unload it first, then load it anew";
-            return Err(Refusal::new("ENGINE_DIFFERS", "engine", format!("{} {says}", wanted.engine)));
+            return Err(Refusal::new(Cause::EngineDiffers, "engine", format!("{} {says}", wanted.engine)));
         }
     } else if there == OfName::Leaving {
         let says = format!("something of the last {} is left: it is loaded when that is gone", wanted.engine);
-        return Err(Refusal::new("STILL_LEAVING", "engine", says));
+        return Err(Refusal::new(Cause::StillLeaving, "engine", says));
     }
     let mut next = list.to_vec();
     match known.and_then(|at| next.get_mut(at)) {

@@ -4,8 +4,9 @@
 //! name comes from this agent's own cause or from the run that ended, never from an earlier one; the words are one line of the
 //! tail, which has no addresses, and at most [`WORDS`] bytes.
 
-use umbel_contracts::causes::{
-    CRASH_LOOP, CUDA_ERROR, ENGINE_EXPOSED, GPU_MEMORY_HELD, OUT_OF_MEMORY, PORT_TAKEN,
+use umbel_contracts::causes::Cause::{
+    self, CrashLoop, CudaError, EngineExposed, GpuInUse, GpuMemoryHeld, GpuMissing, LeftOver, OutOfMemory,
+    PortTaken, Stalled,
 };
 use umbel_wire::text::shorten;
 
@@ -15,9 +16,9 @@ const WORDS: usize = 200;
 const NEAR: usize = 40;
 
 /// Words of engines, of their libraries and of this agent, in small letters; the first that is found counts.
-const MARKS: [(&str, &[&str]); 3] = [
+const MARKS: [(Cause, &[&str]); 3] = [
     (
-        OUT_OF_MEMORY,
+        OutOfMemory,
         &[
             "out of memory",
             "outofmemory",
@@ -28,7 +29,7 @@ const MARKS: [(&str, &[&str]); 3] = [
         ],
     ),
     (
-        CUDA_ERROR,
+        CudaError,
         &[
             "cuda error",
             "cudaerror",
@@ -38,43 +39,42 @@ const MARKS: [(&str, &[&str]); 3] = [
             "gpu is lost",
         ],
     ),
-    (PORT_TAKEN, &["address already in use", "couldn't bind"]),
+    (PortTaken, &["address already in use", "couldn't bind"]),
 ];
 
-/// The name of a cause in this agent's words; empty if it has none.
-pub(crate) fn name(cause: &str) -> &'static str {
+/// The name of a cause in this agent's words.
+pub(crate) fn name(cause: &str) -> Option<Cause> {
     let own = [
-        CRASH_LOOP,
-        GPU_MEMORY_HELD,
-        OUT_OF_MEMORY,
-        CUDA_ERROR,
-        PORT_TAKEN,
-        ENGINE_EXPOSED,
-        "GPU_IN_USE",
-        "GPU_MISSING",
-        "LEFT_OVER",
-        "STALLED",
+        CrashLoop,
+        GpuMemoryHeld,
+        OutOfMemory,
+        CudaError,
+        PortTaken,
+        EngineExposed,
+        GpuInUse,
+        GpuMissing,
+        LeftOver,
+        Stalled,
     ];
     own.into_iter()
-        .find(|own| cause.strip_prefix(own).is_some_and(|rest| rest.starts_with(':')))
-        .unwrap_or_else(|| {
-            if cause.starts_with("stalled") { "STALLED" } else { marked(cause).unwrap_or_default() }
-        })
+        .find(|own| cause.strip_prefix(own.as_str()).is_some_and(|rest| rest.starts_with(':')))
+        .or_else(|| if cause.starts_with("stalled") { Some(Stalled) } else { marked(cause) })
 }
 
-fn marked(line: &str) -> Option<&'static str> {
+fn marked(line: &str) -> Option<Cause> {
     let lower = line.to_ascii_lowercase();
     let has = |words: &&[&str]| words.iter().any(|word| lower.contains(word));
     MARKS.iter().find(|(_, words)| has(words)).map(|(name, _)| *name)
 }
 
 /// What a process ended for: the cause with the line that tells most, and its name.
-pub(crate) fn crash(cause: &str, tail: &str) -> (String, &'static str) {
+pub(crate) fn crash(cause: &str, tail: &str) -> (String, Option<Cause>) {
     let of_cause = name(cause);
     let lines = || tail.lines().rev().map(str::trim).filter(|line| !line.is_empty());
     let telling = lines().take(NEAR).find_map(|line| marked(line).map(|name| (name, line)));
-    let named = if of_cause.is_empty() { telling.map_or("", |(name, _)| name) } else { of_cause };
-    let line = telling.filter(|(name, _)| *name == named).map(|(_, line)| line).or_else(|| lines().next());
+    let named = of_cause.or(telling.map(|(name, _)| name));
+    let line =
+        telling.filter(|(name, _)| Some(*name) == named).map(|(_, line)| line).or_else(|| lines().next());
     let Some(line) = line else { return (cause.to_owned(), named) };
     let mut words = line.replace('"', "'");
     shorten(&mut words, WORDS);
@@ -89,9 +89,9 @@ mod tests {
     fn the_last_line_stands_in_the_cause() {
         assert_eq!(
             crash("exited with code 1", "a traceback\nFINAL: \"because\"\n\n"),
-            ("exited with code 1: \"FINAL: 'because'\"".to_owned(), "")
+            ("exited with code 1: \"FINAL: 'because'\"".to_owned(), None)
         );
-        assert_eq!(crash("exited", " \n"), ("exited".to_owned(), ""));
+        assert_eq!(crash("exited", " \n"), ("exited".to_owned(), None));
         let (cause, _) = crash("exited", &"ä".repeat(2_000));
         assert!(cause.len() <= WORDS + 16, "{}", cause.len());
     }
@@ -100,27 +100,30 @@ mod tests {
     fn a_line_that_tells_more_than_the_last_is_taken() {
         let tail = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\nRuntimeError: see root cause above";
         let (cause, name) = crash("exited with code 1", tail);
-        assert!(cause.contains("Tried to allocate 2 GiB") && name == OUT_OF_MEMORY, "{cause} {name}");
+        assert!(cause.contains("Tried to allocate 2 GiB") && name == Some(OutOfMemory), "{cause} {name:?}");
         for (tail, named) in [
-            ("CUDA error: unspecified launch failure\nbye", CUDA_ERROR),
-            ("CUDA error: out of memory", OUT_OF_MEMORY),
-            ("[Errno 98] error while attempting to bind on [address]: address already in use", PORT_TAKEN),
-            ("ValueError: no such model", ""),
+            ("CUDA error: unspecified launch failure\nbye", Some(CudaError)),
+            ("CUDA error: out of memory", Some(OutOfMemory)),
+            (
+                "[Errno 98] error while attempting to bind on [address]: address already in use",
+                Some(PortTaken),
+            ),
+            ("ValueError: no such model", None),
         ] {
             assert_eq!(crash("exited with code 1", tail).1, named, "{tail}");
         }
         let long_before = format!("CUDA error: x\n{}", "fine\n".repeat(NEAR));
-        assert_eq!(crash("exited with code 1", &long_before).1, "");
+        assert_eq!(crash("exited with code 1", &long_before).1, None);
     }
 
     #[test]
     fn own_causes_have_names_of_their_own() {
         for (cause, named) in [
-            ("CRASH_LOOP: crashed 5 times", CRASH_LOOP),
-            ("GPU_MEMORY_HELD: gpu memory held by pid 5", GPU_MEMORY_HELD),
-            ("stalled: requests wait", "STALLED"),
-            ("was ended by signal 9 (killed; the kernel does so when memory runs out)", OUT_OF_MEMORY),
-            ("restarted by an operator", ""),
+            ("CRASH_LOOP: crashed 5 times", Some(CrashLoop)),
+            ("GPU_MEMORY_HELD: gpu memory held by pid 5", Some(GpuMemoryHeld)),
+            ("stalled: requests wait", Some(Stalled)),
+            ("was ended by signal 9 (killed; the kernel does so when memory runs out)", Some(OutOfMemory)),
+            ("restarted by an operator", None),
         ] {
             assert_eq!(name(cause), named, "{cause}");
         }

@@ -99,7 +99,7 @@ pub(crate) fn told(failure: &Failure) -> JobFailure {
     let mut message = failure.says.clone();
     shorten(&mut message, SENTENCE_MAX);
     JobFailure {
-        code: failure.reason.as_str().to_owned(),
+        code: failure.reason.cause().as_str().to_owned(),
         message,
         retry: failure.retry(),
         ..JobFailure::default()

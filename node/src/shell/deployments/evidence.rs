@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::{net::TcpStream, time::timeout};
 use umbel_contracts::{
-    causes,
+    causes::Cause,
     proto::node::{Evidence, JobFailure},
 };
 
@@ -72,17 +72,17 @@ async fn port(http: &HttpRoute) -> Result<String, String> {
 }
 
 /// The name of a failure: its engine's own, else by the words of its cause.
-pub(super) fn code(view: &View) -> &'static str {
-    if !view.code.is_empty() {
-        return view.code;
+pub(super) fn code(view: &View) -> Cause {
+    if let Some(code) = view.code {
+        return code;
     }
     let has = |words: &[&str]| words.iter().any(|word| view.cause.contains(word));
     if has(&["within", "in time"]) {
-        "TIMED_OUT"
+        Cause::TimedOut
     } else if has(&["exited", "signal"]) {
-        "PROCESS_EXITED"
+        Cause::ProcessExited
     } else {
-        "FAILED"
+        Cause::Failed
     }
 }
 
@@ -90,18 +90,18 @@ pub(super) fn code(view: &View) -> &'static str {
 pub(super) fn failure_of(view: View) -> JobFailure {
     let code = code(&view);
     // A server that is not ours to start may be there later.
-    let retry = causes::passes(code) || (view.looks_again && code == "FAILED");
+    let retry = code.passes() || (view.looks_again && code == Cause::Failed);
     JobFailure { output_tail: view.tail, ..super::failure(code, "", view.cause, retry) }
 }
 
 /// What a probe failed for, by the first layer that is not there.
-pub(super) fn code_of_layers(layers: &[Evidence]) -> &'static str {
+pub(super) fn code_of_layers(layers: &[Evidence]) -> Cause {
     match layers.iter().find(|layer| !layer.ok).map(|layer| layer.layer.as_str()) {
-        Some("process") => "PROCESS_EXITED",
-        Some("port") => "PORT_NOT_OPEN",
-        Some("health") => "HEALTH_FAILED",
-        Some("model") => "MODEL_MISSING",
-        Some("inference") => "INFERENCE_FAILED",
-        _ => "TIMED_OUT",
+        Some("process") => Cause::ProcessExited,
+        Some("port") => Cause::PortNotOpen,
+        Some("health") => Cause::HealthFailed,
+        Some("model") => Cause::ModelMissing,
+        Some("inference") => Cause::InferenceFailed,
+        _ => Cause::TimedOut,
     }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use tokio::task::spawn_blocking;
 use umbel_contracts::{
+    causes::Cause,
     proto::node::JobFailure,
     settings::{ENGINES_MAX, NAMES_BYTES_MAX},
 };
@@ -17,9 +18,6 @@ use crate::{
     engines::{adapter, model_files},
 };
 
-/// Files that are here as they were brought, in their sizes at least, and that the engine does not take.
-const UNFIT: &str = "ARTIFACT_UNFIT";
-
 impl Deployments {
     /// Bounds of a node's engines together.
     pub(super) fn room(&self, wanted: &Kept) -> Result<(), Refusal> {
@@ -27,14 +25,14 @@ impl Deployments {
         names.retain(|(name, _)| *name != wanted.engine);
         if names.len() >= ENGINES_MAX {
             let says = format!("this node has {ENGINES_MAX} engines, and takes no more");
-            return Err(Refusal::new("TOO_MANY_ENGINES", "engine", says));
+            return Err(Refusal::new(Cause::TooManyEngines, "engine", says));
         }
         let own =
             wanted.engine.len() + wanted.model.len() + wanted.aliases.iter().map(String::len).sum::<usize>();
         if names.iter().map(|(_, bytes)| bytes).sum::<usize>() + own > NAMES_BYTES_MAX {
             let says =
                 "with these the names of models and aliases of this node are longer than 16 KiB together";
-            return Err(Refusal::new("TOO_MANY_ENGINES", "aliases", says));
+            return Err(Refusal::new(Cause::TooManyEngines, "aliases", says));
         }
         Ok(())
     }
@@ -54,20 +52,20 @@ impl Deployments {
             let folder = found.map_err(|failure| {
                 // Whoever asked learns what is not here any more, and can have it fetched.
                 artifacts.look();
-                Refusal::new("ARTIFACT_MISSING", "artifact", failure.says)
+                Refusal::new(Cause::ArtifactMissing, "artifact", failure.says)
             })?;
             if kept.folder(&grounds).is_some_and(|said| said != folder) {
                 let says = "is not where the files of that digest are; acquire them there first";
-                return Err(Refusal::new("ARTIFACT_MISSING", "artifact.path", says));
+                return Err(Refusal::new(Cause::ArtifactMissing, "artifact.path", says));
             }
             adapter::validate(&config, &facts).map_err(|refusal| match refusal.code {
                 // All of it is here, in its sizes.
-                "ARTIFACT_MISSING" => Refusal { code: UNFIT, ..refusal },
+                Cause::ArtifactMissing => Refusal { code: Cause::ArtifactUnfit, ..refusal },
                 _ => refusal,
             })?;
             Ok(config.source.process().map_or(0, model_files::weights))
         });
-        let broken = |_| Err(Refusal::new("INTERNAL", "", "the check of its files broke off"));
+        let broken = |_| Err(Refusal::new(Cause::Internal, "", "the check of its files broke off"));
         let weights = checked.await.unwrap_or_else(broken)?;
         self.memory(wanted, weights)
     }
@@ -75,7 +73,7 @@ impl Deployments {
     /// Why whole files are not what an engine takes: they were changed since they came, then they are taken away and fetched
     /// anew, or they never were, which no download mends. Any other failure stays as it is. Reads the model's file.
     pub(super) async fn unfit(&self, failure: JobFailure, wanted: Kept) -> JobFailure {
-        if failure.code != UNFIT || failure.path != "artifact" {
+        if failure.code != Cause::ArtifactUnfit.as_str() || failure.path != "artifact" {
             return failure;
         }
         let (grounds, artifacts) = (self.engines.grounds(), Arc::clone(&self.artifacts));
@@ -88,7 +86,7 @@ impl Deployments {
             return failure;
         }
         let says = "the model's file is not what was brought here; it is fetched anew";
-        Refusal::new("ARTIFACT_MISSING", "artifact", says).into()
+        Refusal::new(Cause::ArtifactMissing, "artifact", says).into()
     }
 
     fn gpus_are_free(&self, wanted: &Kept) -> Result<(), Refusal> {
@@ -99,17 +97,25 @@ impl Deployments {
                 gpu.uuid == *uuid || gpu.mig_instances.iter().any(|instance| instance.uuid == *uuid)
             });
             if !here {
-                return Err(Refusal::new("GPU_MISSING", "gpu_uuids", format!("this node has no GPU {uuid}")));
+                return Err(Refusal::new(
+                    Cause::GpuMissing,
+                    "gpu_uuids",
+                    format!("this node has no GPU {uuid}"),
+                ));
             }
             if lost.contains(uuid) {
-                return Err(Refusal::new("GPU_MISSING", "gpu_uuids", format!("GPU {uuid} does not answer")));
+                return Err(Refusal::new(
+                    Cause::GpuMissing,
+                    "gpu_uuids",
+                    format!("GPU {uuid} does not answer"),
+                ));
             }
         }
         let given = self.engines.given_gpus();
         let others = given.iter().filter(|(engine, _)| *engine != wanted.engine);
         match shared_gpu(&wanted.gpus, others.map(|(engine, gpus)| (engine.as_str(), gpus.as_slice()))) {
             Some((uuid, engine)) => Err(Refusal::new(
-                "GPU_IN_USE",
+                Cause::GpuInUse,
                 "gpu_uuids",
                 format!("GPU {uuid} is given to engine {engine}"),
             )),
@@ -134,7 +140,7 @@ impl Deployments {
         if wanted.gpus.is_empty() {
             let all = self.watch.inventory().memory_bytes;
             if all > 0 && weights > all {
-                return Err(Refusal::new("MEMORY", "artifact", says(weights, all, "this host")));
+                return Err(Refusal::new(Cause::Memory, "artifact", says(weights, all, "this host")));
             }
             return Ok(());
         }
@@ -147,7 +153,7 @@ impl Deployments {
             let free = all.saturating_sub(used);
             if each > free {
                 let of = format!("GPU {}", gpu.facts.uuid);
-                return Err(Refusal::new("MEMORY", "gpu_uuids", says(each, free, &of)));
+                return Err(Refusal::new(Cause::Memory, "gpu_uuids", says(each, free, &of)));
             }
         }
         Ok(())

@@ -11,6 +11,7 @@ use std::{
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use umbel_contracts::{
+    causes::Cause,
     deployment::Profile,
     proto::node::{Evidence, JobFailure, RuntimeProbe, RuntimeProbeReport},
 };
@@ -60,10 +61,10 @@ impl Deployments {
     ) -> Result<RuntimeProbeReport, JobFailure> {
         tell(Step { phase: "validating".to_owned(), message: String::new() });
         let Some(load) = &body.load else {
-            return Err(failure("INVALID", "load", "is missing: what to start", false));
+            return Err(failure(Cause::Invalid, "load", "is missing: what to start", false));
         };
         if body.input.len() > INPUT_MAX {
-            return Err(failure("INVALID", "input", format!("is longer than {INPUT_MAX} bytes"), false));
+            return Err(failure(Cause::Invalid, "input", format!("is longer than {INPUT_MAX} bytes"), false));
         }
         let mut wanted = Kept::read(load)?;
         // Beside the deployment's own engine; its record, if this agent is killed, is nobody's.
@@ -76,7 +77,7 @@ impl Deployments {
         };
         let Some(engine) = self.engines.try_out(config) else {
             let says = "another probe of this engine still runs, or the agent is ending";
-            return Err(failure("STILL_RUNS", "", says, true));
+            return Err(failure(Cause::StillRuns, "", says, true));
         };
         let tried = tokio::select! {
             tried = timeout(limit, self.try_it(&engine, &wanted, body, &tell)) => match tried {
@@ -121,7 +122,7 @@ impl Deployments {
                 _ => {}
             }
             if changes.changed().await.is_err() {
-                return Err(failure("INTERNAL", "", "the engines are gone", true));
+                return Err(failure(Cause::Internal, "", "the engines are gone", true));
             }
         }
         let start_ms = milliseconds(began);

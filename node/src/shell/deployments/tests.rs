@@ -6,6 +6,7 @@ use std::path::Path;
 
 use serde_json::json;
 use umbel_contracts::{
+    causes::Cause,
     deployment::{EngineKind, Profile},
     proto::node::{
         DeploymentDrain, DeploymentUnload, EngineArtifact, EngineState as Told, RuntimeProbe, RuntimeUnload,
@@ -238,13 +239,13 @@ async fn a_probe_leaves_nothing_and_is_told_to_nobody() {
 #[test]
 fn failures_have_names_and_say_whether_another_try_makes_sense() {
     for (cause, named, looks_again, code, retry) in [
-        ("CRASH_LOOP: crashed 5 times", "CRASH_LOOP", false, "CRASH_LOOP", false),
-        ("CRASH_LOOP: crashed 5 times", "CUDA_ERROR", false, "CUDA_ERROR", true),
-        ("exited with code 3; started again in 1 s", "", false, "PROCESS_EXITED", false),
-        ("was not ready within 5 s: x", "", false, "TIMED_OUT", false),
-        ("PORT_TAKEN: 1 is taken", "PORT_TAKEN", true, "PORT_TAKEN", true),
-        ("not reachable: refused", "", true, "FAILED", true),
-        ("something", "", false, "FAILED", false),
+        ("CRASH_LOOP: crashed 5 times", Some(Cause::CrashLoop), false, "CRASH_LOOP", false),
+        ("CRASH_LOOP: crashed 5 times", Some(Cause::CudaError), false, "CUDA_ERROR", true),
+        ("exited with code 3; started again in 1 s", None, false, "PROCESS_EXITED", false),
+        ("was not ready within 5 s: x", None, false, "TIMED_OUT", false),
+        ("PORT_TAKEN: 1 is taken", Some(Cause::PortTaken), true, "PORT_TAKEN", true),
+        ("not reachable: refused", None, true, "FAILED", true),
+        ("something", None, false, "FAILED", false),
     ] {
         let view = View {
             state: EngineState::Failed,

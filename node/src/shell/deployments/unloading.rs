@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use umbel_contracts::{
-    causes,
+    causes::Cause,
     proto::node::{
         DeploymentDrain, DeploymentDrainReport, DeploymentUnload, DeploymentUnloadReport, JobFailure,
         RuntimeUnload, RuntimeUnloadReport,
@@ -81,7 +81,7 @@ impl Deployments {
             if self.engines.by_name(name).is_some_and(|engine| engine.config().origin.is_none()) {
                 let says =
                     format!("{name} stands in the node's own file, or in settings: it is not a deployment's");
-                return Err(failure("NOT_DEPLOYED", "engine", says, false));
+                return Err(failure(Cause::NotDeployed, "engine", says, false));
             }
             if let Some(next) = without(&kept, name) {
                 // Taking away needs no disk: until it can be written, an agent that starts anew has it once more, and the edge
@@ -137,7 +137,7 @@ impl Deployments {
             while self.engines.is_there(name) {
                 if let Some(cause) = self.engines.held_after_end(name) {
                     // It is gone on with, and the engine's name and GPUs are given to nobody until it is over.
-                    return Err(failure(causes::GPU_MEMORY_HELD, "engine", cause, true));
+                    return Err(failure(Cause::GpuMemoryHeld, "engine", cause, true));
                 }
                 if changes.changed().await.is_err() {
                     break;
@@ -149,6 +149,6 @@ impl Deployments {
             return gone;
         }
         let says = format!("something of {name} does not end; it is killed again and again");
-        Err(failure("DOES_NOT_END", "engine", says, true))
+        Err(failure(Cause::DoesNotEnd, "engine", says, true))
     }
 }

@@ -304,7 +304,7 @@ impl Engines {
         let view = View {
             state: State::Validating,
             cause: String::new(),
-            code: "",
+            code: None,
             exit: None,
             looks_again: false,
             tail: String::new(),

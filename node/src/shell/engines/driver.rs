@@ -10,7 +10,7 @@ use tokio::{
     task::spawn_blocking,
     time::{Instant, sleep_until},
 };
-use umbel_contracts::{causes::PORT_TAKEN, deployment::EngineKind};
+use umbel_contracts::{causes::Cause, deployment::EngineKind};
 use umbel_wire::{clock::Wall, contained};
 
 use super::{Command, Engine, Host, HttpRoute, Route, View, leftovers::Inherited, ports};
@@ -271,7 +271,7 @@ impl Driver {
             // The files may lie on a network: not on the runtime's thread.
             let checked = spawn_blocking(move || {
                 adapter::validate(&config, &host.facts()).map_err(|refusal| match refusal.code {
-                    PORT_TAKEN => format!("{PORT_TAKEN}: {}", refusal.message),
+                    Cause::PortTaken => format!("{}: {}", refusal.code, refusal.message),
                     _ => refusal.message,
                 })?;
                 host.claim(&config.name, &gpus)

@@ -2,6 +2,7 @@
 //!
 //! Leaves what it is and how it does to the parent. Invariant: what is told is one reading of its view.
 
+use umbel_contracts::causes::Cause;
 use umbel_contracts::proto::node::{DeclaredEngine, EngineState, EngineStatus};
 
 use super::Engine;
@@ -31,7 +32,7 @@ impl Engine {
             since_unix_ms: view.since.unix_ms(),
             restarts: view.restarts,
             process_since_unix_ms: self.lock().process_since_unix_ms,
-            code: view.code.to_owned(),
+            code: view.code.map_or("", Cause::as_str).to_owned(),
             exit_status: match view.exit {
                 Some(Exit::Code(code)) => Some(code),
                 _ => None,
