@@ -5,6 +5,7 @@
 
 mod artifact;
 mod audit;
+mod away;
 mod ca;
 mod command;
 mod edge;
@@ -225,6 +226,20 @@ impl Ctl {
         let mut answer = String::new();
         std::io::stdin().lock().read_line(&mut answer)?;
         if matches!(answer.trim(), "y" | "Y" | "yes") { Ok(()) } else { Err(Failure::failed("not done")) }
+    }
+
+    /// Asks before something is changed of which only the start of the name was said. A script that says --yes to everything
+    /// has not seen what it means today: `k5`, gone since, would be `k50`.
+    pub(crate) fn confirm_half(&self, question: &str) -> Outcome {
+        if self.global.dry_run {
+            return Ok(());
+        }
+        if self.global.yes || !std::io::stdin().is_terminal() {
+            let says =
+                format!("{question} Only the start of its name was said, and nobody is here to answer");
+            return Err(Failure::usage(says).remedy("name it in full"));
+        }
+        self.confirm(question)
     }
 
     /// Has the name of what is ended for good typed once more: with the flag, or where somebody can be asked.

@@ -111,6 +111,11 @@ impl Failure {
         self.exit
     }
 
+    /// What was wrong.
+    pub(crate) fn what(&self) -> &str {
+        &self.what
+    }
+
     /// Says something of what was being done in front of what was wrong.
     #[must_use]
     pub(crate) fn during(mut self, doing: &str) -> Self {

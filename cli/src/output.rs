@@ -11,10 +11,10 @@ mod words;
 mod yaml;
 
 pub(crate) use json::{indent, line, members};
-pub(crate) use live::{Live, Step, bar};
+pub(crate) use live::{Gauge, Live, Step, bar};
 pub(crate) use style::{ColorChoice, Style, Tone, state_tone};
 pub(crate) use table::{Column, Table, details, width};
-pub(crate) use words::{age_ms, ago, bytes, clock, count, duration_ms, until, utc};
+pub(crate) use words::{age_ms, ago, bytes, clock, count, duration_ms, short, short_subject, until, utc};
 pub(crate) use yaml::yaml;
 
 use std::borrow::Cow;

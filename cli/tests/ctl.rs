@@ -184,9 +184,9 @@ fn a_write_on_half_a_name_is_confirmed() {
     let server = fleet();
     let ran = server.ctl(&["node", "drain", "7c", "-m", "why"]);
     assert_eq!(ran.code, 2, "{}", ran.err);
-    assert!(ran.err.contains("--yes"), "{}", ran.err);
-    server.on("POST /api/v1/edges/munich/commands", 200, command("succeeded", ""));
-    assert_eq!(server.ctl(&["node", "drain", "7c", "-m", "why", "--yes"]).code, 0);
+    assert!(ran.err.contains("name it in full"), "{}", ran.err);
+    // What a script always says is no answer to a question that nobody read.
+    assert_eq!(server.ctl(&["node", "drain", "7c", "-m", "why", "--yes"]).code, 2);
 }
 
 #[test]
@@ -384,6 +384,36 @@ fn models_of_a_silent_site_are_as_it_last_said() {
     assert!(silent.starts_with("chat munich Qwen/Qwen3-8B ? loading ? 1/2 ?"), "{silent}");
     assert!(silent.ends_with("as its site last said, 4m12s ago"), "{silent}");
     assert!(ran.err.contains("the deployments of munich are not known now"), "{}", ran.err);
+    // Programs are told the same, and how old it is.
+    let listed = server.ctl(&["model", "-o", "json"]);
+    let listed: serde_json::Value = serde_json::from_str(&listed.out).unwrap();
+    let all = listed.as_array().unwrap();
+    let one = |name: &str| all.iter().find(|one| one["name"] == name).unwrap();
+    assert!(one("qwen3").get("freshness").is_none() && one("qwen3").get("age_ms").is_none());
+    let chat = one("chat");
+    assert_eq!(
+        (&chat["edge_id"], &chat["state"], &chat["ready"]),
+        (&"munich".into(), &"loading".into(), &1.into())
+    );
+    assert_eq!((&chat["freshness"], &chat["age_ms"]), (&"disconnected".into(), &252_000.into()), "{chat}");
+    let shown = server.ctl(&["model", "show", "chat"]);
+    assert_eq!(shown.code, 4, "{shown:?}");
+    assert!(
+        shown.out.contains("loading ?") && shown.err.contains("this is what it last said, 4m12s ago"),
+        "{shown:?}"
+    );
+    // Of one that nobody who answers has it is not said that there is none.
+    for words in [["model", "show", "other"], ["engine", "show", "other"], ["model", "load", "other"]] {
+        let ran = server.ctl(&words);
+        assert!(ran.code == 4 && ran.err.contains("silent are\n         munich"), "{words:?}: {ran:?}");
+    }
+    // Jobs are kept at their site alone.
+    let jobs = server.ctl(&["job", "-o", "json"]);
+    assert_eq!((jobs.code, jobs.out.as_str()), (4, ""), "{jobs:?}");
+    assert!(
+        jobs.err.contains("jobs are known to their site alone; without an answer are\n         munich"),
+        "{jobs:?}"
+    );
     // The only site that is asked is silent.
     let ran = server.ctl(&["model", "--site", "munich"]);
     assert_eq!(ran.code, 4, "{}", ran.err);

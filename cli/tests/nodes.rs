@@ -278,7 +278,7 @@ fn a_node_is_shown_with_what_it_can_run_and_has() {
         ]);
         node["detail"] = serde_json::json!({
             "runtimes": [
-                { "kind": "llama-server", "engine_version": "b6123", "adapter_version": null },
+                { "kind": "llama-server", "engine_version": "b6123", "adapter_version": "b10434" },
                 { "kind": "external", "engine_version": null, "adapter_version": null }
             ],
             "artifacts": [{
@@ -306,7 +306,7 @@ fn a_node_is_shown_with_what_it_can_run_and_has() {
     let lines: Vec<String> = squeezed.collect();
     for wanted in [
         "Storage models: 3.0 TiB of 8.0 TiB free, 4.0 GiB to stay free",
-        "Can run llama-server b6123, external ?",
+        "Can run llama-server b6123 (options of b10434), external",
         "Qwen/Qwen3-8B 895c8d171bc0 16.0 GiB 7 models",
         "3b241101-e2bb-4255-8caf-4136c566a962 0s running deployment.load qwen3.r2 load 3 of 5 layers",
     ] {

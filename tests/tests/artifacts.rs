@@ -14,7 +14,7 @@ use crate::adapters::program;
 use crate::disk::Volume;
 use crate::sites::skipped;
 
-const MIB: usize = 1 << 20;
+pub(crate) const MIB: usize = 1 << 20;
 
 /// What a node's file says that takes files from a hub to a folder.
 pub(crate) fn from_hub(dir: &Path, hub: &Hub) -> String {
@@ -29,14 +29,14 @@ pub(crate) fn from_hub(dir: &Path, hub: &Hub) -> String {
 }
 
 /// A site whose nodes have llama-server's stand-in and take files from a hub. Fields end in this order.
-struct Site {
-    nodes: Vec<Node>,
-    edge: Edge,
-    hub: Hub,
-    fleet: Fleet,
+pub(crate) struct Site {
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) edge: Edge,
+    pub(crate) hub: Hub,
+    pub(crate) fleet: Fleet,
 }
 
-fn site(nodes: &[&str], options: &EdgeOptions) -> Site {
+pub(crate) fn site(nodes: &[&str], options: &EdgeOptions) -> Site {
     let fleet = Fleet::new();
     let hub = Hub::start().unwrap();
     let edge = fleet.edge("berlin", None, options);
@@ -56,7 +56,7 @@ fn site(nodes: &[&str], options: &EdgeOptions) -> Site {
 
 impl Site {
     /// Has the hub serve a model of so many bytes, and writes a document of it.
-    fn model(&self, name: &str, bytes: usize, more: &str) -> String {
+    pub(crate) fn model(&self, name: &str, bytes: usize, more: &str) -> String {
         let repository = format!("org/{name}");
         let mut content = b"GGUF\x03\0\0\0".to_vec();
         content.resize(bytes.max(8), 7);
@@ -73,18 +73,18 @@ impl Site {
         self.edge.ctl(&["artifact", "-o", "json"]).ok().json().as_array().cloned().unwrap_or_default()
     }
 
-    fn job(&self, id: &str) -> Value {
+    pub(crate) fn job(&self, id: &str) -> Value {
         self.edge.ctl(&["job", "show", id, "-o", "json"]).ok().json()
     }
 
     /// Begins to bring a document's files to gpu-1.
-    fn begun(&self, document: &str) -> String {
+    pub(crate) fn begun(&self, document: &str) -> String {
         let ran = self.edge.ctl(&["artifact", "acquire", document, "--node", "gpu-1", "--detach"]).ok();
         assert!(ran.err.contains("umbel ctl job watch"), "{}", ran.err);
         ran.out.trim().to_owned()
     }
 
-    fn wait_bytes(&self, id: &str, bytes: usize) {
+    pub(crate) fn wait_bytes(&self, id: &str, bytes: usize) {
         wait::until_some("so much is there", SOON, || {
             let job = self.job(id);
             let done = job["progress"]["done"].as_u64();

@@ -11,6 +11,7 @@
 mod adapters;
 mod agreement;
 mod artifacts;
+mod audited;
 mod behaviours;
 mod cancel;
 mod clients;
@@ -43,6 +44,7 @@ mod simulation;
 mod sites;
 mod starts;
 mod status;
+mod terminal;
 mod tidy;
 mod told;
 mod why;

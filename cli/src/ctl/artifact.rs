@@ -24,13 +24,11 @@ use crate::{
     calls::Call,
     client::parse,
     exit::{Failure, Outcome},
-    output::{Column, Format, Table, bytes, count, say},
+    output::{Column, Format, Table, bytes, count, say, short},
 };
 
 pub(super) use resolve::resolve;
 
-/// Digits of a digest for people.
-const DIGITS: usize = 12;
 /// Bytes of a document on standard input: as of a file.
 const LARGEST: u64 = 1 << 20;
 
@@ -108,11 +106,6 @@ fn name(one: &ArtifactObject) -> String {
     format!("{}@{}", one.repository, one.revision)
 }
 
-fn short(digits: &str) -> String {
-    let is_hex = digits.len() >= 40 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
-    if is_hex { digits.chars().take(DIGITS).collect() } else { digits.to_owned() }
-}
-
 /// The `[artifact]` of a document, or one that stands for itself.
 fn read(file: &Path) -> Outcome<ArtifactSpec> {
     let file = if file == Path::new("-") {
@@ -168,7 +161,8 @@ async fn remove(ctl: &Ctl, wanted: &str, node: Option<&str>) -> Outcome {
         names
     };
     let all: Vec<_> = there.into_iter().collect();
-    let found = pick::one(all, wanted, "artifact", names, "umbel ctl artifact")?;
+    let found = pick::one(all, wanted, "artifact", names, "umbel ctl artifact");
+    let found = found.map_err(|failure| gathered.or_silent(failure, wanted, "artifact"))?;
     let ((site, _), copies) = found.item;
     let Some(one) = copies.first() else { return Err(Failure::failed("nothing is there")) };
     if node.is_none() && copies.len() > 1 {

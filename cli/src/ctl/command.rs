@@ -2,12 +2,12 @@
 //!
 //! Owns following, for every noun that writes. Invariant: Ctrl-C stops watching, never the command.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use umbel_contracts::objects::{CommandErrorObject, CommandEventObject, CommandPhase, ProgressObject};
 
-use super::Ctl;
+use super::{Ctl, away::Away};
 use crate::{
     args::CommandVerb,
     calls::{Call, Told, check_end, command_path, new_command_id},
@@ -171,6 +171,7 @@ async fn steps(ctl: &Ctl, edge: &str, id: &str, done: &str) -> Outcome {
     let mut seen = None;
     let mut tries = 0;
     let mut last = String::new();
+    let mut away = Away::default();
     loop {
         let lost = match ctl.client.events(&path, None).await {
             Ok(mut events) => loop {
@@ -181,6 +182,7 @@ async fn steps(ctl: &Ctl, edge: &str, id: &str, done: &str) -> Outcome {
                             continue;
                         }
                         (seen, tries) = (Some(step.sequence), 0);
+                        away.answers();
                         if ctl.global.output == Format::Jsonl && !step.phase.is_end() {
                             put(&line(&event.data));
                         } else if !ctl.global.output.is_object() {
@@ -204,12 +206,15 @@ async fn steps(ctl: &Ctl, edge: &str, id: &str, done: &str) -> Outcome {
             return finish(ctl, &told, done);
         }
         tries += 1;
+        let lost =
+            lost.unwrap_or_else(|| Failure::new(Exit::Unreachable, "the stream of steps keeps ending"));
         if tries > TRIES {
-            let lost =
-                lost.unwrap_or_else(|| Failure::new(Exit::Unreachable, "the stream of steps keeps ending"));
-            return Err(
-                lost.remedy(format!("the command goes on: umbel ctl command watch {id} --site {edge}"))
-            );
+            let again = format!("the command goes on: umbel ctl command watch {id} --site {edge}");
+            return Err(lost.remedy(again));
+        }
+        // Whatever it is, it is tried again so often.
+        if let Ok(Some(note)) = away.silent(lost, Instant::now()) {
+            say(&note);
         }
         tokio::time::sleep(AGAIN).await;
     }

@@ -1,41 +1,35 @@
 //! `ctl engine`: the processes that compute, of deployments and of nodes' own files.
 //!
-//! Owns listing, showing and following their output. Leaves ending or starting one to `control`, jobs about them to `runtime`, and
-//! which should be there to `ctl model`.
+//! Owns listing and showing them. Leaves their output to `logs`, ending or starting one to `control`, jobs about them to `runtime`,
+//! and which should be there to `ctl model`.
 //! Invariant: an engine is named by what `ctl engine` prints; where several nodes have one of a name, by NODE/NAME.
-
-use std::time::Duration;
 
 use serde_json::json;
 use umbel_contracts::objects::EngineObject;
-use umbel_contracts::operations::{EngineLogsArgs, EngineLogsResult};
 
 use super::{Ctl, gather::gather, pick, with_site};
 use crate::{
     args::EngineVerb,
     calls::Call,
     client::parse,
-    exit::{Exit, Failure, Outcome},
+    exit::Outcome,
     output::{Column, Format, Table, ago, details, put, say, state_tone, utc},
 };
 
 mod control;
+mod logs;
 mod runtime;
 
 use control::Wish;
 
 const LIST: &str = "umbel ctl engine";
-/// How often new lines are asked for while output is followed.
-const EVERY: Duration = Duration::from_secs(1);
-/// Lines of one question while following.
-const LINES: u32 = 1_000;
 
 pub(crate) async fn run(ctl: &Ctl, name: Option<&str>, verb: Option<&EngineVerb>) -> Outcome {
     match (verb, name) {
         (None | Some(EngineVerb::List), None) => list(ctl).await,
         (None | Some(EngineVerb::List), Some(name)) => show(ctl, name).await,
         (Some(EngineVerb::Show { name }), _) => show(ctl, name).await,
-        (Some(EngineVerb::Logs { name, lines, follow }), _) => logs(ctl, name, *lines, *follow).await,
+        (Some(EngineVerb::Logs { name, lines, follow }), _) => logs::run(ctl, name, *lines, *follow).await,
         (Some(EngineVerb::Health { name, node }), _) => {
             runtime::health(ctl, name.as_deref(), node.as_deref()).await
         }
@@ -98,7 +92,7 @@ async fn list(ctl: &Ctl) -> Outcome {
 }
 
 /// The one engine of a name, NODE/NAME, a provider's id, or the start of one.
-async fn find(ctl: &Ctl, name: &str) -> Outcome<(String, EngineObject)> {
+async fn found(ctl: &Ctl, name: &str) -> Outcome<(String, EngineObject, bool)> {
     let gathered = gather(ctl, "engine.list", "engines").await?;
     let mut all: Vec<(String, EngineObject, String)> = Vec::new();
     for (site, raw) in &gathered.items {
@@ -112,10 +106,27 @@ async fn find(ctl: &Ctl, name: &str) -> Outcome<(String, EngineObject)> {
             site.clone(),
         ]
     };
-    let picked = pick::one(all, name, "engine", names, LIST)?;
+    let picked = pick::one(all, name, "engine", names, LIST);
+    let picked = picked.map_err(|failure| gathered.or_silent(failure, name, "engine"))?;
+    let exact = picked.exact;
     let (site, one, _) = picked.item;
-    if !picked.exact {
+    Ok((site, one, exact))
+}
+
+/// One to look at.
+async fn find(ctl: &Ctl, name: &str) -> Outcome<(String, EngineObject)> {
+    let (site, one, exact) = found(ctl, name).await?;
+    if !exact {
         say(&format!("{} on {}", one.engine, one.node));
+    }
+    Ok((site, one))
+}
+
+/// One to act on.
+async fn chosen(ctl: &Ctl, name: &str, act: &str) -> Outcome<(String, EngineObject)> {
+    let (site, one, exact) = found(ctl, name).await?;
+    if !exact {
+        ctl.confirm_half(&format!("{act} {} on {}?", one.engine, one.node))?;
     }
     Ok((site, one))
 }
@@ -171,50 +182,4 @@ async fn show(ctl: &Ctl, name: &str) -> Outcome {
         put(&format!("\n{}", crate::output::printable_lines(one.output_tail.trim_end())));
     }
     Ok(())
-}
-
-async fn logs(ctl: &Ctl, name: &str, lines: u32, follow: bool) -> Outcome {
-    let (site, engine) = match find(ctl, name).await {
-        Ok((site, found)) => (site, found.provider_id),
-        // One that has ended: its site may know its last words.
-        Err(failure) if failure.exit() == Exit::NotFound => match ctl.one_site().await {
-            Ok(site) => (site, name.to_owned()),
-            Err(_) => return Err(failure),
-        },
-        Err(failure) => return Err(failure),
-    };
-    let mut cursor = None;
-    let mut lines = lines;
-    loop {
-        let args = EngineLogsArgs { engine: engine.clone(), lines: Some(lines), cursor };
-        let told = ctl.client.ask(&site, &Call::new("engine.logs").args(&args)?).await;
-        let result: EngineLogsResult = match told {
-            Ok(told) if !follow && ctl.put_object(&told.result_raw()?) => return Ok(()),
-            Ok(told) => told.result()?,
-            // A node or an edge that restarts is part of what one follows.
-            Err(failure) if follow && matches!(failure.exit(), Exit::Unreachable | Exit::TimedOut) => {
-                cursor = args.cursor;
-                tokio::time::sleep(EVERY).await;
-                continue;
-            }
-            Err(failure) => return Err(failure),
-        };
-        if result.gap {
-            say("note: lines in between are no longer kept");
-        }
-        for line in &result.lines {
-            put(&crate::output::printable(line));
-        }
-        if !follow {
-            return Ok(());
-        }
-        let full = result.lines.len() >= usize::try_from(lines).unwrap_or(usize::MAX);
-        (cursor, lines) = (Some(result.cursor), LINES);
-        if !full {
-            tokio::select! {
-                () = tokio::time::sleep(EVERY) => {}
-                _ = tokio::signal::ctrl_c() => return Err(Failure::new(Exit::Interrupted, "stopped following")),
-            }
-        }
-    }
 }

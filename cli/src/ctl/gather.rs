@@ -32,6 +32,15 @@ impl Gathered {
         self.items.iter().map(|(site, raw)| with_site(site, raw)).collect()
     }
 
+    /// What is not found is not known to be missing while a site is silent.
+    pub(crate) fn or_silent(&self, failure: Failure, wanted: &str, what: &str) -> Failure {
+        if self.silent.is_empty() || failure.exit() != Exit::NotFound || failure.is_ambiguous() {
+            return failure;
+        }
+        let said = format!("no site that answers has the {what} `{wanted}`; silent are");
+        Failure::new(Exit::Unreachable, said).candidates(self.silent.clone()).remedy("umbel ctl status")
+    }
+
     /// A failure that names the sites which did not answer, after everything else was printed.
     pub(crate) fn complete(self, what: &str) -> Outcome {
         silent(&self.silent, what)

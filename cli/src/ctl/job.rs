@@ -7,7 +7,7 @@ mod follow;
 mod told;
 
 use serde_json::{Map, Value, value::RawValue};
-use umbel_contracts::objects::{JobObject, JobState};
+use umbel_contracts::objects::{EdgeObject, JobFiguresObject, JobObject, JobState};
 use umbel_contracts::operations::JobArgs;
 
 pub(crate) use follow::begin;
@@ -18,7 +18,7 @@ use crate::{
     calls::Call,
     client::parse,
     exit::{Exit, Failure, Outcome},
-    output::{Column, Format, Table, ago, details, members, put},
+    output::{Column, Format, Table, age_ms, ago, details, members, put, short_subject},
 };
 
 const LIST: &str = "umbel ctl job";
@@ -59,11 +59,14 @@ fn conditions(filter: &JobFilter) -> Map<String, Value> {
 type Listed = (String, JobObject, Box<RawValue>);
 
 /// The newest jobs of each selected site, and the sites that did not answer.
-async fn ask(ctl: &Ctl, selector: &str, args: &Map<String, Value>) -> Outcome<(Vec<Listed>, Vec<String>)> {
-    let sites = ctl.sites().await?;
-    let only = sites.len() == 1;
+async fn ask(
+    ctl: &Ctl,
+    selector: &str,
+    args: &Map<String, Value>,
+) -> Outcome<(Vec<Listed>, Vec<EdgeObject>)> {
     let (mut jobs, mut silent) = (Vec::new(), Vec::new());
-    for site in sites.into_iter().map(|edge| edge.edge_id) {
+    for edge in ctl.sites().await? {
+        let site = edge.edge_id.clone();
         let call = Call { selector: selector.to_owned(), ..Call::new("job.list") }.args(args)?;
         match ctl.client.ask(&site, &call).await {
             Ok(told) => {
@@ -71,9 +74,7 @@ async fn ask(ctl: &Ctl, selector: &str, args: &Map<String, Value>) -> Outcome<(V
                     jobs.push((site.clone(), parse(raw.get())?, with_site(&site, &raw)?));
                 }
             }
-            Err(failure) if !only && matches!(failure.exit(), Exit::Unreachable | Exit::TimedOut) => {
-                silent.push(site)
-            }
+            Err(failure) if matches!(failure.exit(), Exit::Unreachable | Exit::TimedOut) => silent.push(edge),
             Err(failure) => return Err(failure.during(&site)),
         }
     }
@@ -83,6 +84,9 @@ async fn ask(ctl: &Ctl, selector: &str, args: &Map<String, Value>) -> Outcome<(V
 async fn list(ctl: &Ctl, filter: &JobFilter) -> Outcome {
     let selector = nodes(filter.node.as_deref().unwrap_or_default());
     let (jobs, silent) = ask(ctl, &selector, &conditions(filter)).await?;
+    if jobs.is_empty() && !silent.is_empty() {
+        return Err(unknown(&silent));
+    }
     let raws: Vec<_> = jobs.iter().map(|(_, _, raw)| raw.clone()).collect();
     if ctl.global.output == Format::Name {
         ctl.put_names(jobs.iter().map(|(_, job, _)| job.job_id.as_str()));
@@ -106,21 +110,35 @@ async fn list(ctl: &Ctl, filter: &JobFilter) -> Outcome {
                 job.state.as_str().to_owned(),
                 job.kind.clone(),
                 node(job).to_owned(),
-                job.subject.clone(),
+                short_subject(&job.subject),
                 format!("{}/{}", job.attempt, job.attempts_max),
                 now(job),
             ]);
         }
         ctl.put_table(&table, "No job fits.");
     }
-    super::gather::silent(&silent, "jobs")
+    if silent.is_empty() { Ok(()) } else { Err(unknown(&silent)) }
+}
+
+/// Jobs are kept at their site alone: of one that does not answer there are the figures that it gave last.
+fn unknown(silent: &[EdgeObject]) -> Failure {
+    let figures = |edge: &EdgeObject| match edge.last_summary.as_ref().and_then(|summary| summary.jobs) {
+        Some(JobFiguresObject { running, queued }) => {
+            let age = age_ms(edge.last_summary_age_ms);
+            format!("{}, which said {age} ago: {running} running, {queued} waiting", edge.edge_id)
+        }
+        None => edge.edge_id.clone(),
+    };
+    let what = "jobs are known to their site alone; without an answer are";
+    Failure::new(Exit::Unreachable, what)
+        .candidates(silent.iter().map(figures).collect())
+        .remedy("umbel ctl status; at the site itself: umbel ctl --socket FILE job")
 }
 
 pub(crate) fn node(job: &JobObject) -> &str {
     job.node_name.as_deref().unwrap_or(&job.node_id)
 }
 
-/// How far it is, or what came of it.
 /// What it does now, or why its last attempt came to nothing.
 pub(super) fn now(job: &JobObject) -> String {
     if !job.state.is_end() && job.cancel_requested {
@@ -156,7 +174,7 @@ async fn find(ctl: &Ctl, wanted: &str) -> Outcome<(String, JobObject)> {
             Exit::Unreachable,
             format!("no site that answers has the job {wanted}; silent are"),
         )
-        .candidates(silent)),
+        .candidates(silent.into_iter().map(|edge| edge.edge_id).collect())),
     }
 }
 

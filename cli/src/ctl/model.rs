@@ -1,8 +1,9 @@
 //! `ctl model`: a site's deployments.
 //!
-//! Owns which verb goes where. Leaves tables to [`show`], wishes to [`change`], places to [`why`].
+//! Owns which verb goes where. Leaves tables to [`show`], silent sites to [`last`], wishes to [`change`], places to [`why`].
 
 mod change;
+mod last;
 mod show;
 mod why;
 

@@ -121,7 +121,7 @@ async fn revoke(ctl: &Ctl, id: &str) -> Outcome {
     let picked = find(ctl, id).await?;
     let operator = picked.item;
     if !picked.exact {
-        ctl.confirm(&format!("Revoke the token of {} ({})?", operator.name, operator.operator_id))?;
+        ctl.confirm_half(&format!("Revoke the token of {} ({})?", operator.name, operator.operator_id))?;
     }
     if ctl.global.dry_run {
         say(&format!("Would revoke the token of {} ({}).", operator.name, operator.operator_id));

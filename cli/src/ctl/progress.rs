@@ -1,4 +1,4 @@
-//! How far work of a node is, in words: `fetching 204.0 MiB of 609.8 MiB: 1 of 2 files, 41.2 MiB/s, 9s left`.
+//! How far work of a node is, in words: `fetching 204.0 MiB of 609.8 MiB, 9s left: 41.2 MiB/s, 1 of 2 files`.
 //!
 //! Owns those words, and what is reckoned of them. Invariant: what a node said is made printable by whoever prints it.
 
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use umbel_contracts::objects::{JobProgressObject, ReplicaJobObject};
 
-use crate::output::{bytes, duration_ms};
+use crate::output::{Gauge, bytes, duration_ms};
 
 /// A pace is of so much time at least: the first figures of a phase say nothing.
 const LEAST: Duration = Duration::from_secs(2);
@@ -36,28 +36,39 @@ impl<'a> From<&'a ReplicaJobObject> for Progress<'a> {
 }
 
 impl Progress<'_> {
-    /// For a bar.
-    pub(crate) fn part(&self) -> Option<(u64, u64)> {
-        (self.total > 0).then_some((self.done, self.total))
+    /// For a bar, where it is known how much there is to do.
+    pub(crate) fn gauge(&self, left: Option<Duration>) -> Option<Gauge> {
+        let Self { done, total, .. } = *self;
+        let figures = self.figures(left);
+        (total > 0).then(|| Gauge { phase: self.phase.to_owned(), done, total, figures })
     }
 
     /// In words, with how long it takes yet where that is known.
     pub(crate) fn words(&self, left: Option<Duration>) -> String {
+        let figures = self.figures(left);
+        match self.total == 0 && self.done == 0 && !figures.is_empty() {
+            true => format!("{}: {figures}", self.phase),
+            false => format!("{} {figures}", self.phase).trim_end().to_owned(),
+        }
+    }
+
+    /// Without the phase; what matters most first, since lines are cut.
+    fn figures(&self, left: Option<Duration>) -> String {
         let is_bytes = self.unit == "bytes";
         let figure = |value: u64| if is_bytes { bytes(value) } else { value.to_string() };
         let unit = if is_bytes { String::new() } else { format!(" {}", self.unit) };
-        let mut text = self.phase.to_owned();
-        if self.total > 0 {
-            text.push_str(&format!(" {} of {}{unit}", figure(self.done), figure(self.total)));
-        } else if self.done > 0 {
-            text.push_str(&format!(" {}{unit}", figure(self.done)));
-        }
-        if !self.message.is_empty() && self.message != self.phase {
-            text.push_str(&format!(": {}", self.message));
-        }
+        let mut text = match (self.total, self.done) {
+            (0, 0) => String::new(),
+            (0, done) => format!("{}{unit}", figure(done)),
+            (total, done) => format!("{} of {}{unit}", figure(done), figure(total)),
+        };
         if let Some(left) = left {
             let left = u64::try_from(left.as_millis()).unwrap_or(u64::MAX).max(1000);
             text.push_str(&format!(", {} left", duration_ms(left)));
+        }
+        if !self.message.is_empty() && self.message != self.phase {
+            let colon = if text.is_empty() { "" } else { ": " };
+            text.push_str(&format!("{colon}{}", self.message));
         }
         text
     }
@@ -108,7 +119,11 @@ mod tests {
         let later = JobProgressObject { done: 3 << 20, ..said.clone() };
         let left = pace.left(&Progress::from(&later), start + Duration::from_secs(4));
         assert_eq!(left, Some(Duration::from_secs(2)));
-        assert!(Progress::from(&later).words(left).ends_with("1 of 2 files, 2s left"));
+        let words = Progress::from(&later).words(left);
+        assert_eq!(words, "fetching 3.0 MiB of 4.0 MiB, 2s left: 1 of 2 files");
+        let gauge = Progress::from(&later).gauge(left).map(|gauge| (gauge.done, gauge.total, gauge.figures));
+        let figures = "3.0 MiB of 4.0 MiB, 2s left: 1 of 2 files".to_owned();
+        assert_eq!(gauge, Some((3 << 20, 4 << 20, figures)));
         let next = JobProgressObject { phase: "verifying".into(), done: 0, ..said };
         assert_eq!(pace.left(&Progress::from(&next), start + Duration::from_secs(5)), None);
         let layers =
@@ -116,5 +131,7 @@ mod tests {
         assert!(Progress::from(&layers).words(None).starts_with("loading 2 of 5 layers"));
         let starting = JobProgressObject { phase: "starting".into(), ..JobProgressObject::default() };
         assert_eq!(Progress::from(&starting).words(None), "starting");
+        let waits = JobProgressObject { message: "its port is not open".into(), ..starting };
+        assert_eq!(Progress::from(&waits).words(None), "starting: its port is not open");
     }
 }

@@ -58,6 +58,23 @@ pub(crate) fn bytes(count: u64) -> String {
     ByteSize(count).rounded()
 }
 
+/// Digits of a digest or revision that tell it from others.
+const DIGITS: usize = 12;
+
+/// A digest, or the revision of a hub, in as many digits as people compare; anything else as it is.
+pub(crate) fn short(digits: &str) -> String {
+    let is_hex = digits.len() >= 40 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if is_hex { digits.chars().take(DIGITS).collect() } else { digits.to_owned() }
+}
+
+/// What a job is about, where the whole of it would fill a line: `org/name@0123456789ab`.
+pub(crate) fn short_subject(subject: &str) -> String {
+    match subject.rsplit_once('@') {
+        Some((repository, revision)) => format!("{repository}@{}", short(revision)),
+        None => subject.to_owned(),
+    }
+}
+
 /// `1 node`, `3 nodes`.
 pub(crate) fn count(n: usize, thing: &str) -> String {
     let plural = if n == 1 { "" } else { "s" };

@@ -182,6 +182,7 @@ pub struct NodeDeclared {
 pub struct EngineRuntime {
     #[prost(string, tag = "1")]
     pub kind: ::prost::alloc::string::String,
+    /// The version of the engine whose option names the agent's adapter is held against; empty where it passes none.
     #[prost(string, tag = "2")]
     pub adapter_version: ::prost::alloc::string::String,
     #[prost(string, tag = "3")]

@@ -16,6 +16,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use umbel_contracts::objects::{CommandErrorObject, CommandPhase};
 use umbel_wire::clock::Wall;
+use umbel_wire::text::beginning;
 use umbel_wire::{Code, Error};
 
 /// Outcomes kept.
@@ -26,6 +27,8 @@ pub(crate) const KEPT_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
 pub(crate) const FORGET_AFTER: Duration = Duration::from_secs(24 * 3600);
 /// Commands that run at once.
 pub(crate) const RUNNING: usize = 256;
+/// Bytes of a name that a refused command brought.
+const LONGEST_NAME: usize = 256;
 /// Operations that pass where others are refused for want of room: what ends harm must always work.
 const ALWAYS: [&str; 6] = [
     "apikey.revoke",
@@ -96,6 +99,16 @@ impl Request {
         let args = Value::Object(self.args.clone());
         hash.update(canonical(&args).as_bytes());
         data_encoding::HEXLOWER.encode(&hash.finalize())
+    }
+
+    /// What it is about, for the audit: nodes as they are selected, and what its arguments name. Of those no other is told.
+    pub(crate) fn about(&self) -> String {
+        const NAMES: [&str; 7] =
+            ["name", "deployment", "engine", "repository", "job_id", "key_id", "token_id"];
+        let document = self.args.get("document").and_then(|document| document.get("name"));
+        let named = NAMES.iter().find_map(|key| self.args.get(*key)).or(document).and_then(Value::as_str);
+        let named = named.map_or("", |name| beginning(name, LONGEST_NAME));
+        format!("{} {named}", self.selector).trim().to_owned()
     }
 }
 

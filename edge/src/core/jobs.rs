@@ -60,6 +60,13 @@ pub(crate) struct Order {
     pub(crate) reason: String,
 }
 
+impl Order {
+    /// What is done, and with what: `artifact.acquire org/name@revision`.
+    pub(crate) fn about(&self) -> String {
+        format!("{} {}", row::kind(&self.body), row::subject(&self.body))
+    }
+}
+
 /// Who speaks: a node's process over one of its connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Speaker {

@@ -224,11 +224,13 @@ impl Commands {
     }
 
     fn refused(&self, request: &Request, error: &Error) {
+        let reason = request.reason.trim();
+        let asked = if reason.is_empty() { String::new() } else { format!(" (asked for: {reason})") };
         let record =
-            AuditRecord::new(&request.operation, &request.selector, format!("refused: {}", error.code))
+            AuditRecord::new(&request.operation, request.about(), format!("refused: {}", error.code))
                 .by(&request.actor)
                 .of(&request.command_id, &request.correlation_id)
-                .because(error.message.clone());
+                .because(format!("{}{asked}", error.message));
         self.site.audit_soon(vec![record]);
     }
 

@@ -179,7 +179,11 @@ pub(crate) fn new_id() -> String {
 /// A full queue, a node that is gone for good, a store that cannot be written: nothing is queued.
 pub(crate) async fn submit(site: &Site, order: Order) -> Result<String, Error> {
     let id = order.id.clone().unwrap_or_else(new_id);
-    let record = record("job.submit", &id, &order.actor).because(order.reason.clone());
+    let owner = order.owner.strip_prefix("deployment/").map(|name| format!(", for {name}"));
+    let what = format!("{}{}", order.about(), on(site, Some(order.node)));
+    let reason = Some(&order.reason).filter(|reason| !reason.is_empty()).map(|reason| format!(": {reason}"));
+    let told = format!("{what}{}{}", owner.unwrap_or_default(), reason.unwrap_or_default());
+    let record = AuditRecord::new("job.submit", &id, "succeeded").by(&order.actor).because(told);
     submit_with(site, &id, order, Commit::new().audit(record)).await?;
     Ok(id)
 }
@@ -278,8 +282,14 @@ pub(crate) async fn cancel(site: &Site, id: &str, also: Commit) -> Result<(), Er
     Ok(())
 }
 
-fn record(action: &'static str, id: &str, actor: &str) -> AuditRecord {
-    AuditRecord::new(action, id, "succeeded").by(actor)
+/// What a job does where, for the audit: `artifact.acquire org/name@revision on gpu-1`.
+pub(crate) fn about(job: &JobObject) -> String {
+    format!("{} {} on {}", job.kind, job.subject, job.node_name.as_ref().unwrap_or(&job.node_id))
+}
+
+fn on(site: &Site, node: Option<NodeId>) -> String {
+    let name = node.and_then(|id| site.read(|registry| registry.node(&id).map(|node| node.row.name.clone())));
+    name.map(|name| format!(" on {name}")).unwrap_or_default()
 }
 
 /// Stores a job's changed row, with the audit's entry of an end, applies it and tells of it. Its turn is taken.
@@ -287,10 +297,11 @@ async fn change(site: &Site, id: &str, row: JobRow, also: Commit, now: Instant) 
     let mut commit = Commit::new().put_json(JOBS, id, &row).and(also);
     if row.state.is_end() {
         let outcome = if row.state == JobState::Succeeded { "succeeded" } else { row.state.as_str() };
-        let cause = row.failure.as_ref().map(|failure| failure.code.clone()).unwrap_or_default();
-        let about = format!("{} {} {cause}", row.kind, row.subject);
-        commit =
-            commit.audit(AuditRecord::new("job.ended", id, outcome).by("edge").because(about.trim_end()));
+        let failure = row.failure.as_ref().filter(|_| row.state != JobState::Succeeded);
+        let cause = failure.map(|failure| format!(": {}", failure.code)).unwrap_or_default();
+        let about = format!("{} {}{}", row.kind, row.subject, on(site, NodeId::parse(&row.node).ok()));
+        let record = AuditRecord::new("job.ended", id, outcome).by("edge");
+        commit = commit.audit(record.because(format!("{about}{cause}")));
     }
     site.store.commit(commit).await.map_err(|error| store_error(&error))?;
     let was_asked = site.jobs.view(id).is_some_and(|before| before.row.cancel_requested);

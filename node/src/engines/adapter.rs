@@ -235,6 +235,16 @@ pub(crate) fn inherited() -> Vec<(OsString, OsString)> {
     std::env::vars_os().filter(|(name, _)| goes(name)).collect()
 }
 
+/// The version of the engine whose option names this agent's command lines are held against; others mostly take them as well.
+pub(crate) fn options_of(kind: EngineKind) -> Option<&'static str> {
+    match kind {
+        EngineKind::Vllm => Some("0.33.0"),
+        EngineKind::Sglang => Some("0.5.23"),
+        EngineKind::LlamaServer => Some("b10434"),
+        _ => None,
+    }
+}
+
 /// What an engine's program is asked for its version.
 pub(crate) fn version_arguments(kind: EngineKind) -> &'static [&'static str] {
     match kind {

@@ -24,13 +24,25 @@ use crate::{
 
 const KINDS: [EngineKind; 3] = [EngineKind::Vllm, EngineKind::Sglang, EngineKind::LlamaServer];
 
-/// Option names and how many values each takes.
-fn table(kind: EngineKind) -> BTreeMap<&'static str, &'static str> {
-    let text = match kind {
+fn text(kind: EngineKind) -> &'static str {
+    match kind {
         EngineKind::Vllm => include_str!("options/vllm-0.33.0.txt"),
         EngineKind::Sglang => include_str!("options/sglang-0.5.23.txt"),
         _ => include_str!("options/llama-server-b10434.txt"),
-    };
+    }
+}
+
+#[test]
+fn what_is_told_of_the_options_is_the_version_that_they_are_of() {
+    for kind in KINDS {
+        let head = text(kind).lines().next().unwrap();
+        assert!(head.contains(&format!(" {}, ", adapter::options_of(kind).unwrap())), "{head}");
+    }
+}
+
+/// Option names and how many values each takes.
+fn table(kind: EngineKind) -> BTreeMap<&'static str, &'static str> {
+    let text = text(kind);
     let lines = text.lines().filter(|line| !line.starts_with('#'));
     lines.map(|line| line.split_once(' ').unwrap()).collect()
 }

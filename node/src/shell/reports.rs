@@ -13,7 +13,6 @@ use std::{
 
 use tokio::{sync::watch, task::spawn_blocking};
 use umbel_contracts::{
-    NODE_PROTOCOL,
     causes::Cause,
     deployment::EngineKind,
     proto::node::{
@@ -25,6 +24,7 @@ use umbel_wire::{UnderWay, clock::Wall, text::shorten};
 
 use crate::{
     core::{identity::Identity, inventory, problems::Problems, sequence::Sequence, telemetry::Pace},
+    engines::adapter,
     shell::{
         artifacts::{Artifacts, job},
         engines::{Declaration, Engines},
@@ -298,7 +298,7 @@ impl Reports {
                 installed.map(|installed| (installed.version, installed.digest)).unwrap_or_default();
             EngineRuntime {
                 kind: kind.as_str().to_owned(),
-                adapter_version: NODE_PROTOCOL.max.to_string(),
+                adapter_version: adapter::options_of(kind).unwrap_or_default().to_owned(),
                 engine_version,
                 digest,
             }

@@ -13,7 +13,7 @@ use umbel_node::{Remote, resolve_at_hub, resolve_in_folder};
 use crate::{
     args::{ArtifactResolve, Global},
     exit::{Failure, Outcome},
-    output::{bytes, put, say},
+    output::{bytes, count, put, say},
 };
 
 /// Prints the `[artifact]` of a deployment. Asks no server of Umbel.
@@ -86,6 +86,6 @@ fn print(global: &Global, spec: &ArtifactSpec) -> Outcome {
         put(&format!("  {{ path = {path}, bytes = {}, sha256 = {sha256} }},", file.bytes));
     }
     put("]");
-    say(&format!("{} files, {}, digest {}", spec.files.len(), bytes(spec.bytes()), spec.digest()));
+    say(&format!("{}, {}, digest {}", count(spec.files.len(), "file"), bytes(spec.bytes()), spec.digest()));
     Ok(())
 }

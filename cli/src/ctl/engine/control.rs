@@ -3,17 +3,17 @@
 //! Owns sending it and following the engine until it is so. Leaves ending and starting to the engine's node. Invariants: an
 //! engine is said to be stopped only when its node says that nothing of it runs; Ctrl-C stops watching, never the wish.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 use umbel_contracts::objects::EngineObject;
 use umbel_contracts::operations::EngineControlArgs;
 
-use super::find;
+use super::chosen;
 use crate::{
     calls::Call,
     client::parse,
-    ctl::{Ctl, command},
+    ctl::{Ctl, away::Away, command},
     exit::{Exit, Failure, Outcome},
     output::{Style, clock, printable, say, state_tone},
 };
@@ -29,7 +29,8 @@ pub(super) enum Wish {
 }
 
 pub(super) async fn send(ctl: &Ctl, name: &str, wish: Wish, deadline: Option<Duration>) -> Outcome {
-    let (site, found) = find(ctl, name).await?;
+    let act = if wish == Wish::Stop { "Stop" } else { "Restart" };
+    let (site, found) = chosen(ctl, name, act).await?;
     let args = EngineControlArgs {
         engine: found.provider_id.clone(),
         deadline_seconds: deadline.map(|deadline| deadline.as_secs()),
@@ -56,6 +57,7 @@ async fn follow(ctl: &Ctl, site: &str, before: &EngineObject, wish: Wish) -> Out
     let style = Style::stderr(ctl.global.color);
     let name = format!("{} on {}", before.engine, before.node);
     let (mut told, mut rested) = (String::new(), 0);
+    let mut away = Away::default();
     loop {
         tokio::time::sleep(EVERY).await;
         let call = Call::new("engine.show").args(&json!({ "engine": before.provider_id }))?;
@@ -65,10 +67,12 @@ async fn follow(ctl: &Ctl, site: &str, before: &EngineObject, wish: Wish) -> Out
                 say(&format!("{name} is gone."));
                 return Ok(());
             }
-            // A server that restarts is part of what one watches.
-            Err(failure) if matches!(failure.exit(), Exit::Unreachable | Exit::TimedOut) => continue,
-            Err(failure) => return Err(failure),
+            Err(failure) => {
+                away.silent(failure, Instant::now())?.into_iter().for_each(|note| say(&note));
+                continue;
+            }
         };
+        away.answers();
         let step = format!("{}  {}", style.paint(state_tone(&one.state), &one.state), printable(&one.cause));
         if step != told {
             say(format!("{}  {}  {step}", clock(jiff::Timestamp::now()), printable(&one.engine)).trim_end());

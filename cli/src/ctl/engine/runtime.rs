@@ -9,7 +9,7 @@ use std::time::Duration;
 use umbel_contracts::objects::JobObject;
 use umbel_contracts::operations::{RuntimeHealthArgs, RuntimeProbeArgs, RuntimeUnloadArgs};
 
-use super::find;
+use super::{chosen, find};
 use crate::{
     args::EngineProbe,
     calls::Call,
@@ -63,7 +63,7 @@ pub(super) async fn probe(ctl: &Ctl, asked: &EngineProbe) -> Outcome {
 
 pub(super) async fn unload(ctl: &Ctl, name: &str, deadline: Option<Duration>) -> Outcome {
     ctl.reason_for("unloading an engine")?;
-    let (site, selector, engine) = match (find(ctl, name).await, name.split_once('/')) {
+    let (site, selector, engine) = match (chosen(ctl, name, "Unload").await, name.split_once('/')) {
         (Ok((site, found)), _) => (site, format!("node:{}", found.node_id), found.engine),
         // One that its node does not tell of may be there all the same.
         (Err(failure), Some((node, engine)))

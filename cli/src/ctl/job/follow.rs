@@ -14,16 +14,15 @@ use crate::{
     calls::{Call, new_command_id},
     ctl::{
         Ctl,
+        away::Away,
         progress::{Pace, Progress},
     },
     exit::{Exit, Failure, Outcome},
-    output::{Format, Live, Step, details, line, printable, put, say},
+    output::{Format, Live, Step, details, line, printable, put, say, short_subject},
 };
 
 /// Between two looks at jobs that are followed: a node tells at most one step a second.
 const LOOK: Duration = Duration::from_millis(500);
-/// Looks in a row without an answer.
-const TRIES: u32 = 60;
 
 /// Sends an operation whose work is a job a node, and follows these; with `--detach` their ids are printed. Gives the jobs
 /// that came to a good end.
@@ -65,6 +64,7 @@ struct Followed {
     /// As it was seen last, and its text.
     seen: Option<(JobObject, String)>,
     pace: Pace,
+    away: Away,
 }
 
 impl Followed {
@@ -77,18 +77,19 @@ impl Followed {
             return Step { of: self.id.clone(), state: "-".to_owned(), ..Step::default() };
         };
         let progress = job.progress.as_ref().filter(|_| !job.state.is_end()).map(Progress::from);
+        let left = progress.as_ref().and_then(|progress| self.pace.left(progress, now));
+        let stops = job.cancel_requested && !job.state.is_end();
         let how = match &progress {
-            _ if job.cancel_requested && !job.state.is_end() => "is asked to stop".to_owned(),
-            Some(progress) => progress.words(self.pace.left(progress, now)),
-            None => super::now(job),
+            Some(progress) if !stops => progress.words(left),
+            _ => super::now(job),
         };
-        let colon = if how.is_empty() { "" } else { ": " };
         Step {
             of: node(job).to_owned(),
             state: job.state.as_str().to_owned(),
             phase: format!("{} {}", job.job_id, job.progress.as_ref().map_or("", |said| &said.phase)),
-            progress: progress.and_then(|progress| progress.part()),
-            text: format!("{} {}{colon}{how}", job.kind, job.subject),
+            about: format!("{} {}", job.kind, short_subject(&job.subject)),
+            how,
+            gauge: progress.filter(|_| !stops).and_then(|progress| progress.gauge(left)),
         }
     }
 }
@@ -99,8 +100,10 @@ impl Followed {
 /// Of those that did not: what the first of them says.
 pub(super) async fn watch(ctl: &Ctl, jobs: Vec<(String, String)>) -> Outcome<Vec<JobObject>> {
     let ids: Vec<String> = jobs.iter().map(|(_, id)| id.clone()).collect();
-    let mut jobs: Vec<Followed> =
-        jobs.into_iter().map(|(site, id)| Followed { site, id, seen: None, pace: Pace::default() }).collect();
+    let mut jobs: Vec<Followed> = jobs
+        .into_iter()
+        .map(|(site, id)| Followed { site, id, seen: None, pace: Pace::default(), away: Away::default() })
+        .collect();
     let go_on = if ids.len() == 1 { "the job goes on" } else { "the jobs go on" };
     let again = format!("umbel ctl job watch {}", ids.join(" "));
     tokio::select! {
@@ -115,30 +118,28 @@ pub(super) async fn watch(ctl: &Ctl, jobs: Vec<(String, String)>) -> Outcome<Vec
 /// Until all have ended.
 async fn follow(ctl: &Ctl, jobs: &mut [Followed]) -> Outcome {
     let mut live = (!ctl.global.output.is_object()).then(|| Live::new(ctl.global.color));
-    let mut tries = 0;
     loop {
+        let mut note = None;
         for one in jobs.iter_mut().filter(|one| one.ended().is_none()) {
             match ask_one(ctl, &one.site, &one.id).await {
                 Ok((job, raw)) => {
-                    tries = 0;
+                    one.away.answers();
                     let is_news = one.seen.as_ref().is_none_or(|(_, seen)| *seen != raw);
                     if is_news && !job.state.is_end() && ctl.global.output == Format::Jsonl {
                         put(&line(&raw));
                     }
                     one.seen = Some((job, raw));
                 }
-                Err(failure)
-                    if matches!(failure.exit(), Exit::Unreachable | Exit::TimedOut) && tries < TRIES =>
-                {
-                    tries += 1;
-                }
-                Err(failure) => return Err(failure),
+                Err(failure) => note = note.or(one.away.silent(failure, Instant::now())?),
             }
         }
         let now = Instant::now();
         if let Some(live) = &mut live {
             let steps: Vec<Step> = jobs.iter_mut().map(|one| one.step(now)).collect();
             live.tell(&steps);
+        }
+        if let Some(note) = note {
+            live.as_mut().map_or_else(|| say(&note), |live| live.note(&note));
         }
         if jobs.iter().all(|one| one.ended().is_some()) {
             return Ok(());

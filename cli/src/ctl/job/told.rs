@@ -4,7 +4,7 @@
 
 use umbel_contracts::objects::{EvidenceObject, JobObject, JobReportObject, JobState};
 
-use crate::output::{bytes, duration_ms, printable_lines, utc};
+use crate::output::{bytes, count, duration_ms, printable_lines, utc};
 
 pub(super) fn lines(site: &str, job: &JobObject) -> Vec<(&'static str, String)> {
     let mut lines = vec![
@@ -45,12 +45,9 @@ fn report_lines(report: &JobReportObject, lines: &mut Vec<(&'static str, String)
         lines.push(("Took", duration_ms(took)));
     }
     if let Some(artifact) = &report.artifact {
-        let files = format!(
-            "{} files, {}, {} fetched",
-            artifact.files,
-            bytes(artifact.bytes),
-            bytes(artifact.fetched_bytes)
-        );
+        let files = count(usize::try_from(artifact.files).unwrap_or(usize::MAX), "file");
+        let (all, fetched) = (bytes(artifact.bytes), bytes(artifact.fetched_bytes));
+        let files = format!("{files}, {all}, {fetched} fetched");
         lines.push(("Files", files));
         lines.push(("Digest", artifact.digest.clone()));
         lines.push(("Folder", format!("{} in {}", artifact.folder, artifact.root)));

@@ -61,7 +61,7 @@ pub(super) async fn update(ctl: &Ctl, wish: &KeyUpdate) -> Outcome {
     let picked = find(ctl, &wish.id).await?;
     let (site, key, _) = picked.item;
     if !picked.exact {
-        ctl.confirm(&format!("Change the key of {} ({}) at {site}?", key.name, key.key_id))?;
+        ctl.confirm_half(&format!("Change the key of {} ({}) at {site}?", key.name, key.key_id))?;
     }
     let models = if wish.all_models {
         Some(None)
@@ -93,7 +93,7 @@ pub(super) async fn revoke(ctl: &Ctl, id: &str) -> Outcome {
     let picked = find(ctl, id).await?;
     let (site, key, _) = picked.item;
     if !picked.exact {
-        ctl.confirm(&format!("Revoke the key of {} ({}) at {site}?", key.name, key.key_id))?;
+        ctl.confirm_half(&format!("Revoke the key of {} ({}) at {site}?", key.name, key.key_id))?;
     }
     let call = Call::new("apikey.revoke")
         .args(&serde_json::json!({ "key_id": key.key_id }))?

@@ -18,6 +18,7 @@ use crate::{
     client::parse,
     ctl::{
         Ctl,
+        away::Away,
         progress::{Pace, Progress},
     },
     exit::{Exit, Failure, Outcome},
@@ -101,7 +102,7 @@ async fn chosen(ctl: &Ctl, name: &str, act: &str) -> Outcome<Found> {
     let picked = find(ctl, name).await?;
     if !picked.exact {
         let (site, found, _) = &picked.item;
-        ctl.confirm(&format!("{act} {} at {site}?", found.name))?;
+        ctl.confirm_half(&format!("{act} {} at {site}?", found.name))?;
     }
     Ok(picked.item)
 }
@@ -138,19 +139,24 @@ async fn follow(ctl: &Ctl, site: &str, name: &str) -> Outcome {
     let mut live = Live::new(ctl.global.color);
     let mut paces: BTreeMap<String, Pace> = BTreeMap::new();
     let mut rested = 0;
+    let mut away = Away::default();
     loop {
         let raw = match super::ask_show(ctl, site, name).await {
-            Ok(raw) => raw,
+            Ok(raw) => {
+                away.answers();
+                raw
+            }
             Err(failure) if failure.exit() == Exit::NotFound => {
                 say(&format!("{name} is gone."));
                 return Ok(());
             }
-            // A server that restarts is part of what one watches.
-            Err(failure) if matches!(failure.exit(), Exit::Unreachable | Exit::TimedOut) => {
+            Err(failure) => {
+                let again = format!("it goes on: umbel ctl model show {name} --site {site} -w");
+                let note = away.silent(failure, Instant::now()).map_err(|failure| failure.remedy(again))?;
+                note.into_iter().for_each(|note| live.note(&note));
                 tokio::time::sleep(EVERY).await;
                 continue;
             }
-            Err(failure) => return Err(failure),
         };
         let one: DeploymentObject = parse(&raw)?;
         let steps: Vec<Step> = one
@@ -170,17 +176,14 @@ async fn follow(ctl: &Ctl, site: &str, name: &str) -> Outcome {
 
 fn step(replica: &ReplicaObject, pace: &mut Pace) -> Step {
     let progress = replica.job.as_ref().filter(|job| !job.phase.is_empty()).map(Progress::from);
-    let how = match &progress {
-        Some(progress) => progress.words(pace.left(progress, Instant::now())),
-        None => cause(replica),
-    };
-    let colon = if how.is_empty() { "" } else { ": " };
+    let left = progress.as_ref().and_then(|progress| pace.left(progress, Instant::now()));
     Step {
         of: replica.engine.clone(),
         state: replica.state.clone(),
         phase: replica.job.as_ref().map(|job| format!("{} {}", job.job_id, job.phase)).unwrap_or_default(),
-        progress: progress.and_then(|progress| progress.part()),
-        text: format!("on {}{colon}{how}", replica.node),
+        about: format!("on {}", replica.node),
+        how: progress.as_ref().map_or_else(|| cause(replica), |progress| progress.words(left)),
+        gauge: progress.and_then(|progress| progress.gauge(left)),
     }
 }
 
@@ -203,12 +206,8 @@ fn end(one: &DeploymentObject) -> Outcome {
         state => {
             let sentence = format!("{name} is {}: {}", state.as_str(), one.message);
             let remedy = match state {
-                DeploymentState::Failed => {
-                    let failed = one.replicas.iter().find(|replica| replica.state == "failed");
-                    let engine =
-                        failed.map_or_else(|| format!("{name}.r1"), |replica| replica.engine.clone());
-                    format!("umbel ctl engine logs {engine}; then umbel ctl model load {name}")
-                }
+                // What has more of the cause stands in the message.
+                DeploymentState::Failed => format!("mend that, then umbel ctl model load {name}"),
                 _ => format!("umbel ctl model why {name}"),
             };
             Err(Failure::new(Exit::Condition, sentence).remedy(remedy))

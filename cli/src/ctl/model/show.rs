@@ -5,6 +5,7 @@
 
 use umbel_contracts::objects::{DeploymentObject, ReplicaObject};
 
+use super::last;
 use crate::{
     client::parse,
     ctl::{
@@ -15,7 +16,7 @@ use crate::{
         with_site,
     },
     exit::{Exit, Outcome},
-    output::{Column, Format, Table, age_ms, ago, details, put, state_tone, utc},
+    output::{Column, Format, Table, ago, details, put, state_tone, utc},
 };
 
 const LIST: &str = "umbel ctl model";
@@ -23,16 +24,25 @@ const LIST: &str = "umbel ctl model";
 /// A deployment with its site, as it came.
 pub(super) type Found = (String, DeploymentObject, String);
 
-pub(super) async fn list(ctl: &Ctl) -> Outcome {
-    let gathered = match gather(ctl, "deployment.list", "deployments").await {
-        // The only site is silent: what it last said is more than nothing.
+/// Of all sites; the only one may be silent as well: what it last said is more than nothing.
+async fn all(ctl: &Ctl) -> Outcome<Gathered> {
+    match gather(ctl, "deployment.list", "deployments").await {
         Err(failure) if matches!(failure.exit(), Exit::Unreachable | Exit::TimedOut) => {
             let silent: Vec<String> = ctl.sites().await?.into_iter().map(|edge| edge.edge_id).collect();
-            Gathered { silent, ..Gathered::default() }
+            Ok(Gathered { silent, ..Gathered::default() })
         }
-        gathered => gathered?,
-    };
-    if ctl.put_list(&gathered.raws()?) {
+        gathered => gathered,
+    }
+}
+
+pub(super) async fn list(ctl: &Ctl) -> Outcome {
+    let gathered = all(ctl).await?;
+    let lasts = last::said(ctl, &gathered.silent).await?;
+    let mut raws = gathered.raws()?;
+    for last in &lasts {
+        raws.push(last.raw()?);
+    }
+    if ctl.put_list(&raws) {
         return gathered.complete("deployments");
     }
     let mut table = Table::new(vec![
@@ -65,42 +75,13 @@ pub(super) async fn list(ctl: &Ctl) -> Outcome {
             one.message.clone(),
         ]);
     }
-    for row in last_said(ctl, &gathered.silent).await? {
-        table.row(row);
-    }
+    lasts.iter().for_each(|last| table.row(last.row()));
     if ctl.global.output == Format::Name {
         ctl.put_names(names.iter().map(String::as_str));
     } else {
         ctl.put_table(&table, "No deployment. Apply one: umbel ctl model apply FILE");
     }
     gathered.complete("deployments")
-}
-
-/// What silent sites last said of their deployments, if their control plane still knows.
-async fn last_said(ctl: &Ctl, silent: &[String]) -> Outcome<Vec<Vec<String>>> {
-    let mut rows = Vec::new();
-    if silent.is_empty() {
-        return Ok(rows);
-    }
-    for edge in ctl.sites().await?.into_iter().filter(|edge| silent.contains(&edge.edge_id)) {
-        let Some(figures) = edge.last_summary.and_then(|summary| summary.deployments) else { continue };
-        let age = age_ms(edge.last_summary_age_ms);
-        for one in figures.listed {
-            rows.push(vec![
-                one.name,
-                edge.edge_id.clone(),
-                one.model,
-                "?".to_owned(),
-                format!("{} ?", one.state.as_str()),
-                format!("{}/{} ?", one.ready, one.wanted),
-                "?".to_owned(),
-                "?".to_owned(),
-                "?".to_owned(),
-                format!("as its site last said, {age} ago"),
-            ]);
-        }
-    }
-    Ok(rows)
 }
 
 fn word(one: &DeploymentObject) -> String {
@@ -111,6 +92,10 @@ fn word(one: &DeploymentObject) -> String {
 /// The one deployment of a name or the start of one.
 pub(super) async fn find(ctl: &Ctl, name: &str) -> Outcome<pick::Picked<Found>> {
     let gathered = gather(ctl, "deployment.list", "deployments").await?;
+    pick(&gathered, name).map_err(|failure| gathered.or_silent(failure, name, "deployment"))
+}
+
+fn pick(gathered: &Gathered, name: &str) -> Outcome<pick::Picked<Found>> {
     let mut all: Vec<Found> = Vec::new();
     for (site, raw) in &gathered.items {
         all.push((site.clone(), parse(raw.get())?, with_site(site, raw)?.get().to_owned()));
@@ -119,7 +104,12 @@ pub(super) async fn find(ctl: &Ctl, name: &str) -> Outcome<pick::Picked<Found>> 
 }
 
 pub(super) async fn show(ctl: &Ctl, name: &str) -> Outcome {
-    let (site, found, _) = find(ctl, name).await?.item;
+    let gathered = all(ctl).await?;
+    let (site, found, _) = match pick(&gathered, name) {
+        Ok(picked) => picked.item,
+        Err(failure) if gathered.silent.is_empty() || failure.is_ambiguous() => return Err(failure),
+        Err(_) => return last::show(ctl, &gathered.silent, name).await,
+    };
     let raw = super::ask_show(ctl, &site, &found.name).await?;
     if ctl.put_object(&raw) {
         return Ok(());

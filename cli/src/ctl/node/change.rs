@@ -109,7 +109,7 @@ async fn write_to(ctl: &Ctl, name: &str, act: &str) -> Outcome<SiteNode> {
     let picked = find(ctl, name).await?;
     let (node, _) = picked.item;
     if !picked.exact {
-        ctl.confirm(&format!("{act} {} at {}?", node.node.name, node.edge_id))?;
+        ctl.confirm_half(&format!("{act} {} at {}?", node.node.name, node.edge_id))?;
     }
     Ok(node)
 }

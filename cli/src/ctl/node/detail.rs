@@ -1,16 +1,13 @@
 //! `ctl node NAME`, its last part: what the node can run, which files it has, and what it does now.
 //!
-//! Invariant: a version that is not known is a `?`, and an older edge that says none of this shows nothing.
+//! Invariant: a version that is not known is not made up, and an older edge that says none of this shows nothing.
 
 use umbel_contracts::objects::{NodeDetailObject, NodeObject};
 
 use crate::{
     ctl::{Ctl, job},
-    output::{Column, Format, Table, ago, bytes, details, put, width},
+    output::{Column, Format, Table, ago, bytes, details, put, short, short_subject, width},
 };
-
-/// Characters of a revision or digest that tell it from others.
-const SHORT: usize = 12;
 
 pub(super) fn show(ctl: &Ctl, node: &NodeObject) {
     let Some(detail) = &node.detail else { return };
@@ -22,10 +19,13 @@ pub(super) fn show(ctl: &Ctl, node: &NodeObject) {
 }
 
 fn runtimes(detail: &NodeDetailObject) -> String {
-    let each = detail
-        .runtimes
-        .iter()
-        .map(|one| format!("{} {}", one.kind, one.engine_version.as_deref().unwrap_or("?")));
+    let each = detail.runtimes.iter().map(|one| {
+        let installed = one.engine_version.as_ref().map(|version| format!(" {version}")).unwrap_or_default();
+        // An older agent tells a number there that says nothing about the engine.
+        let options = one.adapter_version.as_deref().filter(|version| version.len() > 2);
+        let options = options.map(|version| format!(" (options of {version})")).unwrap_or_default();
+        format!("{}{installed}{options}", one.kind)
+    });
     let all: Vec<String> = each.collect();
     if all.is_empty() { "no engine".to_owned() } else { all.join(", ") }
 }
@@ -43,7 +43,7 @@ fn artifacts(detail: &NodeDetailObject) -> Table {
     for one in &detail.artifacts {
         table.row(vec![
             one.repository.clone(),
-            one.revision.chars().take(SHORT).collect(),
+            short(&one.revision),
             bytes(one.bytes),
             one.files.to_string(),
             one.root.clone(),
@@ -69,7 +69,7 @@ fn jobs(detail: &NodeDetailObject) -> Table {
             ago(Some(one.submitted_at)),
             one.state.as_str().to_owned(),
             one.kind.clone(),
-            one.subject.clone(),
+            short_subject(&one.subject),
             job::now(one),
         ]);
     }

@@ -39,7 +39,7 @@ pub struct RuntimeObject {
     pub kind: String,
     /// Of the installed engine; `null` if it does not say.
     pub engine_version: Option<String>,
-    /// Of the agent's adapter.
+    /// Of the engine whose option names the agent's command lines are held against.
     pub adapter_version: Option<String>,
 }
 

@@ -5,12 +5,17 @@
 
 use std::collections::BTreeMap;
 
+use serde_json::Value;
 use umbel_contracts::deployment::DeploymentSpec;
+use umbel_contracts::settings::diff;
 use umbel_store::Commit;
 use umbel_wire::{Code, Error};
 
 use super::rows::{DeploymentRow, ReplicaRow, ReplicaState};
 use super::{DEPLOYMENTS, Deployments, MAX_DEPLOYMENTS, REPLICAS};
+
+/// Bytes of a field's value that the audit is told in full.
+const LONGEST_VALUE: usize = 120;
 
 /// A change to commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -150,30 +155,43 @@ impl Deployments {
         }
         let mut row = before.clone();
         let mut replicas = Vec::new();
+        let there = self.replicas_of(name).count();
         let sentence = match ask {
             Ask::Load => {
                 (row.unloaded, row.leave_ms) = (false, None);
                 replicas = self.tried_again(name, wall);
-                "its replicas are wanted"
+                match (before.unloaded, replicas.len()) {
+                    (true, _) => "its replicas were not wanted, and are".to_owned(),
+                    (false, 0) => "its replicas are wanted, as they were".to_owned(),
+                    (false, again) => {
+                        format!("its replicas are wanted; failed ones are tried again: {again}")
+                    }
+                }
             }
             Ask::Unload { leave_ms } => {
                 (row.unloaded, row.leave_ms) = (true, leave_ms);
-                "its replicas are not wanted until it is loaded"
+                let requests = match leave_ms {
+                    Some(0) => "are broken off".to_owned(),
+                    Some(ms) => format!("may take {} s", ms / 1_000),
+                    None => "may take as long as the document says".to_owned(),
+                };
+                format!("its {there} replicas are not wanted until it is loaded; their requests {requests}")
             }
             Ask::Pause(paused) => {
                 row.paused = paused;
-                if paused { "nothing is begun or taken away for it" } else { "it goes on" }
+                let said = if paused { "nothing is begun or taken away for it" } else { "it goes on" };
+                said.to_owned()
             }
             Ask::Restart => {
                 row.restarts += 1;
-                "its replicas are replaced one after the other"
+                format!("its {there} replicas are replaced one after the other")
             }
             Ask::Delete => {
                 row.deleting = true;
-                "its replicas go, and then it goes"
+                format!("its {there} replicas go, and then it goes")
             }
         };
-        Ok(Change { row, before: Some(before), replicas, sentence: sentence.to_owned() })
+        Ok(Change { row, before: Some(before), replicas, sentence })
     }
 
     /// What is asked of one replica, as a change.
@@ -277,27 +295,20 @@ fn again(row: &ReplicaRow, wall: i64) -> ReplicaRow {
     }
 }
 
-/// The fields that became another.
+/// The fields that became another, with what they were: a text of bounded length for each.
 fn differences(before: &DeploymentSpec, after: &DeploymentSpec) -> String {
-    let fields = |spec: &DeploymentSpec| -> BTreeMap<String, serde_json::Value> {
-        match serde_json::to_value(spec) {
-            Ok(serde_json::Value::Object(fields)) => fields.into_iter().collect(),
-            _ => BTreeMap::new(),
+    let fields = |spec: &DeploymentSpec| serde_json::to_value(spec).unwrap_or_default();
+    let said = diff(&fields(before), &fields(after)).into_iter().map(|one| {
+        // A list of files, and any text that would fill the entry alone.
+        let long = |value: &Value| value.to_string().len() > LONGEST_VALUE;
+        match long(&one.from) || long(&one.to) {
+            true => format!("{} is another", one.path),
+            false => format!("{} {} -> {}", one.path, word(&one.from), word(&one.to)),
         }
-    };
-    let (before, after) = (fields(before), fields(after));
-    let keys: std::collections::BTreeSet<&String> = before.keys().chain(after.keys()).collect();
-    let mut said = Vec::new();
-    for key in keys.into_iter().filter(|key| before.get(*key) != after.get(*key)) {
-        let scalar = |value: Option<&serde_json::Value>| match value {
-            None => Some("none".to_owned()),
-            Some(value) if value.is_object() || value.is_array() => None,
-            Some(value) => Some(value.to_string()),
-        };
-        said.push(match (scalar(before.get(key)), scalar(after.get(key))) {
-            (Some(before), Some(after)) => format!("{key} {before} -> {after}"),
-            _ => format!("{key} is another"),
-        });
-    }
-    said.join(", ")
+    });
+    said.collect::<Vec<_>>().join(", ")
+}
+
+fn word(value: &Value) -> String {
+    if value.is_null() { "none".to_owned() } else { value.to_string() }
 }

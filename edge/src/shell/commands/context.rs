@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use umbel_contracts::objects::CommandPhase;
+use umbel_store::limits::AUDIT_FIELD;
 use umbel_store::{AuditRecord, Commit};
+use umbel_wire::text::beginning;
 
 use super::{COMMANDS, Commands, close, lock};
 use crate::core::commands::{CommandRow, Request};
@@ -26,6 +28,17 @@ impl Context<'_> {
             .by(&self.request.actor)
             .of(&self.request.command_id, &self.request.correlation_id)
             .because(self.request.reason.clone())
+    }
+
+    /// The audit's entry of this command, with what it changed in front of the reason: what was, and what is now.
+    pub(crate) fn audit_of(&self, subject: impl Into<String>, what: &str) -> AuditRecord {
+        let reason = self.request.reason.trim();
+        if reason.is_empty() {
+            return self.audit(subject).because(what);
+        }
+        // An entry's text is cut at its end; the reason is the one thing that nobody can find out later.
+        let room = AUDIT_FIELD.saturating_sub(reason.len() + 2).max(AUDIT_FIELD / 2);
+        self.audit(subject).because(format!("{}: {reason}", beginning(what, room)))
     }
 
     fn row(&self) -> Option<CommandRow> {

@@ -160,10 +160,7 @@ pub(super) async fn start(context: &Context<'_>) -> Result<(), Error> {
         Ok((change, value))
     };
     let also = |change: &Change, value: &Value| {
-        let reason = request.reason.trim();
-        let told = &change.sentence;
-        let told = if reason.is_empty() { told.clone() } else { format!("{told}: {reason}") };
-        let audit = context.audit(change.row.spec.name.clone()).because(told);
+        let audit = context.audit_of(change.row.spec.name.clone(), &change.sentence);
         Ok::<Commit, Error>(context.outcome(&stored(value)).audit(audit))
     };
     let (change, value) = deployments::change(site, decide, also).await?;

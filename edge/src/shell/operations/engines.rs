@@ -263,7 +263,7 @@ pub(super) async fn start(context: &Context<'_>) -> Result<(), Error> {
         action: action.into(),
         deadline_ms: u32::try_from(deadline_ms).unwrap_or(u32::MAX),
     };
-    let before = Some(object(&node, &engine, false).state).filter(|state| state != "stopped");
+    let was = object(&node, &engine, false).state;
     let ack: EngineControlAck = ask(site, &node, method::NODE_ENGINE_CONTROL, &question).await?;
     if !ack.accepted {
         return Err(Error::new(Code::Conflict, "ENGINE_REFUSED", ack.message));
@@ -271,13 +271,18 @@ pub(super) async fn start(context: &Context<'_>) -> Result<(), Error> {
     let now = site.read(|registry| registry.node(&node.id).cloned()).unwrap_or(node);
     let mut shown = object(&now, &engine, false);
     // Its node has taken the wish, and tells the first state that comes of it a moment later.
-    if before.as_ref() == Some(&shown.state) {
+    let word = if action == EngineAction::Stop { "stopped" } else { "restarted" };
+    if was != "stopped" && was == shown.state {
         "stopping".clone_into(&mut shown.state);
-        let word = if action == EngineAction::Stop { "stopped" } else { "restarted" };
         shown.cause = format!("{word} by an operator");
     }
     let value = result::<EngineShow>(shown)?;
-    let audit = context.audit(now.provider_id(&engine.name));
+    let patience = match deadline_ms / 1_000 {
+        0 => String::new(),
+        seconds => format!(", its requests may take {seconds} s"),
+    };
+    let what = format!("{} on {} was {was}, is {word}{patience}", engine.name, now.row.name);
+    let audit = context.audit_of(now.provider_id(&engine.name), &what);
     write_or_owe(&site.store, context.outcome(&stored(&value)).audit(audit)).await?;
     context.done(value);
     Ok(())

@@ -88,8 +88,9 @@ async fn cancel(context: &Context<'_>) -> Result<(), Error> {
     let site = &context.commands.site;
     let mut told = jobs::show(site, &id).await?;
     told.cancel_requested = !told.state.is_end();
+    let what = format!("{} was {}", jobs::about(&told), told.state.as_str());
     let value = result::<JobCancel>(told)?;
-    let commit = context.outcome(&stored(&value)).audit(context.audit(id.clone()));
+    let commit = context.outcome(&stored(&value)).audit(context.audit_of(id.clone(), &what));
     jobs::cancel(site, &id, commit).await?;
     context.done(value);
     Ok(())
@@ -125,7 +126,7 @@ pub(super) async fn begin(context: &Context<'_>, orders: Vec<Order>) -> Result<(
     jobs::submit_all(&context.commands.site, orders, |objects: &[JobObject]| {
         let told = result::<RuntimeHealth>(JobsResult { jobs: objects.to_vec() })?;
         let commit = objects.iter().fold(context.outcome(&stored(&told)), |commit, job| {
-            commit.audit(context.audit(format!("{} {}", job.node_id, job.job_id)))
+            commit.audit(context.audit_of(format!("{} {}", job.node_id, job.job_id), &jobs::about(job)))
         });
         value = Some(told);
         Ok(commit)

@@ -133,9 +133,7 @@ async fn update(context: &Context<'_>) -> Result<(), Error> {
     let value = result::<ApiKeyUpdate>(object(commands, &after))?;
     let told = sentence(&before, &after);
     let told = if told.is_empty() { "nothing is different".to_owned() } else { told };
-    let reason = context.request.reason.trim();
-    let told = if reason.is_empty() { told } else { format!("{told}: {reason}") };
-    let audit = context.audit(before.key_id.clone()).because(told);
+    let audit = context.audit_of(before.key_id.clone(), &told);
     commands.keys.change(&before, after, context.outcome(&stored(&value)).audit(audit)).await?;
     context.done(value);
     Ok(())

@@ -135,7 +135,8 @@ pub(crate) fn sentence(progress: &Progress) -> String {
     let Progress { files_done, files_total, bytes_per_second, .. } = progress;
     // For people: one decimal is enough.
     let tenths = bytes_per_second.saturating_mul(10) >> 20;
-    format!("{files_done} of {files_total} files, {}.{} MiB/s", tenths / 10, tenths % 10)
+    // What is read first comes first: lines are cut where a terminal ends.
+    format!("{}.{} MiB/s, {files_done} of {files_total} files", tenths / 10, tenths % 10)
 }
 
 /// How often it is looked whether somebody else changed a root, and what is outworn.

@@ -59,7 +59,9 @@ pub async fn resolve_at_hub(
     let revision = commit(&mut client, repository, revision).await?;
     let listed = tree(&mut client, repository, &revision, wanted).await?;
     if listed.is_empty() {
-        return Err("no file of this revision is wanted".into());
+        return Err(format!(
+            "{repository}@{revision} has no file that is wanted: see --include and --exclude"
+        ));
     }
     let mut files = Vec::with_capacity(listed.len());
     for file in listed {

@@ -499,7 +499,7 @@ async fn progress_tells_bytes_and_files() {
 fn progress_is_one_sentence_for_people() {
     let progress =
         Progress { files_done: 1, files_total: 3, bytes_per_second: 25 << 19, ..Progress::default() };
-    assert_eq!(job::sentence(&progress), "1 of 3 files, 12.5 MiB/s");
+    assert_eq!(job::sentence(&progress), "12.5 MiB/s, 1 of 3 files");
 }
 
 #[test]
