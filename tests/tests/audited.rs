@@ -42,8 +42,8 @@ fn whatever_people_do_to_models_is_in_the_audit() {
     s.wait_bytes(&id, MIB / 2);
     s.does(&["job", "cancel", &id, "-m", "wrong revision"]);
     s.last("job.cancel", &id, "artifact.acquire org/tiny@r1 on gpu-1 was running: wrong revision");
-    s.hub.let_go();
     wait::until("the job has ended", SOON, || s.job(&id)["state"] == "cancelled");
+    s.hub.let_go();
     let ended = s.entries("job.ended").pop().unwrap();
     assert_eq!((&ended["actor"], &ended["outcome"]), (&"edge".into(), &"cancelled".into()), "{ended}");
     assert!(
