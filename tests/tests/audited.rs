@@ -58,7 +58,7 @@ fn whatever_people_do_to_models_is_in_the_audit() {
     assert_eq!(load.unwrap()["reason"], "deployment.load tiny.r1 on gpu-1, for tiny");
     let changed = s.model("tiny", MIB, "capacity = 3\n");
     s.does(&["model", "apply", &changed, "-m", "more at once"]);
-    s.last("deployment.apply", "tiny", "capacity 1 -> 3: more at once");
+    s.last("deployment.apply", "tiny", "capacity not set -> 3: more at once");
     let refused = s.edge.ctl(&["artifact", "remove", "org/tiny", "-m", "old"]);
     assert_eq!(refused.code, 7, "{refused:?}");
     let entry = s.entries("artifact.remove").pop().unwrap();
@@ -79,10 +79,14 @@ fn whatever_people_do_to_models_is_in_the_audit() {
     s.does(&["model", "drain", "tiny", "--deadline", "30s", "-m", "new hardware", "--detach"]);
     let gone = "its 1 replicas are not wanted until it is loaded; their requests may take 30 s: new hardware";
     s.last("deployment.drain", "tiny", gone);
-    s.does(&["model", "load", "tiny", "-m", "it is here"]);
+    s.does(&["model", "load", "tiny", "-m", "it is here", "--detach"]);
     s.last("deployment.load", "tiny", "its replicas were not wanted, and are: it is here");
     s.does(&["model", "restart", "tiny", "-m", "a new driver", "--detach"]);
-    s.last("deployment.restart", "tiny", "its 1 replicas are replaced one after the other: a new driver");
+    let restarted = s.entries("deployment.restart").pop().unwrap();
+    assert!(
+        restarted["reason"].as_str().unwrap().ends_with("one after the other: a new driver"),
+        "{restarted}"
+    );
     s.does(&["model", "unload", "tiny", "-m", "at once"]);
     assert!(
         s.entries("deployment.unload")[0]["reason"].as_str().unwrap().ends_with("are broken off: at once")

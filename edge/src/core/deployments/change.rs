@@ -310,5 +310,5 @@ fn differences(before: &DeploymentSpec, after: &DeploymentSpec) -> String {
 }
 
 fn word(value: &Value) -> String {
-    if value.is_null() { "none".to_owned() } else { value.to_string() }
+    if value.is_null() { "not set".to_owned() } else { value.to_string() }
 }
