@@ -207,6 +207,9 @@ impl Deployments {
         self.room(&wanted)?;
         self.fits(&wanted).await?;
         self.write(&next, &kept).await?;
+        if is_new {
+            self.engines.begins_anew(&wanted.engine);
+        }
         self.engines.deploy(next.clone(), None);
         if salvaged.is_some() {
             self.write_salvaged().await;

@@ -155,7 +155,7 @@ fn rows_94_and_95_what_is_wrong_is_refused_by_its_field() {
     }
     let mut load = load(EngineKind::LlamaServer, json!({ "ctx_size": 4096 }));
     load.max_context_tokens = 2048;
-    assert_eq!(Kept::read(&load).unwrap_err().code, umbel_contracts::causes::Cause::Context);
+    assert_eq!(Kept::read(&load).unwrap_err().code, Cause::Context);
     load.max_context_tokens = 1024;
     Kept::read(&load).unwrap();
     load.artifact.as_mut().unwrap().main_file = "../m.gguf".into();

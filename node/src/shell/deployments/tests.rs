@@ -126,6 +126,20 @@ async fn loaded_changed_drained_unloaded_and_there_again_after_a_restart() {
     assert!(node(dir.path(), SIM).engines.by_name("qwen.r1").is_none());
 }
 
+/// An agent that was killed between unloading a stopped engine and forgetting that it was stopped.
+#[tokio::test]
+async fn a_new_engine_is_not_stopped_for_one_of_its_name_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let stopped = std::collections::BTreeSet::from(["qwen.r1".to_owned(), "own".to_owned()]);
+    State::open(dir.path()).unwrap().set_parked(&stopped);
+    let here = node(dir.path(), SIM);
+    load(&here, &sim("qwen", 4)).await.unwrap();
+    assert_eq!(here.engines.by_name("qwen.r1").unwrap().status().state(), Told::Ready);
+    // What stands in the node's file is the same engine as before.
+    assert_ne!(here.engines.by_name("own").unwrap().status().state(), Told::Ready);
+    end(here).await;
+}
+
 /// Whatever is refused changes nothing, and says by which field.
 #[tokio::test]
 async fn what_cannot_run_here_is_refused_at_once() {

@@ -33,6 +33,12 @@ impl Engines {
         Ok(())
     }
 
+    /// An engine that was not there is to be loaded: what was wanted of another one of its name, which an agent before may have
+    /// had no time to forget, is not its own.
+    pub(crate) fn begins_anew(&self, name: &str) {
+        self.host.forget_parked(name);
+    }
+
     /// What an engine wrote after the cursor, also one that is gone since.
     pub(crate) async fn output(&self, name: &str, cursor: &str, lines: usize) -> Option<EngineOutput> {
         match self.by_name(name) {
