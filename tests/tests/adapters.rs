@@ -220,7 +220,9 @@ fn a_deployment_starts_vllm_on_its_gpu_and_a_lost_agent_is_explained() {
     for state in ["stale", "offline"] {
         edge.wait_node("gpu-1", state, SOON, |node| node["state"] == state);
         let why = edge.ctl(&["model", "why", "tiny"]);
-        assert!(why.out.contains(state) && why.out.contains("gpu-1"), "{why:?}");
+        // Asked a moment later it may have been given up already.
+        let says = |word: &str| why.out.contains(word);
+        assert!(says("gpu-1") && (says(state) || says("offline")), "{why:?}");
     }
     wait::until("its replica to be lost", SOON, || {
         let shown = edge.ctl(&["model", "show", "tiny", "-o", "json"]).ok().json();

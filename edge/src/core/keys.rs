@@ -2,7 +2,8 @@
 //!
 //! Owns the rows, and the check of a presented key against them. Leaves limits to [`limits`], what was used to
 //! [`ledger`], storing to `shell::keys`. Invariants: of a secret only its SHA-256 is held, but for what a connection showed last
-//! ([`shown`]); an unknown id costs the same as a wrong secret; with no key ever configured (no row, revoked ones included) only callers on loopback are let in.
+//! ([`shown`]); an unknown id costs the same as a wrong secret; with no key ever configured (no row, revoked ones included) only
+//! callers on loopback are let in.
 
 pub(crate) mod change;
 pub(crate) mod ledger;

@@ -11,6 +11,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
+use umbel_contracts::daemon::exposition::whole;
 use umbel_contracts::objects::{GpuObject, NodeObject};
 
 use super::site::Site;
@@ -166,11 +167,6 @@ fn fresh(node: &NodeObject) -> Option<&umbel_contracts::objects::TelemetryObject
 
 fn flag(value: bool) -> Option<f64> {
     Some(if value { 1.0 } else { 0.0 })
-}
-
-#[allow(clippy::cast_precision_loss, reason = "a figure of 2^53 bytes is exact, and no host has more")]
-fn whole(value: u64) -> f64 {
-    value as f64
 }
 
 #[allow(clippy::cast_precision_loss, reason = "milliseconds of this era are exact")]

@@ -70,8 +70,7 @@ fn lost(site: &Site, node: &Node) -> NodeDecommissionResult {
 }
 
 fn open_jobs(site: &Site, node: NodeId) -> u64 {
-    let node = node.to_string();
-    site.jobs.list(|view| view.row.node == node && !view.row.state.is_end()).len() as u64
+    site.jobs.open(Some(node), usize::MAX).len() as u64
 }
 
 /// The replicas on a node, by deployment.

@@ -1,7 +1,8 @@
 //! `job.list`, `job.show`, `job.cancel`, and how an operation begins whose work is a job a node.
 //!
-//! Owns their pages, and storing what begins. Leaves what the work is to whoever asks for it, and jobs themselves to [`crate::shell::jobs`]. Invariant: a command that begins
-//! jobs is stored with them in one transaction; it has succeeded then, and the jobs go on by themselves.
+//! Owns their pages, and storing what begins. Leaves what the work is to whoever asks for it, and jobs themselves to
+//! [`crate::shell::jobs`]. Invariant: a command that begins jobs is stored with them in one transaction; it has succeeded then,
+//! and the jobs go on by themselves.
 
 use std::collections::HashSet;
 use std::sync::Arc;
