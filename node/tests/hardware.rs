@@ -278,6 +278,42 @@ async fn row_101_memory_is_held_after_the_end() {
     assert_eq!(rig.edge.engine("own", EngineState::Ready).await.restarts, 1);
 }
 
+/// Row 101: in a container the driver names no process. Memory of a GPU that nobody has, and that was free before the engine was
+/// started, is waited for as well, over a restart of the agent too; held for good it is told, and no loop of crashes comes of it.
+#[tokio::test]
+async fn row_101_memory_that_nobody_has_is_held_after_the_end() {
+    let says = |used: &str| {
+        [gpu("GPU-a", "")
+            .replace("memory=1000:400", &format!("memory=80000000000:{used}"))
+            .replace("procs=1:9", "")]
+    };
+    let rig = Rig::new("", &says("600000000")).await;
+    rig.folder.append(&format!("{}gpus = [\"GPU-a\"]\n", program(&rig.folder.path(""), "plain")));
+    rig.folder.edit("engines = \"stop\"", "engines = \"keep\"");
+    let mut agent = rig.folder.start();
+    rig.edge.engine("own", EngineState::Ready).await;
+    rig.set(&says("70000000000"));
+    let before = rig.edge.heard(|heard| heard.hellos.len());
+    agent.signal(Signal::KILL);
+    agent.ended().await;
+    let _agent = rig.folder.start();
+    until("the next hello", async || rig.edge.heard(|heard| (heard.hellos.len() > before).then_some(())))
+        .await;
+    rig.edge.engine("own", EngineState::Ready).await;
+    let record = std::fs::read_to_string(rig.folder.path("state/engines/own.json")).unwrap();
+    let pid = serde_json::from_str::<serde_json::Value>(&record).unwrap()["pid"].as_i64().unwrap();
+    let pid = rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap();
+    rustix::process::kill_process(pid, Signal::KILL).unwrap();
+    let failed = rig.edge.engine("own", EngineState::Failed).await;
+    assert_eq!((failed.code.as_str(), failed.restarts), ("GPU_MEMORY_HELD", 1));
+    assert!(
+        failed.cause.contains("64.6 GiB of GPU GPU-a") && failed.cause.contains("names no process"),
+        "{failed:?}"
+    );
+    rig.set(&says("900000000"));
+    assert_eq!(rig.edge.engine("own", EngineState::Ready).await.restarts, 1);
+}
+
 /// Row 97: a driver that is gone while engines run keeps no agent from them: it starts, goes on with them, and says what is
 /// wrong. Without one it is refused as before.
 #[tokio::test]

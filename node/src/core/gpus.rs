@@ -13,6 +13,10 @@ use umbel_contracts::proto::node::{EngineMemory, Gpu, GpuTelemetry, NodeProblem}
 
 use super::inventory::{GPUS, GpuFacts};
 
+mod memory;
+
+pub(crate) use memory::Said;
+
 /// Figures go away when they are older than this many intervals.
 pub(crate) const INTERVALS_KEPT: u32 = 3;
 /// How long a hardware error stays a problem after it was raised last.
@@ -210,41 +214,6 @@ impl Gpus {
         let since = self.fault.as_ref().map_or(unix_ms, |(_, since)| *since);
         self.fault = Some((why, since));
         news
-    }
-
-    /// Who owns the memory: engines by process, as the host's process table had it.
-    pub(crate) fn attribute(&mut self, owners: &BTreeMap<i32, String>) {
-        for known in self.known.values_mut() {
-            if known.lost_since_unix_ms.is_some() {
-                // The engines that were on it: nothing newer can be known.
-                continue;
-            }
-            let mut engines: BTreeMap<&str, u64> = BTreeMap::new();
-            for holder in &known.processes {
-                if let (Some(owner), Some(bytes)) = (owners.get(&holder.pid), holder.bytes) {
-                    let sum = engines.entry(owner).or_default();
-                    *sum = sum.saturating_add(bytes);
-                }
-            }
-            let engines = engines.into_iter();
-            known.engines =
-                engines.map(|(engine, bytes)| EngineMemory { engine: engine.to_owned(), bytes }).collect();
-        }
-    }
-
-    /// Processes that hold memory, as of the last sweep.
-    pub(crate) fn holders(&self) -> BTreeSet<i32> {
-        self.known.values().flat_map(|known| &known.processes).map(|holder| holder.pid).collect()
-    }
-
-    /// UUIDs of those that answered when they were looked at last, and of their parts.
-    pub(crate) fn answering(&self) -> BTreeSet<String> {
-        let here =
-            self.known.values().filter(|known| known.at.is_some() && known.lost_since_unix_ms.is_none());
-        let parts = |known: &Known| {
-            known.facts.mig_instances.iter().map(|part| part.uuid.clone()).collect::<Vec<_>>()
-        };
-        here.flat_map(|known| parts(known).into_iter().chain([known.facts.uuid.clone()])).collect()
     }
 
     /// UUIDs of those that were found and do not answer.

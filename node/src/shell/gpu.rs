@@ -24,7 +24,7 @@ mod driver;
 mod fabric;
 mod holders;
 
-pub(crate) use holders::Holders;
+pub(crate) use holders::{Ended, Holders};
 
 /// The library's name where the file says no other: the one that comes with the driver, not the one of a toolkit.
 const LIBRARY: &str = "libnvidia-ml.so.1";

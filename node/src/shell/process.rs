@@ -29,6 +29,7 @@ use crate::{
     shell::output::Output,
 };
 
+pub(crate) mod memory;
 pub(crate) mod sockets;
 
 /// The variable that marks an engine and all it starts.

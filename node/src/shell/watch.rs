@@ -90,7 +90,7 @@ impl Watch {
                 if known.swept(at, Wall::now().unix_ms(), found).kept {
                     state.set_gpus(known.kept());
                 }
-                holders.answer(known.answering());
+                holders.tell(known.said());
             }
             Ok(_) => {}
             Err(why) => {
@@ -184,12 +184,12 @@ impl Watch {
                 return gpus::Changed::default();
             }
         };
-        let (changed, holders, answering) = {
+        let (changed, said) = {
             let mut seen = self.seen();
-            (seen.gpus.swept(at, unix_ms, sweep), seen.gpus.holders(), seen.gpus.answering())
+            (seen.gpus.swept(at, unix_ms, sweep), seen.gpus.said())
         };
-        self.holders.answer(answering);
-        self.holders.tell(holders.clone());
+        let holders = said.holders.clone();
+        self.holders.tell(said);
         if changed.lost {
             tracing::warn!(lost = ?self.lost(), "GPUs were lost or came back");
         }

@@ -66,12 +66,13 @@ fn job_fact(view: Option<JobView>) -> JobFact {
 
 fn fact(node: &Arc<Node>) -> NodeFact {
     let of_deployments = node.report.engines.iter().filter(|engine| !engine.deployment.is_empty());
+    let absent = node.report.absent.iter();
     NodeFact {
         name: node.row.name.clone(),
         standing: standing(node),
         draining: node.row.draining,
         eligible: node.row.eligible,
-        absent_gpus: node.report.absent.iter().map(|gpu| (gpu.uuid.clone(), gpu.words())).collect(),
+        absent_gpus: absent.flat_map(|gpu| gpu.uuids().map(|uuid| (uuid.clone(), gpu.words()))).collect(),
         engines: of_deployments
             .map(|engine| (engine.name.clone(), engine_fact(node, &engine.name)))
             .collect(),

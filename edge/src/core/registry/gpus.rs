@@ -36,6 +36,9 @@ pub(crate) struct AbsentGpu {
     pub(crate) since_unix_ms: i64,
     /// When it was last known to answer, by the edge's clock.
     pub(crate) last_seen_at_unix_ms: i64,
+    /// UUIDs of the parts that it was divided into (MIG): what is on one of them is on it.
+    #[serde(default)]
+    pub(crate) parts: Vec<String>,
     /// Engines that were on it and have not been started again since.
     #[serde(default)]
     pub(crate) engines: Vec<String>,
@@ -45,6 +48,11 @@ impl AbsentGpu {
     /// For people: `GPU 3 (H100, GPU-1a2b...)`.
     pub(crate) fn words(&self) -> String {
         format!("GPU {} ({}, {})", self.index, self.name, self.uuid)
+    }
+
+    /// All that is gone with it: itself, and its parts.
+    pub(crate) fn uuids(&self) -> impl Iterator<Item = &String> {
+        std::iter::once(&self.uuid).chain(&self.parts)
     }
 }
 
@@ -56,7 +64,7 @@ impl Node {
         let declared = || self.report.engines.iter().find(|one| one.name == engine);
         absent.find(|gpu| {
             gpu.engines.iter().any(|name| name == engine)
-                || declared().is_some_and(|one| one.gpus.contains(&gpu.uuid))
+                || declared().is_some_and(|one| gpu.uuids().any(|uuid| one.gpus.contains(uuid)))
         })
     }
 
@@ -220,6 +228,7 @@ fn absent(
         why,
         since_unix_ms: wall,
         last_seen_at_unix_ms: last_seen,
+        parts: gpu.mig_instances.iter().map(|part| part.uuid.clone()).collect(),
         engines: engines.iter().filter(|one| one.bytes > 0).map(|one| one.engine.clone()).collect(),
     }
 }

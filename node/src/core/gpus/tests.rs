@@ -1,5 +1,7 @@
 //! GPUs over sweeps. Rows are those of the fault catalogue.
 
+use umbel_contracts::proto::node::MigInstance;
+
 use super::*;
 
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -158,7 +160,7 @@ fn memory_is_summed_by_engine_and_stays_with_a_lost_gpu() {
     let mut two = sweep(&[1]);
     two.seen[0].processes = vec![holder(7, Some(3)), holder(8, Some(4)), holder(9, Some(5)), holder(8, None)];
     gpus.swept(now, 1, two);
-    assert_eq!(gpus.holders(), BTreeSet::from([7, 8, 9]));
+    assert_eq!(gpus.said().holders, BTreeSet::from([7, 8, 9]));
     gpus.attribute(&BTreeMap::from([(7, "chat".to_owned()), (8, "chat".to_owned())]));
     let chat = EngineMemory { engine: "chat".into(), bytes: 7 };
     assert_eq!(gpus.telemetry(now, INTERVAL)[0].engines, std::slice::from_ref(&chat));
@@ -194,4 +196,28 @@ fn there_is_an_end_to_gpus() {
     gpus.swept(Instant::now(), 1, sweep(&(0..70).collect::<Vec<_>>()));
     let facts = gpus.facts();
     assert!(facts.gpus.len() == GPUS && facts.incomplete.unwrap().starts_with("6 GPUs"));
+}
+
+/// Memory that nobody has is what is used less what processes have; where one does not say how much, nothing is known. Parts of a
+/// GPU answer with it.
+#[test]
+fn row_101_what_nobody_has_is_told() {
+    let (mut gpus, now) = (Gpus::default(), Instant::now());
+    let mut pass = sweep(&[1, 2, 3, 4]);
+    let holder = |bytes| Holder { pid: 7, bytes };
+    for (seen, processes) in pass.seen.iter_mut().zip([vec![], vec![Some(2), Some(2)], vec![None], vec![]]) {
+        seen.processes = processes.into_iter().map(holder).collect();
+    }
+    pass.seen[3].figures.memory_used_bytes = None;
+    pass.seen[0].facts.mig_instances = vec![MigInstance { uuid: "MIG-1".into(), ..MigInstance::default() }];
+    gpus.swept(now, 1, pass.clone());
+    let said = gpus.said();
+    assert_eq!(said.unowned, BTreeMap::from([("GPU-1".into(), 5), ("GPU-2".into(), 1)]));
+    assert_eq!(said.holders, BTreeSet::from([7]));
+    assert!(said.answering.contains("MIG-1") && said.answering.len() == 5);
+    pass.seen.remove(0);
+    pass.unreadable = vec!["GPU 0: lost".into()];
+    gpus.swept(now, 2, pass);
+    let said = gpus.said();
+    assert!(!said.answering.contains("MIG-1") && !said.unowned.contains_key("GPU-1"), "{said:?}");
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use tokio::task::spawn_blocking;
 use umbel_contracts::{
     causes::Cause,
+    config::ByteSize,
     proto::node::JobFailure,
     settings::{ENGINES_MAX, NAMES_BYTES_MAX},
 };
@@ -93,22 +94,14 @@ impl Deployments {
         let gpus = self.watch.inventory().gpus;
         let lost = self.watch.lost();
         for uuid in &wanted.gpus {
-            let here = gpus.iter().any(|gpu| {
+            let here = gpus.iter().find(|gpu| {
                 gpu.uuid == *uuid || gpu.mig_instances.iter().any(|instance| instance.uuid == *uuid)
             });
-            if !here {
-                return Err(Refusal::new(
-                    Cause::GpuMissing,
-                    "gpu_uuids",
-                    format!("this node has no GPU {uuid}"),
-                ));
-            }
-            if lost.contains(uuid) {
-                return Err(Refusal::new(
-                    Cause::GpuMissing,
-                    "gpu_uuids",
-                    format!("GPU {uuid} does not answer"),
-                ));
+            let missing = |says: String| Refusal::new(Cause::GpuMissing, "gpu_uuids", says);
+            let Some(gpu) = here else { return Err(missing(format!("this node has no GPU {uuid}"))) };
+            // A part goes with the whole.
+            if lost.contains(&gpu.uuid) {
+                return Err(missing(format!("GPU {uuid} does not answer")));
             }
         }
         let given = self.engines.given_gpus();
@@ -125,13 +118,9 @@ impl Deployments {
 
     /// The weights have to fit into what is free: the cache comes on top, and only the engine knows how large it makes it.
     fn memory(&self, wanted: &Kept, weights: u64) -> Result<(), Refusal> {
-        const GIB: f64 = 1024.0 * 1024.0 * 1024.0;
         let says = |needs: u64, free: u64, of: &str| {
-            format!(
-                "the model's weights need {:.1} GiB, and {of} has {:.1} GiB free",
-                needs as f64 / GIB,
-                free as f64 / GIB
-            )
+            let (needs, free) = (ByteSize(needs).rounded(), ByteSize(free).rounded());
+            format!("the model's weights need {needs}, and {of} has {free} free")
         };
         let engine = self.engines.by_name(&wanted.engine);
         if weights == 0 || engine.is_some() {

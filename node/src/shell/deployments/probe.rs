@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::time::timeout;
+use tokio::{task::spawn_blocking, time::timeout};
 use tokio_util::sync::CancellationToken;
 use umbel_contracts::{
     causes::Cause,
@@ -18,10 +18,11 @@ use umbel_contracts::{
 
 use super::{Deployments, END, Step, cancelled, evidence, failure, milliseconds};
 use crate::{
-    core::{deployments::Kept, process_tree::ProcessId, supervisor::State as EngineState},
+    core::{deployments::Kept, supervisor::State as EngineState},
     shell::{
         engine_http::ask_in_pieces,
         engines::{Engine, HttpRoute, Route, TRIED},
+        process::memory,
     },
 };
 
@@ -171,7 +172,7 @@ impl Deployments {
         };
         let gpus: u64 = self.watch.telemetry().gpus.iter().map(of_engine).sum();
         let Some(leader) = engine.leader() else { return gpus };
-        let read = tokio::task::spawn_blocking(move || high_water(leader.id)).await;
+        let read = spawn_blocking(move || memory::peak(&leader)).await;
         gpus + read.unwrap_or_default()
     }
 }
@@ -186,14 +187,6 @@ fn failure_of(layers: Vec<Evidence>, engine: &Engine, limit: Option<Duration>) -
         says = format!("was not done within {} s: {says}", limit.as_secs());
     }
     JobFailure { output_tail: view.tail, layers, ..failure(code, "", says, false) }
-}
-
-/// Bytes of memory that a process had at most.
-fn high_water(id: ProcessId) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", id.0)).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kib = line.and_then(|line| line.split_ascii_whitespace().next()?.parse::<u64>().ok());
-    kib.unwrap_or_default().saturating_mul(1024)
 }
 
 /// One inference of the fixed input, as a stream.

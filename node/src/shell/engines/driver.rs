@@ -3,7 +3,7 @@
 //! Owns checks and probes; leaves every decision to `core/supervisor`, and what runs to `run`. Invariant: a result of an
 //! earlier start changes nothing.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use tokio::{
     sync::{mpsc, watch},
@@ -16,13 +16,11 @@ use umbel_wire::{clock::Wall, contained};
 use super::{Command, Engine, Host, HttpRoute, Route, View, leftovers::Inherited, ports};
 use crate::{
     config::{EngineConfig, EngineSource},
-    core::{
-        process_tree::StartTime,
-        supervisor::{Input, Output, State, Supervisor, Traits},
-    },
+    core::supervisor::{Input, Output, State, Supervisor, Traits},
     engines::{adapter, cli::Cli, ready, sim::Sim},
     shell::{
         engine_http::{Place, Pool},
+        gpu::Ended,
         holder::Lost,
     },
 };
@@ -41,8 +39,8 @@ struct Driver {
     changed: Arc<watch::Sender<u64>>,
     supervisor: Supervisor,
     run: Option<Run>,
-    /// The processes of the run before: the driver may hold their memory for a while.
-    ended: BTreeMap<i32, StartTime>,
+    /// What the run before had of GPUs: the driver may hold their memory for a while.
+    ended: Ended,
     /// When it was adopted, and since when it was ready then.
     was_ready: Option<(std::time::Instant, Wall)>,
     /// The port of the run before.
@@ -75,7 +73,7 @@ pub(super) async fn drive(
         changed,
         supervisor,
         run: None,
-        ended: BTreeMap::new(),
+        ended: Ended::default(),
         was_ready: None,
         port: None,
         route: None,
@@ -129,11 +127,6 @@ pub(super) async fn drive(
         driver.carry_out(outputs).await;
     }
     driver.let_go(&mut commands).await;
-}
-
-/// Of a process that has ended.
-fn memory_held(pid: i32) -> String {
-    format!("GPU_MEMORY_HELD: gpu memory held by pid {pid}, which has ended")
 }
 
 fn traits(config: &EngineConfig) -> Traits {
@@ -262,10 +255,9 @@ impl Driver {
                 return Input::Validated(Err(why));
             }
             // A start into memory that is not free yet would fail, and count as a crash.
-            if let Err(pid) = host.holders.released(&ended).await {
+            if let Err(hold) = host.holders.released(&ended).await {
                 return Input::Validated(Err(format!(
-                    "{}; it is started when the driver lets go of it. If it does not, the GPU wants a reset",
-                    memory_held(pid)
+                    "{hold}; it is started when the driver lets go of it. If it does not, the GPU wants a reset"
                 )));
             }
             // The files may lie on a network: not on the runtime's thread.

@@ -45,6 +45,7 @@ fn instruction(state: &State, script: &str) -> Instruction {
         started: serde_json::Value::Null,
         started_at_unix_ms: 0,
         restarts: 0,
+        gpu_memory_before: Default::default(),
         files: Vec::new(),
         end: None,
     };

@@ -4,6 +4,7 @@
 //! Invariant: a record stands on the disk before there is a process, and goes only when nothing of it is left.
 
 use std::{
+    collections::BTreeMap,
     fs, io,
     path::{Path, PathBuf},
 };
@@ -46,6 +47,9 @@ pub(crate) struct EngineRecord {
     /// Starts after a crash before this one, in all.
     #[serde(default)]
     pub(crate) restarts: u32,
+    /// By GPU: bytes that no process had before it was started, as far as the driver said.
+    #[serde(default)]
+    pub(crate) gpu_memory_before: BTreeMap<String, u64>,
     /// Beside this record, for this run only: they go with it.
     #[serde(default)]
     pub(crate) files: Vec<String>,

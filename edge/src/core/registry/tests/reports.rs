@@ -7,7 +7,7 @@ use umbel_contracts::proto::control::{
     CheckResult, EdgeNodeSnapshot, GpuState, ProviderHealth, ProviderStatus,
 };
 use umbel_contracts::proto::node::{
-    EngineMemory, EngineState, Gpu, GpuTelemetry, NodeHeartbeat, NodeInventory, NodeTelemetry,
+    EngineMemory, EngineState, Gpu, GpuTelemetry, MigInstance, NodeHeartbeat, NodeInventory, NodeTelemetry,
 };
 use umbel_store::Position;
 use umbel_wire::{Generation, NodeId};
@@ -130,21 +130,28 @@ fn figures(uuid: &str, engine: Option<&str>) -> GpuTelemetry {
 }
 
 /// Row 96: an engine that was given a GPU by its UUID is benched with it, whether or not its processes were ever seen there,
-/// and also where it was started again since.
+/// and also where it was started again since; one on a part of a GPU (MIG) is on that GPU.
 #[test]
 fn row_96_an_engine_is_benched_with_the_gpu_that_it_was_given() {
+    for given in ["GPU-1", "MIG-1b"] {
+        benched_with_its_gpu(given);
+    }
+}
+
+fn benched_with_its_gpu(given: &str) {
     let now = Instant::now();
     let mut site = site(now);
     let id = NodeId::random();
     site.insert(id, row("a"), Position(1), ReportRow::default());
     let mut pinned = engine("e", "m", 0);
-    pinned.gpu_uuids = vec!["GPU-1".into()];
+    pinned.gpu_uuids = vec![given.into()];
+    let parts = ["MIG-1a", "MIG-1b"].map(|uuid| MigInstance { uuid: uuid.into(), ..MigInstance::default() });
     pinned.status.as_mut().unwrap().set_state(EngineState::Ready);
     let mut said = hello(vec![pinned]);
     said.inventory = Some(NodeInventory {
         sequence: 1,
         complete: true,
-        gpus: vec![gpu("GPU-1", 0), gpu("GPU-2", 1)],
+        gpus: vec![Gpu { mig_instances: parts.to_vec(), ..gpu("GPU-1", 0) }, gpu("GPU-2", 1)],
         ..NodeInventory::default()
     });
     let generation = connect(&mut site, id, 1, said, now, 1);

@@ -11,7 +11,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{Command, Driver, memory_held};
+use super::{Command, Driver};
 use crate::shell::process;
 
 /// The kernel closes a port with the last process that has it; what still listens then is a stranger's.
@@ -29,7 +29,7 @@ impl Driver {
             tokio::select! {
                 released = self.host.holders.released(&self.ended) => match released {
                     Ok(()) => break,
-                    Err(pid) => self.is_held(memory_held(pid)),
+                    Err(hold) => self.is_held(hold.to_string()),
                 },
                 // A demand to end it says nothing new; that the agent ends is looked at above.
                 Some(_) = commands.recv() => {}

@@ -31,6 +31,7 @@ use crate::{
             ports::{PortLook, Ports},
             traffic::{Stall, Traffic},
         },
+        gpu::Ended,
         holder::{self, Held, Instruction, Lost},
         process::{self, Launch},
         state::{EngineEnd, EngineRecord},
@@ -190,7 +191,10 @@ impl Driver {
             Left::Unheld => EngineEnd { exit: Exit::Unheld, at_unix_ms: 0, tail: String::new() },
         };
         tracing::warn!(engine = %record.name, exit = %end.exit, "an engine ended while no agent was there");
-        self.ended = BTreeMap::from([(record.engine.pid.0, record.engine.start_time)]);
+        self.ended = Ended {
+            processes: BTreeMap::from([(record.engine.pid.0, record.engine.start_time)]),
+            before: record.gpu_memory_before.clone(),
+        };
         let host = Arc::clone(&self.host);
         let _ = spawn_blocking(move || host.state.forget_engine(&record)).await;
         // It counts as the crash that it is; there is nothing to end any more.
@@ -301,7 +305,8 @@ impl Driver {
             shared.process_since_unix_ms = 0;
             shared.last = last;
         }
-        (self.ended, self.port) = (run.seen, Some(run.record.port));
+        self.port = Some(run.record.port);
+        self.ended = Ended { processes: run.seen, before: run.record.gpu_memory_before.clone() };
         run.held.release().await;
         let (host, record) = (Arc::clone(&self.host), run.record);
         // The disk's word is not waited for longer than it takes.
@@ -315,6 +320,7 @@ fn prepare(config: &EngineConfig, restarts: u32, host: &Host) -> Result<Instruct
     let address = adapter::address(config).map_err(|error| format!("no free port: {error}"))?;
     let (nonce, key) = (random_hex(), random_hex());
     let folder = host.state.engines();
+    let gpus = config.source.process().map(|process| process.gpus.as_slice()).unwrap_or_default();
     let command = adapter::prepare(config, &host.facts(), address, &key, &folder)?;
     let name = |path: &std::path::Path| Some(path.file_name()?.to_str()?.to_owned());
     let ready = EngineRecord::ready_file(&config.name);
@@ -340,6 +346,7 @@ fn prepare(config: &EngineConfig, restarts: u32, host: &Host) -> Result<Instruct
         started: serde_json::to_value(config).unwrap_or_default(),
         started_at_unix_ms: Wall::now().unix_ms(),
         restarts,
+        gpu_memory_before: host.holders.unowned(gpus),
         files,
         end: None,
     };
