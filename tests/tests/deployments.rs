@@ -25,11 +25,16 @@ pub(crate) struct Site {
 
 /// Nodes that have no engine of their own, a source, and the scripted engine in the place of llama-server.
 pub(crate) fn site(nodes: &[&str]) -> Site {
+    site_with(nodes, &EdgeOptions::default())
+}
+
+/// The same with an edge of these options.
+pub(crate) fn site_with(nodes: &[&str], options: &EdgeOptions) -> Site {
     let fleet = Fleet::new();
     let source = fleet.dir().join("source");
     std::fs::create_dir_all(source.join("org/tiny/r1")).unwrap();
     std::fs::write(source.join("org/tiny/r1/model.gguf"), MODEL).unwrap();
-    let edge = fleet.edge("berlin", None, &EdgeOptions::default());
+    let edge = fleet.edge("berlin", None, options);
     let mut site = Site { nodes: Vec::new(), edge, fleet };
     site.nodes = nodes.iter().map(|name| site.start(name)).collect();
     site

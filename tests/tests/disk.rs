@@ -45,7 +45,7 @@ impl Volume {
         self.fill_as("filler")
     }
 
-    fn fill_as(&self, name: &str) -> PathBuf {
+    pub(crate) fn fill_as(&self, name: &str) -> PathBuf {
         let path = self.at.join(name);
         let mut file = fs::File::create(&path).unwrap();
         for size in [1 << 20, 64 << 10, 4 << 10, 1 << 10] {

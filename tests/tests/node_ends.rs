@@ -1,4 +1,5 @@
-//! What ends engines on a node, on real processes: the node's own end, an operator's wish, and what an end waits for.
+//! What ends engines on a node, on real processes: the node's own end, an operator's wish, what an end waits for, and
+//! what it does not need.
 
 use std::net::TcpStream;
 use std::time::Duration;
@@ -9,6 +10,8 @@ use umbel_tests::nvml_stub::NvmlStub;
 use umbel_tests::wait;
 
 use crate::deployments::{Site, site};
+use crate::disk::Volume;
+use crate::sites::skipped;
 
 impl Site {
     fn pid(&self, node: &str, engine: &str) -> Option<u64> {
@@ -194,4 +197,58 @@ fn row_80_a_damaged_entry_costs_only_itself() {
     assert!(!(problems.contains("tiny.r1 go on") && problems.contains("tiny.r2")), "{problems}");
     s.answers("org/tiny");
     assert_eq!(pids(&s), before, "both went on");
+}
+
+/// The node's state directory is full: unloading ends the engine all the same, the node says what is wrong, and a load is refused by
+/// name; with room again all of it is over, and nothing of the unloaded engine comes back with the next agent.
+#[test]
+fn an_unload_needs_no_disk() {
+    let mut s = site(&["gpu-1"]);
+    s.apply("");
+    let volume = match Volume::mount(s.fleet.dir()) {
+        Ok(volume) => volume,
+        Err(why) => return skipped("an_unload_needs_no_disk", &format!("no small volume here: {why}")),
+    };
+    // The node's state moves to the small volume, the engine with it.
+    let _ = s.edge.ctl(&["model", "unload", "tiny", "-m", "moves"]).ok();
+    s.nodes[0].daemon.kill();
+    let (before, state) = (s.nodes[0].state.clone(), volume.at.join("node"));
+    std::fs::rename(&before, before.with_extension("old")).unwrap();
+    let copied = std::process::Command::new("cp")
+        .arg("-a")
+        .args([before.with_extension("old"), state.clone()])
+        .status();
+    assert!(copied.unwrap().success());
+    let config = &s.nodes[0].config;
+    let text =
+        std::fs::read_to_string(config).unwrap().replace(&format!("{before:?}"), &format!("{state:?}"));
+    std::fs::write(config, text).unwrap();
+    s.nodes[0].state = state;
+    s.nodes[0].daemon.start();
+    let _ = s.edge.ctl(&["model", "load", "tiny"]).ok();
+    s.answers("org/tiny");
+    let (node, engine) = s.replica();
+    let pid = s.pid(&node, &engine).unwrap();
+
+    let mut fillers = vec![volume.fill()];
+    let told = s.edge.ctl(&["model", "unload", "tiny", "-m", "full"]).ok().err;
+    assert!(told.contains("tiny is unloaded") && !lives(pid), "{told}");
+    // The engine's own files have left a little room.
+    fillers.push(volume.fill_as("again"));
+    let problem = |node: &Value| node["problems"].to_string().contains("STATE_NOT_WRITABLE");
+    let _ = s.edge.ctl(&["model", "load", "tiny", "--detach"]).ok();
+    wait::until("the load to be refused by name", SOON, || {
+        s.shown().to_string().contains("STATE_NOT_WRITABLE")
+    });
+    s.edge.wait_node("gpu-1", "saying that its disk is full", SOON, problem);
+    assert_eq!(s.engines(), Vec::<Value>::new());
+
+    for filler in fillers {
+        std::fs::remove_file(filler).unwrap();
+    }
+    s.edge.wait_node("gpu-1", "whole again", Duration::from_secs(60), |node| !problem(node));
+    let _ = s.edge.ctl(&["model", "load", "tiny"]).ok();
+    s.answers("org/tiny");
+    let _ = s.edge.ctl(&["model", "unload", "tiny", "-m", "over"]).ok();
+    s.nodes[0].daemon.stop(SOON);
 }

@@ -1,7 +1,8 @@
 //! The scripted engine as a process: prints its address and runs until ended.
 //!
-//! It takes llama-server's options, so that a node can supervise it as one. An alias `never-ready` makes it load for ever, `ends-at-once` makes it print a
-//! few lines and end with code 3, as an engine that refuses its profile.
+//! It takes llama-server's options, so that a node can supervise it as one. An alias `never-ready` makes it load for ever,
+//! `loads-until-told` until a file `go` is where it works, `ends-at-once` makes it print a few lines and end with code 3, as an
+//! engine that refuses its profile.
 
 use std::io::Write;
 
@@ -21,6 +22,9 @@ fn main() -> std::io::Result<()> {
         loop {
             std::thread::park();
         }
+    }
+    while alias == "loads-until-told" && !std::path::Path::new("go").exists() {
+        std::thread::park_timeout(std::time::Duration::from_millis(20));
     }
     if alias == "ends-at-once" {
         for line in

@@ -1,6 +1,15 @@
-//! Nodes that are lost: many together, one for good, and back again (rows 5, 72 and 83).
+//! Nodes that are lost: many together, one for good, and back again; links that are lost while an engine loads
+//! (rows 5, 72, 83 and 91).
+
+use std::time::Duration;
+
+use umbel_tests::fault_proxy::{Direction, Faults, Proxy};
+use umbel_tests::fleet::free_address;
 
 use super::*;
+
+/// A redial waits at most 30 s, and a connect or handshake that hangs 5 s each.
+const REDIAL: Duration = Duration::from_secs(50);
 
 /// Two of three nodes lost together hold every replacement up and say so; one is back, and what it ran goes on as it was while
 /// what the other had is replaced; that one comes back at last, and its engine, which nobody wants now, ends.
@@ -75,4 +84,63 @@ fn row_72_a_name_goes_over_while_its_node_is_away() {
     });
     let got = s.edge.chat("org/other", "answers", true, &json!({})).whole(&s.edge.target()).unwrap();
     assert!(got.text().contains("[DONE]"), "{}", got.text());
+}
+
+/// Row 91: while an engine loads, the link is slow, then the edge's words do not come, then there is no link at all. The node is the
+/// authority on its own processes: the engine is not ended, none is started beside it, and it is taken for what it is when it can be
+/// told again.
+#[test]
+fn row_91_an_engine_that_loads_behind_a_bad_link_is_started_once() {
+    let nodes = free_address();
+    let proxy = Proxy::start(nodes).unwrap();
+    let options = EdgeOptions { nodes_via: Some((nodes, proxy.address())), ..EdgeOptions::default() };
+    let s = site_with(&["gpu-1"], &options);
+    let document = s.document("");
+    let text = std::fs::read_to_string(&document)
+        .unwrap()
+        .replace("model = \"org/tiny\"", "model = \"loads-until-told\"");
+    std::fs::write(&document, text).unwrap();
+    let _ = s.edge.ctl(&["model", "apply", &document.to_string_lossy(), "--detach"]).ok();
+    s.wait("it to load", |one| {
+        let replica = &one["replicas"][0];
+        replica["state"] == "loading" && replica["job"]["kind"] == "load" && !s.engines().is_empty()
+    });
+    let folder = s.node("gpu-1").state.join("engines");
+    wait::until("its process", SOON, || s.started("gpu-1", "tiny.r1").is_some());
+    let first = s.started("gpu-1", "tiny.r1");
+
+    let slow = Direction { rate: 1024, ..Direction::default() };
+    proxy.set_all(Faults { up: slow, down: slow, ..Faults::default() });
+    let passed = || proxy.links().iter().map(|link| link.bytes().0).sum::<u64>();
+    let before = passed();
+    wait::until("some seconds of a slow link", SOON, || passed() >= before + 4 * 1024);
+    assert_eq!(s.started("gpu-1", "tiny.r1"), first);
+
+    let mute = Direction { black_hole: true, ..Direction::default() };
+    proxy.set_all(Faults { down: mute, ..Faults::default() });
+    s.edge.wait_node("gpu-1", "given up by itself", SOON, |node| node["connected"] == false);
+    proxy.set_all(Faults::black_hole());
+    s.edge.wait_node("gpu-1", "offline", SOON, |node| node["liveness"] == "offline");
+    // It gets ready while nobody can be told.
+    std::fs::write(folder.join("go"), b"").unwrap();
+    wait::until("it to be ready by its node's word", SOON, || folder.join("tiny.r1.ready").exists());
+    proxy.set_all(Faults::default());
+    let shown = wait::until_some("it to be taken for what it is", REDIAL, || {
+        let shown = s.shown();
+        if shown["state"] == "ready" { Ok(shown) } else { Err(format!("{shown:#}")) }
+    });
+    let replicas = shown["replicas"].as_array().unwrap();
+    assert_eq!((replicas.len(), &replicas[0]["engine"]), (1, &json!("tiny.r1")), "{shown:#}");
+    assert_eq!(s.started("gpu-1", "tiny.r1"), first, "the process that it was, and the only one");
+    let got = s.edge.chat("loads-until-told", "answers", true, &json!({})).whole(&s.edge.target()).unwrap();
+    assert!(got.text().contains("[DONE]"), "{}", got.text());
+}
+
+impl Site {
+    /// The run of an engine, once it has a process: its process and its mark, which no two runs share.
+    fn started(&self, node: &str, engine: &str) -> Option<(u64, Value)> {
+        let record = std::fs::read(self.node(node).state.join(format!("engines/{engine}.json"))).ok()?;
+        let record: Value = serde_json::from_slice(&record).ok()?;
+        Some((record["pid"].as_u64().filter(|pid| *pid > 0)?, record["nonce"].clone()))
+    }
 }

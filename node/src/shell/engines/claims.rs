@@ -42,3 +42,42 @@ impl Host {
         self.claims.0.lock().unwrap_or_else(PoisonError::into_inner).remove(engine);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{path::Path, sync::Arc};
+
+    use crate::{
+        Config,
+        shell::{
+            engines::{Engines, Inheritance},
+            gpu::Holders,
+            state::State,
+        },
+    };
+
+    /// A GPU is one engine's until nothing of that is left; what cannot be taken whole is not taken in part, and what one has it may
+    /// change for others.
+    #[tokio::test]
+    async fn row_83_a_gpu_is_one_engines() {
+        let dir = tempfile::tempdir().unwrap();
+        let config =
+            Config::parse("[node]\nstate_dir = \"/s\"\n", Path::new("/etc/umbel/node.toml")).unwrap();
+        let state = Arc::new(State::open(&dir.path().join("state")).unwrap());
+        let engines =
+            Engines::start(&config, &state, &Arc::new(Holders::new(false)), &[], Inheritance::default());
+        let (host, gpus) =
+            (&engines.host, |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>());
+        host.claim("a", &gpus(&["GPU-1", "GPU-2"])).unwrap();
+        let refused = host.claim("b", &gpus(&["GPU-3", "GPU-2"])).unwrap_err();
+        assert_eq!(refused, "GPU_IN_USE: GPU GPU-2 is engine a's until nothing of that is left");
+        host.claim("c", &gpus(&["GPU-3"])).unwrap();
+        host.claim("a", &gpus(&["GPU-1"])).unwrap();
+        host.claim("b", &gpus(&["GPU-2"])).unwrap();
+        host.unclaim("a");
+        host.claim("b", &gpus(&["GPU-1", "GPU-2"])).unwrap();
+        // One that runs already has what it has, whoever wants it.
+        host.claimed("d", &gpus(&["GPU-4"]));
+        assert!(host.claim("b", &gpus(&["GPU-4"])).unwrap_err().contains("engine d's"));
+    }
+}

@@ -305,6 +305,47 @@ mod tests {
         assert!(engines.host.stuck.lock().unwrap().is_empty());
     }
 
+    /// Row 83: what an engine started and what has left its folder, its parent and its session is found by the mark in its environment
+    /// that names the folder; what carries another node's is left alone.
+    #[tokio::test]
+    async fn row_83_a_stray_that_left_the_folder_is_found_by_its_mark() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = Arc::new(State::open(&dir.path().join("state")).unwrap());
+        let home = process::home(Path::new(&state.engines()));
+        let other = tempfile::tempdir().unwrap();
+        let stray = |nonce: &str, home: &Path| {
+            let mut command = std::process::Command::new("setsid");
+            command.args(["sleep", "1000"]).current_dir("/").env_clear();
+            command.env(process::NONCE, nonce).env(process::HOME, home).spawn().unwrap()
+        };
+        let nonce = |of: &str| format!("{of}-{}", std::process::id());
+        let (mut own, mut others) = (stray(&nonce("own"), &home), stray(&nonce("other"), other.path()));
+        let has = |child: &std::process::Child, of: &str| {
+            let id = crate::core::process_tree::ProcessId(i32::try_from(child.id()).unwrap());
+            process::is_marked(id, &nonce(of))
+        };
+        let marked = async {
+            while !has(&own, "own") || !has(&others, "other") {
+                sleep(process::LOOK).await;
+            }
+        };
+        timeout(Duration::from_secs(20), marked).await.unwrap();
+        let found = find(&state).await;
+        let nonces: Vec<_> = found.strays.iter().map(|stray| stray.trace.nonce.clone()).collect();
+        assert_eq!(nonces, [nonce("own")]);
+        let says = found.problem(&[]).unwrap();
+        assert!(says.contains("ran without a record"), "{says}");
+        // The test is its parent, and takes it.
+        let reaped = std::thread::spawn(move || own.wait().unwrap());
+        for stray in found.strays {
+            stray.end().await.unwrap();
+        }
+        assert!(!reaped.join().unwrap().success());
+        assert!(others.try_wait().unwrap().is_none());
+        others.kill().unwrap();
+        others.wait().unwrap();
+    }
+
     /// What cannot be ended is in the way of its own name, and of whoever wants its GPUs; of a run that no record names these
     /// are not known.
     #[test]
