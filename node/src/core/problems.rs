@@ -8,6 +8,19 @@ use std::collections::BTreeMap;
 use umbel_contracts::proto::node::NodeProblem;
 use umbel_wire::clock::Wall;
 
+/// Names that one problem lists; more are counted.
+const LISTED: usize = 4;
+
+/// Names in a sentence, of which there may be many: `a, b and 3 more`.
+pub(crate) fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    let names: Vec<&str> = names.collect();
+    let shown = names.iter().take(LISTED).copied().collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(LISTED) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}
+
 /// Problems by code.
 #[derive(Debug, Default)]
 pub(crate) struct Problems(BTreeMap<&'static str, NodeProblem>);
@@ -37,6 +50,12 @@ impl Problems {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn many_names_stay_short() {
+        assert_eq!(listed(["a", "b"].into_iter()), "a, b");
+        assert_eq!(listed(["a", "b", "c", "d", "e", "f"].into_iter()), "a, b, c, d and 2 more");
+    }
 
     #[test]
     fn one_that_goes_on_keeps_its_beginning() {

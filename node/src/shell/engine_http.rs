@@ -207,7 +207,11 @@ pub(crate) async fn ask_in_pieces(
     mut piece: impl FnMut(&[u8]),
 ) -> Result<u16, String> {
     let asking = async {
-        let mut link = pool.connect().await.map_err(|error| says(&error))?;
+        let mut link = pool.connect().await.map_err(|error| match (error.kind(), pool.place()) {
+            // A process of this host, which begins to listen when it has come so far.
+            (io::ErrorKind::ConnectionRefused, Place::Local(_)) => "it does not listen yet".to_owned(),
+            _ => says(&error),
+        })?;
         link.write(request).await.map_err(|(error, _)| says(&error))?;
         link.may_take(limit, limit);
         let mut answer = Answer::new();

@@ -8,7 +8,10 @@ use std::path::{Path, PathBuf};
 use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
 use umbel_contracts::proto::node::{StorageFree, StorageRoot};
 
-use crate::{Config, core::inventory::HostFacts};
+use crate::{
+    Config,
+    core::{inventory::HostFacts, problems::listed},
+};
 
 /// A folder whose file system is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,6 +83,23 @@ pub(crate) fn storage(roots: &[Root]) -> (Vec<StorageRoot>, Vec<StorageFree>) {
     asked.unzip()
 }
 
+/// What is wrong with the directories of the node's file that are not there any more, and what to do. May block.
+pub(crate) fn gone(roots: &[Root]) -> Option<String> {
+    let key = |root: &Root| match root.name.as_str() {
+        "state" => "node.state_dir".to_owned(),
+        "quarantine" => "artifacts.quarantine".to_owned(),
+        name => format!("artifacts.roots.{name}"),
+    };
+    let gone: Vec<String> = roots.iter().filter(|root| !root.path.is_dir()).map(key).collect();
+    if gone.is_empty() {
+        return None;
+    }
+    let named = listed(gone.iter().map(String::as_str));
+    Some(format!(
+        "no directory is where {named} of the node's file says: make it for the agent's user, or mount what belongs there; engines that run go on"
+    ))
+}
+
 /// Bytes of the file system that holds `path`, and how many of them this user may still fill.
 fn disk(path: &Path) -> Option<(u64, u64)> {
     let facts = rustix::fs::statvfs(path).ok()?;
@@ -90,6 +110,17 @@ fn disk(path: &Path) -> Option<(u64, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn directories_that_are_gone_are_named_by_their_keys() {
+        let root =
+            |name: &str, path: &str| Root { name: name.into(), path: path.into(), reserve_bytes: None };
+        assert_eq!(gone(&[root("state", "/"), root("big", "/proc")]), None);
+        let says =
+            gone(&[root("state", "/"), root("quarantine", "/nowhere"), root("big", "/dev/null")]).unwrap();
+        assert!(says.contains("where artifacts.quarantine, artifacts.roots.big of"), "{says}");
+        assert!(!says.contains("/nowhere"), "{says}");
+    }
 
     #[test]
     fn looks_at_this_host() {

@@ -19,6 +19,7 @@ use crate::{
     core::{
         gpus::{self, Sweep},
         inventory::{self, HostFacts},
+        problems::Problems,
         telemetry::{self, HostFigures, REPORT_EVERY},
     },
     shell::{
@@ -34,6 +35,8 @@ const TELEMETRY: Duration = Duration::from_secs(5);
 /// A driver's answer is waited for this long before the report goes out without it.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// A directory of the node's file is not there any more.
+const DIRECTORY_MISSING: &str = "DIRECTORY_MISSING";
 /// What a host is changes seldom.
 const LOOK: Duration = Duration::from_secs(60);
 
@@ -51,6 +54,8 @@ struct Seen {
     host: HostFacts,
     figures: HostFigures,
     gpus: gpus::Gpus,
+    /// Of the directories of the node's file.
+    places: Problems,
 }
 
 /// Asks the disks that hold these roots; blocks.
@@ -103,7 +108,12 @@ impl Watch {
         let (memory_used_bytes, load_1m_milli) = host::load();
         let figures =
             HostFigures { memory_used_bytes, load_1m_milli, storage: free, storage_at: Some(Instant::now()) };
-        let seen = Seen { host: HostFacts { storage, ..host::facts() }, figures, gpus: known };
+        let seen = Seen {
+            host: HostFacts { storage, ..host::facts() },
+            figures,
+            gpus: known,
+            places: Problems::default(),
+        };
         Self {
             gpus,
             engines,
@@ -220,7 +230,7 @@ impl Watch {
         let mut looked = Instant::now();
         loop {
             let watch = Arc::clone(&self);
-            let asked = spawn_blocking(move || (watch.ask)(&watch.roots)).await;
+            let asked = spawn_blocking(move || ((watch.ask)(&watch.roots), host::gone(&watch.roots))).await;
             let facts = if looked.elapsed() >= LOOK {
                 looked = Instant::now();
                 spawn_blocking(host::facts).await.ok()
@@ -232,7 +242,8 @@ impl Watch {
                 let facts = facts.unwrap_or_else(|| seen.host.clone());
                 // A look that broke off says nothing: what was seen before gets older, and the next look may see.
                 let storage = match asked {
-                    Ok((storage, free)) => {
+                    Ok(((storage, free), gone)) => {
+                        seen.places.set(DIRECTORY_MISSING, gone, Wall::now());
                         (seen.figures.storage, seen.figures.storage_at) = (free, Some(Instant::now()));
                         storage
                     }
@@ -280,9 +291,10 @@ impl Watch {
         self.seen().gpus.lost()
     }
 
-    /// What is wrong with GPUs, besides lost ones.
+    /// What is wrong with directories, and with GPUs besides lost ones.
     pub(crate) fn problems(&self) -> Vec<NodeProblem> {
-        self.seen().gpus.problems(Instant::now())
+        let seen = self.seen();
+        seen.places.all().cloned().chain(seen.gpus.problems(Instant::now())).collect()
     }
 }
 

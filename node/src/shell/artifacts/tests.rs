@@ -6,6 +6,7 @@ use std::{
     fs,
     os::unix::fs::{PermissionsExt as _, symlink},
     path::Path,
+    sync::Mutex,
     time::Instant,
 };
 
@@ -17,7 +18,9 @@ use crate::core::artifacts::Stage;
 use hub::{Fault, Hub};
 
 mod full;
+mod present;
 mod secure;
+mod sharing;
 // One hub for the tests of all crates; it needs nothing but the standard library.
 #[path = "../../../../tests/src/hub.rs"]
 #[allow(dead_code, unreachable_pub, reason = "tests elsewhere use the rest of it")]
@@ -268,62 +271,6 @@ async fn a_token_goes_to_nobody_else() {
     assert!(!elsewhere.seen()[0].headers.contains_key("authorization"));
 }
 
-#[tokio::test]
-async fn several_who_want_the_same_share_one_download() {
-    let site = Site::new();
-    let wanted = site.wanted(&[("m", &bytes(100_000))]);
-    site.hub.fault("/m", Fault::Stall(10_000), 1);
-    let all = futures_of(&site, &wanted, 5);
-    for one in all {
-        one.await.unwrap().unwrap();
-    }
-    assert_eq!(site.hub.seen().len(), 2);
-}
-
-fn futures_of(
-    site: &Site,
-    wanted: &Wanted,
-    count: usize,
-) -> Vec<tokio::task::JoinHandle<Result<Done, Failure>>> {
-    (0..count)
-        .map(|_| {
-            let (artifacts, wanted) = (Arc::clone(&site.artifacts), wanted.clone());
-            tokio::spawn(async move { artifacts.acquire(wanted, |_| {}, &CancellationToken::new()).await })
-        })
-        .collect()
-}
-
-#[tokio::test]
-async fn whoever_cancels_leaves_the_others_and_the_last_one_ends_it() {
-    let site = Site::with("", |_| {});
-    let wanted = site.wanted(&[("m", &bytes(400_000))]);
-    site.hub.fault("/m", Fault::Stall(100_000), 1);
-    let (first, second) = (CancellationToken::new(), CancellationToken::new());
-    let seen = Arc::new(Mutex::new(Progress::default()));
-    let acquire = |cancel: &CancellationToken| {
-        let (artifacts, wanted, cancel, seen) =
-            (Arc::clone(&site.artifacts), wanted.clone(), cancel.clone(), Arc::clone(&seen));
-        tokio::spawn(async move {
-            artifacts.acquire(wanted, |progress| *seen.lock().unwrap() = progress, &cancel).await
-        })
-    };
-    let (one, two) = (acquire(&first), acquire(&second));
-    wait_until("bytes have come", || seen.lock().unwrap().bytes_done > 0).await;
-    first.cancel();
-    assert_eq!(one.await.unwrap().unwrap_err().reason, Reason::Cancelled);
-    assert!(!two.is_finished());
-    second.cancel();
-    // It may have gone on to the end before that.
-    let ended = two.await.unwrap();
-    if let Err(failure) = ended {
-        assert_eq!(failure.reason, Reason::Cancelled);
-        assert!(site.root_is_empty() && lock(&site.artifacts.running).is_empty());
-        let done = site.acquire(&wanted).await.unwrap();
-        assert_eq!(site.placed(&done, "m"), bytes(400_000));
-        assert!(site.ranges().iter().flatten().next().is_some(), "it was resumed");
-    }
-}
-
 async fn wait_until(what: &str, holds: impl Fn() -> bool) {
     let began = Instant::now();
     while !holds() {
@@ -395,76 +342,6 @@ async fn a_directory_is_a_source_and_nothing_outside_it() {
 }
 
 #[tokio::test]
-async fn what_is_taken_away_is_gone_unless_an_engine_uses_it() {
-    let site = Site::new();
-    let wanted = site.wanted(&[("m", b"model")]);
-    let done = site.acquire(&wanted).await.unwrap();
-    let name = ("org/name", "r1", wanted.digest.as_str());
-    let used = site.artifacts.remove(name, "", |_| Some("chat".into())).unwrap_err();
-    assert!(used.reason == Reason::InUse && used.says.contains("chat"));
-    assert_eq!(site.placed(&done, "m"), b"model");
-    assert_eq!(site.artifacts.remove(name, "", |_| None).unwrap(), 5);
-    assert!(site.root_is_empty() && site.quarantine().is_empty());
-    assert_eq!(site.artifacts.remove(name, "", |_| None).unwrap_err().reason, Reason::NotFound);
-}
-
-#[tokio::test]
-async fn what_is_not_whole_is_not_told_and_comes_again() {
-    let site = Site::new();
-    let wanted = site.wanted(&[("m", b"model"), ("n", b"more")]);
-    let done = site.acquire(&wanted).await.unwrap();
-    let place = site.folder.path().join("models").join(&done.folder);
-    fs::write(place.join("m"), b"mode").unwrap();
-    assert!(site.artifacts.list().is_empty());
-    site.artifacts.folder("org/name", "r1", &wanted.digest).unwrap_err();
-    // What is left of it makes room.
-    let before = site.hub.seen().len();
-    let again = site.acquire(&wanted).await.unwrap();
-    assert_eq!((site.placed(&again, "m"), site.artifacts.list().len()), (b"model".to_vec(), 1));
-    assert!(site.hub.seen().len() > before && site.quarantine().is_empty());
-    // Somebody else's folder is not overwritten.
-    fs::remove_file(place.join(MANIFEST)).unwrap();
-    let failed = site.acquire(&wanted).await.unwrap_err();
-    assert_eq!(failed.reason, Reason::Disk, "{failed}");
-    site.artifacts.remove(("org/name", "r1", &wanted.digest), "", |_| None).unwrap();
-    let before = site.hub.seen().len();
-    site.acquire(&wanted).await.unwrap();
-    // All was here already, and waited for its place.
-    assert_eq!((site.hub.seen().len(), site.artifacts.list().len()), (before, 1));
-    assert!(!place.join("state.json").exists() && place.join(MANIFEST).exists());
-}
-
-#[tokio::test]
-async fn a_file_of_the_right_size_that_is_not_what_was_brought_is_taken_away() {
-    let site = Site::new();
-    let wanted = site.wanted(&[("m", b"model"), ("n", b"more")]);
-    let done = site.acquire(&wanted).await.unwrap();
-    // The look behind a download is over.
-    wait_until("it is told", || !site.artifacts.news().borrow().is_empty()).await;
-    let place = site.folder.path().join("models").join(&done.folder);
-    assert!(!site.artifacts.take_away_damaged(&place.join("m")));
-    fs::write(place.join("m"), b"modex").unwrap();
-    assert!(!site.artifacts.take_away_damaged(&place.join("n")), "another file is asked about");
-    assert_eq!(site.artifacts.list().len(), 1, "nobody sees it by size and name");
-    assert!(site.artifacts.take_away_damaged(&place.join("m")));
-    assert!(site.artifacts.news().borrow().is_empty() && site.root_is_empty());
-    let again = site.acquire(&wanted).await.unwrap();
-    assert_eq!(site.placed(&again, "m"), b"model");
-}
-
-#[tokio::test]
-async fn a_link_in_the_quarantine_or_root_is_not_followed() {
-    let site = Site::new();
-    let wanted = site.wanted(&[("a/m", b"model")]);
-    let elsewhere = site.folder.path().join("elsewhere");
-    fs::create_dir(&elsewhere).unwrap();
-    symlink(&elsewhere, site.folder.path().join("models/org--name")).unwrap();
-    let failed = site.acquire(&wanted).await.unwrap_err();
-    assert_eq!(failed.reason, Reason::Disk, "{failed}");
-    assert!(fs::read_dir(&elsewhere).unwrap().next().is_none());
-}
-
-#[tokio::test]
 async fn a_list_that_was_resolved_at_a_hub_can_be_brought() {
     let site = Site::new();
     let wanted = site.wanted(&[("config.json", b"{}"), ("sub/m.bin", &bytes(5000))]);
@@ -500,22 +377,4 @@ fn progress_is_one_sentence_for_people() {
     let progress =
         Progress { files_done: 1, files_total: 3, bytes_per_second: 25 << 19, ..Progress::default() };
     assert_eq!(job::sentence(&progress), "12.5 MiB/s, 1 of 3 files");
-}
-
-#[test]
-fn old_parts_are_thrown_away() {
-    let site = Site::new();
-    let quarantine = site.folder.path().join("quarantine");
-    for name in ["old", "new", "leaving-x", "foreign"] {
-        fs::create_dir_all(quarantine.join(name).join(if name == "foreign" { "x" } else { "files" }))
-            .unwrap();
-    }
-    let long_ago = std::time::SystemTime::now() - Duration::from_secs(30 * 24 * 3600);
-    let touch = |path: &Path| fs::File::open(path).unwrap().set_modified(long_ago).unwrap();
-    touch(&quarantine.join("old/files"));
-    touch(&quarantine.join("old"));
-    site.artifacts.tidy_up();
-    let mut left = site.quarantine();
-    left.sort();
-    assert_eq!(left, ["foreign", "new"]);
 }

@@ -12,12 +12,13 @@ use std::{
 use tokio::task::spawn_blocking;
 
 use super::{Engine, Engines, Route};
-use crate::{core::process_tree::ProcessId, shell::process::sockets};
+use crate::{
+    core::{problems::listed, process_tree::ProcessId},
+    shell::process::sockets,
+};
 
 /// Between two looks: an engine opens its ports when it starts.
 const AGAIN: Duration = Duration::from_secs(30);
-/// Engines that one problem names; more are counted.
-const NAMED: usize = 4;
 
 /// What of an engine other hosts may reach.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -125,11 +126,9 @@ impl Engines {
         if exposed.is_empty() {
             return None;
         }
-        let named = exposed.iter().take(NAMED).copied().collect::<Vec<_>>().join(", ");
-        let more = exposed.len().saturating_sub(NAMED);
-        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        let named = listed(exposed.into_iter());
         Some(format!(
-            "{named}{more}: told to listen on this host only, and other hosts reach it past the edge. It goes on until its next start, and is refused then: close its port in the host's firewall now, and mend the program that [programs] of the node's file names, so that it takes its --host as given"
+            "{named}: told to listen on this host only, and other hosts reach it past the edge. It goes on until its next start, and is refused then: close its port in the host's firewall now, and mend the program that [programs] of the node's file names, so that it takes its --host as given"
         ))
     }
 }
