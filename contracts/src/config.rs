@@ -15,6 +15,7 @@ use toml::de::{DeTable, DeValue};
 
 mod log_format;
 mod units;
+mod words;
 
 pub use log_format::LogFormat;
 pub use units::{ByteSize, HumanDuration, InvalidUnit};
@@ -90,7 +91,11 @@ impl ConfigFile {
     /// # Errors
     /// The first thing that is wrong, with its place.
     pub fn parse<T: DeserializeOwned>(&self) -> Result<T, ConfigError> {
-        toml::from_str(&self.text).map_err(|error| self.explain(&error))
+        let read = toml::de::Deserializer::parse(&self.text).map_err(|error| self.explain("", &error))?;
+        serde_path_to_error::deserialize(read).map_err(|error| {
+            let path = error.path().to_string();
+            self.explain(if path == "." { "" } else { &path }, error.inner())
+        })
     }
 
     /// An error about a key that is there, for rules that types cannot say. `key` is dotted, with `[N]` for the N-th
@@ -106,14 +111,15 @@ impl ConfigFile {
         ConfigError { path: self.path.clone(), place: None, message }
     }
 
-    fn explain(&self, error: &toml::de::Error) -> ConfigError {
+    /// `path` is of the field that it is about, as far as that is known.
+    fn explain(&self, path: &str, error: &toml::de::Error) -> ConfigError {
         let place = error.span().map(|span| self.place(span.start));
         let message = match error.message() {
             // Said of a file that is read without knowing its keys.
             "JSON number out of range" => {
                 format!("a number that no key takes: whole ones are at most {}", u64::MAX)
             }
-            message => unknown_key(message).unwrap_or_else(|| message.to_owned()),
+            message => unknown_key(message).unwrap_or_else(|| words::told(path, message)),
         };
         ConfigError { path: self.path.clone(), place, message }
     }

@@ -52,10 +52,22 @@ fn an_unknown_key_is_named_with_its_place_and_the_likely_one() {
 
 #[test]
 fn other_mistakes_have_a_place_too() {
-    assert!(error("site = \"a\"\n[queue]\nmax_wait = \"30\"\n").starts_with("edge.toml:3:12: write \"30s\""));
-    assert!(error("site = \"a\"\n[queue]\nmax_wait = 30\n").contains("a duration in quotes"));
+    assert!(
+        error("site = \"a\"\n[queue]\nmax_wait = \"30\"\n")
+            .starts_with("edge.toml:3:12: queue.max_wait: write \"30s\"")
+    );
+    assert_eq!(
+        error("site = \"a\"\n[queue]\nmax_wait = 30\n"),
+        "edge.toml:3:12: queue.max_wait: must be a duration in quotes, such as \"30s\", not 30"
+    );
+    assert_eq!(
+        error("site = \"a\"\n[queue]\nmax_requests = \"secret\"\n"),
+        "edge.toml:3:16: queue.max_requests: must be a whole number from 0 to 4294967295, not a text"
+    );
+    assert_eq!(error("site = 5\n"), "edge.toml:1:8: site: must be a text, in quotes, not 5");
+    assert!(error("site = \"a\"\n[[engine]]\n").contains("engine[0].model: is missing"));
     assert!(error("site = \n").starts_with("edge.toml:1:8: "));
-    assert!(error("").contains("missing field `site`"));
+    assert!(error("").contains("site: is missing"));
 }
 
 #[test]

@@ -233,7 +233,7 @@ mod tests {
     fn what_cannot_be_a_source_is_refused_by_its_key() {
         for (lines, wanted) in [
             ("name = \"A\"\nkind = \"hub\"\nurl = \"https://h\"", "source[0].name"),
-            ("name = \"a\"\nkind = \"ftp\"", "unknown variant"),
+            ("name = \"a\"\nkind = \"ftp\"", "source[0].kind: must be one of"),
             ("name = \"a\"\nkind = \"hub\"", "source[0].url"),
             ("name = \"a\"\nkind = \"hub\"\nurl = \"ftp://h\"", "source[0].url"),
             ("name = \"a\"\nkind = \"hub\"\nurl = \"https://u:p@h\"", "source[0].url"),

@@ -143,8 +143,13 @@ fn errors_name_the_field() {
         ("kind = \"sim\"\nlong_context_capacity = 9", "engine[0].long_context_capacity"),
         ("kind = \"sim\"\nlong_context_threshold_tokens = 9", "engine[0].long_context_threshold_tokens"),
         ("kind = \"sim\"\ncapacityy = 1", "did you mean \"capacity\"?"),
-        ("kind = \"vlm\"", "unknown variant"),
-        ("kind = \"sim\"\ntoken_delay = \"fast\"", ":8:15: write \"30s\""),
+        ("kind = \"vlm\"", "engine[0].kind: must be one of"),
+        (
+            "kind = \"sim\"\ncapacity = \"two\"",
+            "engine[0].capacity: must be a whole number from 0 to 4294967295, not a text",
+        ),
+        ("kind = 5", "engine[0].kind: "),
+        ("kind = \"sim\"\ntoken_delay = \"fast\"", ":8:15: engine[0].token_delay: write \"30s\""),
     ] {
         let said = engine(lines).unwrap_err();
         assert!(said.starts_with("/etc/umbel/node.toml:") && said.contains(wanted), "{lines}: {said}");
@@ -164,7 +169,10 @@ fn row_95_no_arguments_and_no_environment() {
 fn what_is_wrong_outside_engines() {
     for (text, wanted) in [
         ("[node]\nstate_dir = \"\"\n", "node.state_dir"),
-        ("[node]\nstate_dir = \"s\"\naccelerator = \"tpu\"\n", ":3:15: unknown variant"),
+        (
+            "[node]\nstate_dir = \"s\"\naccelerator = \"tpu\"\n",
+            ":3:15: node.accelerator: must be one of auto, nvidia, cpu, not \"tpu\"",
+        ),
         ("[node]\nstate_dir = \"s\"\n[node.labels]\n\"a b\" = \"c\"\n", "node.labels"),
         ("[node]\nstate_dir = \"s\"\n[[engine]]\nname=\"a\"\nkind=\"sim\"\nmodel=\"m\"\n", "allow_sim"),
         (
