@@ -93,6 +93,8 @@ causes! {
     NotDeployed "NOT_DEPLOYED" lasts;
     /// What is to be taken away is not there.
     NotFound "NOT_FOUND" lasts;
+    /// A server that is not the node's to start does not answer.
+    NotReachable "NOT_REACHABLE" passes;
     /// Memory of the host or of a GPU was not enough for it.
     OutOfMemory "OUT_OF_MEMORY" lasts;
     /// The engine takes no connections.

@@ -179,7 +179,33 @@ impl Deployments {
 
     /// Checks one against this host, keeps it, and makes an engine of it. Whether it is new.
     async fn take(&self, wanted: Kept) -> Result<bool, JobFailure> {
+        let before = self.changes(&*self.kept.lock().await, &wanted)?;
+        if matches!(before, Taken::Same) {
+            return Ok(false);
+        }
+        // Looks at the disk: a root on a network that hangs holds up nobody else's load or unload.
+        self.fits(&wanted).await?;
         let mut kept = self.kept.lock().await;
+        let (next, is_new) = match self.changes(&kept, &wanted)? {
+            Taken::Same => return Ok(false),
+            Taken::Changed(next) => (next, false),
+            Taken::New(next) => (next, true),
+        };
+        let was_salvaged = self.engines.salvaged(&wanted.engine).is_some();
+        self.write(&next, &kept).await?;
+        if is_new {
+            self.engines.begins_anew(&wanted.engine);
+        }
+        self.engines.deploy(next.clone(), None);
+        if was_salvaged {
+            self.write_salvaged().await;
+        }
+        *kept = next;
+        Ok(is_new)
+    }
+
+    /// What would become of the list with this one, if there is room for it, and for nobody else on its GPUs.
+    fn changes(&self, kept: &[Kept], wanted: &Kept) -> Result<Taken, JobFailure> {
         let salvaged = self.engines.salvaged(&wanted.engine);
         if let Some(started) = &salvaged {
             let wanted = wanted.config(&self.engines.grounds());
@@ -199,23 +225,12 @@ impl Deployments {
             None if self.engines.is_there(&wanted.engine) => OfName::Leaving,
             None => OfName::Nothing,
         };
-        let (next, is_new) = match taken(&kept, &wanted, there)? {
-            Taken::Same => return Ok(false),
-            Taken::Changed(next) => (next, false),
-            Taken::New(next) => (next, true),
-        };
-        self.room(&wanted)?;
-        self.fits(&wanted).await?;
-        self.write(&next, &kept).await?;
-        if is_new {
-            self.engines.begins_anew(&wanted.engine);
+        let taken = taken(kept, wanted, there)?;
+        if !matches!(taken, Taken::Same) {
+            self.room(wanted)?;
+            self.gpus_are_free(wanted)?;
         }
-        self.engines.deploy(next.clone(), None);
-        if salvaged.is_some() {
-            self.write_salvaged().await;
-        }
-        *kept = next;
-        Ok(is_new)
+        Ok(taken)
     }
 
     /// What cannot be written leaves `otherwise` to be written later.

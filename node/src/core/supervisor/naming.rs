@@ -5,8 +5,8 @@
 //! tail, which has no addresses, and at most [`WORDS`] bytes.
 
 use umbel_contracts::causes::Cause::{
-    self, CrashLoop, CudaError, EngineExposed, GpuInUse, GpuMemoryHeld, GpuMissing, LeftOver, OutOfMemory,
-    PortTaken, Stalled,
+    self, CrashLoop, CudaError, EngineExposed, GpuInUse, GpuMemoryHeld, GpuMissing, LeftOver, NotReachable,
+    OutOfMemory, PortTaken, Stalled,
 };
 use umbel_wire::text::shorten;
 
@@ -58,7 +58,11 @@ pub(crate) fn name(cause: &str) -> Option<Cause> {
     ];
     own.into_iter()
         .find(|own| cause.strip_prefix(own.as_str()).is_some_and(|rest| rest.starts_with(':')))
-        .or_else(|| if cause.starts_with("stalled") { Some(Stalled) } else { marked(cause) })
+        .or_else(|| {
+            let begins = [("stalled", Stalled), ("not reachable", NotReachable)];
+            begins.into_iter().find(|(words, _)| cause.starts_with(words)).map(|(_, name)| name)
+        })
+        .or_else(|| marked(cause))
 }
 
 fn marked(line: &str) -> Option<Cause> {

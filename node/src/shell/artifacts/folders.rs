@@ -288,8 +288,10 @@ pub(super) fn present(root_name: &str, root: &Path, folder: &str) -> Option<Pres
 /// All artifacts of a root.
 pub(super) fn scan(root_name: &str, root: &Path) -> Vec<Present> {
     let mut found = Vec::new();
-    for repository in folders(root) {
-        for revision in folders(&root.join(&repository)) {
+    // What was moved to a larger disk and linked from here is as present as before.
+    let linked = |entry: &fs::DirEntry| entry.path().is_dir();
+    for repository in named(root, linked) {
+        for revision in named(&root.join(&repository), linked) {
             let folder = format!("{repository}/{revision}");
             if root.join(&folder).join(MANIFEST).exists() {
                 found.extend(present(root_name, root, &folder));
@@ -302,15 +304,15 @@ pub(super) fn scan(root_name: &str, root: &Path) -> Vec<Present> {
     found
 }
 
-/// Names of folders in a folder, in order.
+/// Names of folders in a folder, in order; a link to one is none.
 fn folders(path: &Path) -> Vec<String> {
+    named(path, |entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+}
+
+fn named(path: &Path, is: impl Fn(&fs::DirEntry) -> bool) -> Vec<String> {
     let Ok(entries) = fs::read_dir(path) else { return Vec::new() };
-    let is_folder = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
-    let mut names: Vec<_> = entries
-        .flatten()
-        .filter(is_folder)
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .collect();
+    let mut names: Vec<_> =
+        entries.flatten().filter(is).filter_map(|entry| entry.file_name().into_string().ok()).collect();
     names.sort_unstable();
     names
 }

@@ -90,7 +90,7 @@ impl Deployments {
         Refusal::new(Cause::ArtifactMissing, "artifact", says).into()
     }
 
-    fn gpus_are_free(&self, wanted: &Kept) -> Result<(), Refusal> {
+    pub(super) fn gpus_are_free(&self, wanted: &Kept) -> Result<(), Refusal> {
         let gpus = self.watch.inventory().gpus;
         let lost = self.watch.lost();
         for uuid in &wanted.gpus {

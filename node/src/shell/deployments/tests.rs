@@ -9,8 +9,7 @@ use umbel_contracts::{
     causes::Cause,
     deployment::{EngineKind, Profile},
     proto::node::{
-        DeploymentDrain, DeploymentUnload, EngineArtifact, EngineState as Told, Gpu, MigInstance,
-        RuntimeProbe, RuntimeUnload,
+        DeploymentDrain, DeploymentUnload, EngineArtifact, EngineState as Told, RuntimeProbe, RuntimeUnload,
     },
 };
 
@@ -18,12 +17,14 @@ use super::*;
 use crate::{
     Config,
     config::Accelerator,
-    core::gpus::{Seen, Sweep},
+    core::gpus::Sweep,
     shell::{
         engines::View,
         gpu::{Gpus, Holders},
     },
 };
+
+mod host;
 
 struct Node {
     engines: Arc<Engines>,
@@ -321,94 +322,4 @@ async fn a_file_that_was_changed_is_taken_away_and_one_that_never_fitted_is_not(
     let refused = load(&here, &body).await.unwrap_err();
     assert_eq!((refused.code.as_str(), refused.retry), ("ARTIFACT_MISSING", true), "{refused:?}");
     assert!(!folder.exists(), "it is fetched anew");
-}
-
-/// Taking an engine away needs no disk: it ends, and the node says what is wrong; bringing one is refused by name until the disk takes
-/// it.
-#[tokio::test]
-async fn an_unload_that_cannot_be_kept_ends_the_engine_all_the_same() {
-    let dir = tempfile::tempdir().unwrap();
-    let here = node(dir.path(), SIM);
-    load(&here, &sim("qwen", 4)).await.unwrap();
-    let list = dir.path().join("deployments.json");
-    std::fs::remove_file(&list).unwrap();
-    // No file can take its place.
-    std::fs::create_dir(&list).unwrap();
-    let unload = DeploymentUnload { engine: "qwen.r1".into(), deadline_ms: 1000 };
-    assert!(here.deployments.unload(&unload).await.unwrap().stopped);
-    assert!(!here.engines.is_there("qwen.r1"));
-    let says = here.deployments.state.unwritable().unwrap();
-    assert!(says.contains("unloaded all the same"), "{says}");
-    let refused = load(&here, &sim("other", 4)).await.unwrap_err();
-    assert_eq!((refused.code.as_str(), refused.retry), ("STATE_NOT_WRITABLE", true), "{refused:?}");
-    std::fs::remove_dir(&list).unwrap();
-    load(&here, &sim("other", 4)).await.unwrap();
-    assert_eq!(here.deployments.state.unwritable(), None);
-}
-
-/// A node with these GPUs, the last of which does not answer.
-fn node_with_gpus(folder: &Path, more: &str, gpus: &[Gpu]) -> Node {
-    let text = format!("[node]\nstate_dir = \"/s\"\naccelerator = \"nvidia\"\n{more}");
-    let config = Config::parse(&text, Path::new("/etc/umbel/node.toml")).unwrap();
-    let state = Arc::new(State::open(folder).unwrap());
-    state.set_gpus(gpus.to_vec());
-    let holders = Arc::new(Holders::new(true));
-    let engines = Engines::start(&config, &state, &holders, &[], Default::default());
-    let (lost, here) = gpus.split_last().unwrap();
-    let found = Sweep {
-        seen: here.iter().map(|facts| Seen { facts: facts.clone(), ..Seen::default() }).collect(),
-        unreadable: vec!["one cannot be read".into()],
-        silent: [lost.uuid.clone()].into(),
-        ..Sweep::default()
-    };
-    let driver = Gpus::start(Accelerator::Nvidia, Some(Path::new("/nowhere")));
-    let found = Ok((Instant::now(), found));
-    let watch =
-        Arc::new(Watch::new(&config, Arc::clone(&engines), Arc::clone(&state), driver, holders, found));
-    let artifacts = Arc::new(Artifacts::new(config.artifacts.clone()));
-    let deployments = Arc::new(Deployments::new(&state, &engines, &artifacts, &watch));
-    Node { engines, deployments }
-}
-
-/// Rows 83 and 96: a GPU that another engine has, one that is not here, one that does not answer and a part of that are refused
-/// by name, before anything is started.
-#[tokio::test]
-async fn rows_83_96_a_gpu_is_given_once_and_only_if_it_answers() {
-    let dir = tempfile::tempdir().unwrap();
-    let gpu = |uuid: &str, part: &str| Gpu {
-        uuid: uuid.into(),
-        mig_instances: vec![MigInstance { uuid: part.into(), ..MigInstance::default() }],
-        ..Gpu::default()
-    };
-    let own = "[programs]\nllama_server = \"/bin/sh\"\n[[engine]]\nname = \"own\"\nkind = \"llama-server\"\nmodel = \"m\"\nmodel_file = \"/nowhere\"\ngpus = [\"GPU-1\", \"MIG-2\"]\n";
-    let gpus = [gpu("GPU-1", "MIG-1"), gpu("GPU-2", "MIG-2"), gpu("GPU-3", "MIG-3")];
-    let here = node_with_gpus(dir.path(), own, &gpus);
-    for (given, code, says) in [
-        ("GPU-1", "GPU_IN_USE", "GPU GPU-1 is given to engine own"),
-        ("MIG-2", "GPU_IN_USE", "engine own"),
-        ("GPU-9", "GPU_MISSING", "has no GPU GPU-9"),
-        ("GPU-3", "GPU_MISSING", "GPU GPU-3 does not answer"),
-        ("MIG-3", "GPU_MISSING", "GPU MIG-3 does not answer"),
-    ] {
-        let llama = profile(EngineKind::LlamaServer, json!({}));
-        let body = DeploymentLoad {
-            kind: "llama-server".into(),
-            profile_json: llama.canonical(),
-            profile_digest: llama.digest(),
-            gpu_uuids: vec![given.into()],
-            artifact: Some(EngineArtifact {
-                repository: "org/m".into(),
-                revision: "r1".into(),
-                digest: "0".repeat(64),
-                root: "models".into(),
-                path: "org--m/r1.0000".into(),
-                main_file: "m.gguf".into(),
-            }),
-            ..sim("m", 4)
-        };
-        let refused = load(&here, &body).await.unwrap_err();
-        assert_eq!((refused.code.as_str(), refused.path.as_str(), refused.retry), (code, "gpu_uuids", true));
-        assert!(refused.message.contains(says), "{refused:?}");
-        assert!(!here.engines.is_there("m.r1"));
-    }
 }

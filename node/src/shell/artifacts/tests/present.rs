@@ -108,3 +108,24 @@ async fn a_place_that_is_not_there_any_more_is_named() {
         site.acquire(&wanted).await.unwrap();
     }
 }
+
+/// An artifact that was moved to another disk and linked from its root is told as before, used, and taken away by its link.
+#[tokio::test]
+async fn a_linked_artifact_is_present_in_every_way() {
+    let site = Site::new();
+    let wanted = site.wanted(&[("m", b"model")]);
+    let done = site.acquire(&wanted).await.unwrap();
+    let place = site.folder.path().join("models").join(&done.folder);
+    let moved = site.folder.path().join("larger");
+    fs::rename(&place, &moved).unwrap();
+    symlink(&moved, &place).unwrap();
+    site.artifacts.look();
+    assert_eq!(site.artifacts.news().borrow().len(), 1);
+    site.artifacts.folder("org/name", "r1", &wanted.digest).unwrap();
+    let before = site.hub.seen().len();
+    assert_eq!(site.acquire(&wanted).await.unwrap().fetched, 0);
+    assert_eq!(site.hub.seen().len(), before);
+    site.artifacts.remove(("org/name", "r1", &wanted.digest), "", |_| None).unwrap();
+    assert!(site.root_is_empty() && moved.join("m").exists(), "what is elsewhere is its owner's");
+    assert!(site.artifacts.news().borrow().is_empty());
+}
