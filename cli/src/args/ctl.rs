@@ -100,13 +100,13 @@ pub(crate) struct Global {
     /// Which sites: a name, a glob or `all`
     #[arg(short, long, global = true, value_name = "SITE", help_heading = "What")]
     pub(crate) site: Option<String>,
-    /// Why; kept in the audit. Required for drain, disable, revoke, decommission and rollback
+    /// Why; kept in the audit. Required where something is taken away or back: drain, disable, revoke, unload, delete, stop, remove, rollback, ...
     #[arg(short = 'm', long = "reason", global = true, value_name = "TEXT", help_heading = "Change")]
     pub(crate) reason: Option<String>,
     /// Only say what would change
     #[arg(long, global = true, help_heading = "Change")]
     pub(crate) dry_run: bool,
-    /// Do not ask
+    /// Do not ask; what is changed must be named in full then
     #[arg(short = 'y', long, global = true, help_heading = "Change")]
     pub(crate) yes: bool,
     /// The command's id, to repeat one without doing it twice [default: a new one]
@@ -170,6 +170,7 @@ const MODEL_EXAMPLES: &str = "Examples:
   umbel ctl model                                 what the site should serve, and how far it is
   umbel ctl model drain qwen3 -m 'new hardware'   until umbel ctl model load qwen3
   umbel ctl model restart qwen3 --replica 2
+  umbel ctl model delete qwen3 -m 'out of use'    its files stay: umbel ctl artifact remove
   umbel ctl model plan qwen3.toml                 where it would run, without applying it
   umbel ctl model why qwen3                       why a replica has no place, and what would help";
 const QUEUE_EXAMPLES: &str = "Examples:

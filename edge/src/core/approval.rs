@@ -90,10 +90,10 @@ impl Approvals {
         self.0.insert(key, held);
         let message = if lost {
             "this edge's store was rescued: this host's row is lost; an operator can let it in with \
-             node.credential.approve, the site's problems name its key"
+             umbel ctl node approve, the site's problems name its key"
         } else {
             "this edge was restored from a backup that is older than this host's certificate; an operator can let it in \
-             with node.credential.approve, the site's problems name its key"
+             with umbel ctl node approve, the site's problems name its key"
         };
         (Error::new(Code::PermissionDenied, CREDENTIAL_HELD, message).with_retry_after(RETRY), news)
     }
@@ -124,13 +124,13 @@ impl Approvals {
             message: if one.lost {
                 format!(
                     "a host shows a certificate of this site that the edge does not know (rescued: its row is lost); if it \
-                     is yours: node.credential.approve {}, which lets it back disabled",
+                     is yours: umbel ctl node approve {}, which lets it back disabled",
                     one.key
                 )
             } else {
                 format!(
                     "a host shows a certificate that is newer than this restored edge; if it is yours: \
-                     node.credential.approve {}",
+                     umbel ctl node approve {}",
                     one.key
                 )
             },

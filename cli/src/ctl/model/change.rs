@@ -60,7 +60,7 @@ pub(super) async fn unload(ctl: &Ctl, name: &str, choice: &ReplicaChoice) -> Out
     let (site, found, _) = chosen(ctl, name, "Unload").await?;
     let args = DeploymentReplicaArgs { name: found.name.clone(), replica: choice.replica };
     let call = Call::new("deployment.unload").args(&args)?;
-    wish(ctl, &site, &found.name, call, "is unloaded").await
+    wish(ctl, &site, &found.name, call, "is being unloaded").await
 }
 
 pub(super) async fn drain(
@@ -200,7 +200,9 @@ fn end(one: &DeploymentObject) -> Outcome {
             Ok(())
         }
         _ if one.paused => {
-            say(&format!("{name} is paused: nothing is begun until umbel ctl model pause {name} --off"));
+            say(&format!(
+                "{name} is paused: nothing is begun for it and nothing taken away until umbel ctl model pause {name} --off"
+            ));
             Ok(())
         }
         state => {

@@ -4,11 +4,15 @@
 //! is, and which files it has), fetching what a hub gives no digest of, and hashing a directory. Invariant: a list is whole, or
 //! an error.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, time::Duration};
 
 use data_encoding::HEXLOWER;
 use http_body_util::{BodyExt as _, Limited};
-use hyper::{StatusCode, header};
+use hyper::{
+    StatusCode,
+    body::{Bytes, Incoming},
+    header,
+};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use umbel_contracts::artifact::{
@@ -26,6 +30,10 @@ const PAGE_MAX: usize = 4 * 1024 * 1024;
 const PAGES_MAX: usize = 20;
 /// A file that a hub gives no digest of is a text; one above that is refused rather than fetched.
 const FETCHED_MAX: u64 = 64 * 1024 * 1024;
+/// The time that a page has once its head has come; a file has more, by its size.
+const PAGE_TIME: Duration = Duration::from_secs(60);
+/// A hub that sends less of a file in a second is not waited for.
+const SLOWEST: u64 = 64 * 1024;
 
 /// What a list was resolved to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -143,9 +151,18 @@ async fn page(client: &mut Client, path: &str, query: &str) -> Result<(Vec<u8>, 
         other => return Err(format!("the hub answers {}", other.as_u16())),
     }
     let next = response.headers().get(header::LINK).and_then(|link| next_query(link.to_str().ok()?));
-    let body = Limited::new(response.into_body(), PAGE_MAX).collect().await;
-    let body = body.map_err(|_| "the hub's answer broke off, or is too long".to_owned())?;
-    Ok((body.to_bytes().to_vec(), next))
+    let body = whole(response.into_body(), PAGE_MAX, PAGE_TIME).await;
+    let body = body.map_err(|why| format!("the hub's answer {why}"))?;
+    Ok((body.to_vec(), next))
+}
+
+/// A body of at most so many bytes, all of it within a time; else what was wrong with it.
+async fn whole(body: Incoming, most: usize, time: Duration) -> Result<Bytes, String> {
+    match tokio::time::timeout(time, Limited::new(body, most).collect()).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(_)) => Err("broke off, or is longer than it may be".to_owned()),
+        Err(_) => Err(format!("was not whole within {} s", time.as_secs())),
+    }
 }
 
 /// The query in `<URL>; rel="next"`.
@@ -201,8 +218,8 @@ async fn hashed(
         return Err(format!("the hub answers {} for {path:?}", response.status().as_u16()));
     }
     let most = usize::try_from(*bytes).unwrap_or(usize::MAX);
-    let body = Limited::new(response.into_body(), most).collect().await;
-    let body = body.map_err(|_| format!("{path:?} broke off, or is larger than the hub says"))?.to_bytes();
+    let time = PAGE_TIME + Duration::from_secs(bytes / SLOWEST);
+    let body = whole(response.into_body(), most, time).await.map_err(|why| format!("{path:?} {why}"))?;
     if body.len() != most {
         return Err(format!("{path:?} is smaller than the hub says"));
     }
