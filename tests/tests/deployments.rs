@@ -162,6 +162,11 @@ fn a_drained_node_gives_its_replica_to_another_and_an_edge_that_restarts_goes_on
         replicas.len() == 1 && replicas[0]["node"] == to && replicas[0]["state"] == "ready"
     });
     s.answers("org/tiny");
+    // Whoever follows the one that went is told which one came.
+    let logs = s.edge.ctl(&["engine", "logs", "tiny.r1", "-f"]).ok();
+    let told =
+        format!("-- tiny.r1 has ended; now there is tiny.r2 on {to}: umbel ctl engine logs tiny.r2 --");
+    assert!(logs.err.contains(&told), "{logs:?}");
     // By its node: an edge that starts knows the other only by what was last stored, until that one is back.
     let since = |s: &Site| s.engines().into_iter().find(|one| one["node"] == to).unwrap()["since"].clone();
     let before = since(&s);
