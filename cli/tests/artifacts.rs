@@ -49,7 +49,7 @@ fn what_cannot_be_resolved_says_why() {
     for (words, code, said) in [
         (vec!["../name", "r1", "--hub", &hub.url()], 2, "is no repository"),
         (vec!["org/name", "r1", "--hub", "ftp://hub"], 2, "must begin with https://"),
-        (vec!["org/name", "r1", "--hub", &hub.url()], 1, "no file of this revision"),
+        (vec!["org/name", "r1", "--hub", &hub.url()], 1, "org/name@r1 has no file that is wanted"),
         (vec!["org/name", "r1", "--directory", "/nowhere/at/all"], 1, "/nowhere/at/all"),
     ] {
         let ran = run(&[&["ctl", "artifact", "resolve"][..], &words].concat());

@@ -13,7 +13,7 @@ fn the_same_document_again_changes_nothing() {
     assert!(again.is_empty());
     let other = world.deployments.propose(spec("chat", json!({ "capacity": 9 })), Some(1), "bob", 9).unwrap();
     assert_eq!((other.row.version, other.row.applied_by.as_str()), (2, "bob"));
-    assert_eq!(other.sentence, "capacity none -> 9");
+    assert_eq!(other.sentence, "capacity not set -> 9");
     let stale = world.deployments.propose(spec("chat", json!({ "capacity": 9 })), Some(7), "bob", 9);
     assert_eq!(stale.unwrap_err().reason, "CHANGED_MEANWHILE");
 }
