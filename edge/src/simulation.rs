@@ -9,14 +9,17 @@ mod applications;
 mod authority;
 mod connections;
 mod control;
+mod deployments;
 mod disk;
 mod enrollment;
+mod jobs;
 mod membership;
 mod operators;
 mod restore;
 mod rotation;
 mod settings;
 mod views;
+mod wishes;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -35,18 +38,21 @@ use crate::core::approval::{Approvals, Past};
 use crate::core::commands::Commands;
 use crate::core::enrollment::{EnrollmentRow, Refusals, Tokens};
 use crate::core::providers;
-use crate::core::registry::node::{Lifecycle, NodeRow, ReportRow};
+use crate::core::registry::node::{Lifecycle, NodeRow, ProviderState, ReportRow};
 use crate::core::registry::{Call, Registry};
 
 pub use applications::{Answered, ENGINE_FAILED, RequestId, Turn, Wanted};
 pub use authority::{Authorities, AuthorityView};
 pub use control::Said;
+pub use deployments::Wish;
 pub use disk::{Mark, OBSERVER};
+pub use jobs::JobHeard;
 pub use membership::{LIFE, Membership};
 pub use operators::{Operation, Outcome};
 pub use restore::restore;
 pub use settings::Own;
 pub use views::{LeaseView, NodeView, ProviderView, Stored, TokenView, View, stored, token_names};
+pub use wishes::{JobView, Ordered, ReplicaView, RoundView, WishesView, stored_wishes};
 
 pub(crate) const NODES: &str = "nodes";
 pub(crate) const REPORTS: &str = "reports";
@@ -123,6 +129,8 @@ pub struct Edge {
     told: BTreeMap<LinkId, umbel_wire::simulation::Call>,
     approvals: Approvals,
     past: Past,
+    jobs: jobs::Jobs,
+    deployments: deployments::Deployments,
     /// Commands that took force in memory; so told until nothing is owed any more.
     not_durable: BTreeSet<String>,
     /// Only mutations use it: what was online before, and a count.
@@ -209,6 +217,8 @@ impl Edge {
             asked: crate::core::rotation::Asked::default(),
             told: BTreeMap::new(),
             approvals: Approvals::default(),
+            jobs: jobs::Jobs::default(),
+            deployments: deployments::Deployments::default(),
             past: restore::past(disk),
             not_durable: BTreeSet::new(),
             spoil: (None, 0),
@@ -217,6 +227,8 @@ impl Edge {
         };
         edge.admission.plant(edge.setup.mutation);
         edge.load_commands(disk)?;
+        edge.load_jobs(disk, now)?;
+        edge.load_deployments(disk, now)?;
         edge.put_in_force(now);
         edge.spoil = (None, 0);
         Ok(edge)
@@ -248,6 +260,7 @@ impl Edge {
         if self.registry.take_changed() {
             let revision = self.revisions.take(&mut self.disk);
             self.registry.set_revision(revision);
+            self.wake_round(now);
         }
         let evicted = self.registry.take_evicted();
         let mut notices = self.registry.take_notices();
@@ -274,9 +287,10 @@ impl Edge {
 
     fn call(&mut self, now: Instant, call: &Call) {
         let stays = self.is("admission hears of nobody's silence");
+        let eager = self.is("an engine that loads is given requests").then(|| eager(call)).flatten();
         if !(stays && matches!(call, Call::Ready { ready: false, .. })) {
             // Too many of something: then it is not served.
-            let _ = providers::apply(&mut self.admission, now, call);
+            let _ = providers::apply(&mut self.admission, now, eager.as_ref().unwrap_or(call));
         }
         self.settle(now);
     }
@@ -303,6 +317,8 @@ impl Edge {
             Some(self.registry.next_deadline()),
             self.admission.next_deadline(),
             self.uplink.next_deadline(),
+            self.jobs_deadline(),
+            self.round_deadline(),
         ];
         if self.is("a deadline is not taken down") && !self.links.is_empty() {
             return self.flushed;
@@ -321,6 +337,8 @@ impl Edge {
         self.admission.expire(now);
         self.settle(now);
         self.open_granted(now);
+        self.tick_jobs(now, wall);
+        self.tick_round(now, wall);
         if self.registry.next_deadline() <= now {
             self.change(now, |registry| registry.sweep(now));
             self.end_folds(now);
@@ -328,6 +346,7 @@ impl Edge {
             self.catch_up(now);
             self.ask_nodes(now, wall);
             self.send_settings(now);
+            self.abandon_jobs(now, wall);
             let due = now.saturating_duration_since(self.flushed) >= WALL_EVERY;
             if due || self.registry.has_unsaved() || self.disk.owes() {
                 self.flushed = now;
@@ -335,4 +354,16 @@ impl Edge {
             }
         }
     }
+}
+
+// A fault that only the world switches on: what loads is called ready.
+fn eager(call: &Call) -> Option<Call> {
+    let mut call = call.clone();
+    match &mut call {
+        Call::Up { state, .. } | Call::State { state, .. } if *state == ProviderState::Loading => {
+            *state = ProviderState::Available;
+        }
+        _ => return None,
+    }
+    Some(call)
 }

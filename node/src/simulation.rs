@@ -4,6 +4,10 @@
 //! of it a crash forgets. Leaves the network and all clocks to the world. Invariant: nothing here reads a clock, a
 //! file or chance; what must outlive the process stands in [`NodeDisk`] before it is used.
 
+mod downloads;
+mod engines;
+mod jobs;
+mod machine;
 mod reports;
 mod rotation;
 mod settings;
@@ -16,7 +20,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use prost::Message;
-use umbel_contracts::proto::node::{NodeEnrollRequest, NodeEnrollResponse, NodeHelloResponse};
+use umbel_contracts::proto::node::{Artifact, NodeEnrollRequest, NodeEnrollResponse, NodeHelloResponse};
 use umbel_contracts::{NODE_PROTOCOL, bounds, method};
 use umbel_wire::backoff::Backoff;
 use umbel_wire::ca::{BACKDATED, CLIENT_VALIDITY};
@@ -28,10 +32,13 @@ use umbel_wire::{
     Purpose, Rejection, Welcome,
 };
 
+use crate::core::deployments::Kept as KeptEngine;
 use crate::core::identity::{FORMAT, Identity};
 use crate::core::sequence::Sequence;
 use crate::core::settings::Record;
 
+pub use jobs::Begun;
+pub use machine::{Machine, Process};
 pub use trust::Token;
 
 /// From the beginning of a certificate, which is backdated, to its end.
@@ -66,6 +73,13 @@ pub struct NodeDisk {
     settings: Record,
     sequences: [u64; 2],
     full: bool,
+    /// The list of engines of deployments.
+    deployments: Vec<KeptEngine>,
+    /// Artifacts that are whole and in place, by digest.
+    artifacts: BTreeMap<String, Artifact>,
+    quarantine: BTreeMap<String, downloads::Part>,
+    /// Of those in place, the ones that are not what was wanted.
+    spoiled: Vec<String>,
 }
 
 impl NodeDisk {
@@ -106,6 +120,11 @@ impl Linked for Link {
 pub struct Node {
     setup: NodeSetup,
     disk: NodeDisk,
+    machine: Machine,
+    engines: engines::Engines,
+    jobs: jobs::Jobs,
+    /// Artifacts are to be told.
+    artifacts_news: bool,
     instance: InstanceId,
     attempt: u64,
     backoff: Backoff,
@@ -129,15 +148,19 @@ pub struct Node {
 }
 
 impl Node {
-    /// Starts on a state directory.
+    /// Starts on a state directory, on a host.
     #[must_use]
-    pub fn start(setup: NodeSetup, disk: NodeDisk, luck: u64, now: Instant) -> Self {
+    pub fn start(setup: NodeSetup, disk: NodeDisk, machine: Machine, luck: u64, now: Instant) -> Self {
         let mut instance = [0; 16];
         instance[..8].copy_from_slice(&luck.to_be_bytes());
         let sequences = disk.sequences.map(Sequence::after_start);
         let mut node = Self {
             setup,
             disk,
+            machine,
+            engines: engines::Engines::default(),
+            jobs: jobs::Jobs::default(),
+            artifacts_news: false,
             instance: InstanceId(instance),
             attempt: 0,
             backoff: Backoff::new(),
@@ -162,13 +185,14 @@ impl Node {
         }
         node.reserve();
         node.start_settings(now);
+        node.start_engines(now);
         node
     }
 
-    /// The process is killed: only its state directory is left.
+    /// The process is killed: only its state directory is left, and what runs on its host.
     #[must_use]
-    pub fn crash(self) -> NodeDisk {
-        self.disk
+    pub fn crash(self) -> (NodeDisk, Machine) {
+        (self.disk, self.machine)
     }
 
     /// The state directory.
@@ -306,6 +330,8 @@ impl Node {
         let Some(entry) = self.links.get_mut(&link) else { return };
         let heard = entry.end.receive(now, bytes);
         self.heard(link, heard, now, wall);
+        self.drive_jobs(now);
+        self.tell_news(now);
     }
 
     /// The transport ended.
@@ -335,6 +361,7 @@ impl Node {
         let reports = self.current.and_then(|_| self.reports.next_deadline());
         let own = self.rotation.next_deadline().into_iter().chain(self.streams.next_deadline());
         let own = own.chain(self.trial.next_deadline());
+        let own = own.chain(self.engines_deadline()).chain(self.jobs_deadline());
         ends.chain(dial).chain(reports).chain(own).min()
     }
 
@@ -349,7 +376,10 @@ impl Node {
         self.leave_old(now, wall);
         self.go_on(now);
         self.end_trial(now);
+        self.drive_engines(now);
         self.report(now, wall);
+        self.drive_jobs(now);
+        self.tell_news(now);
     }
 
     // An old connection that the edge asked to leave ends once its streams are done.
@@ -399,6 +429,9 @@ impl Node {
                         entry.end.respond(asked, answer);
                     }
                 }
+                Heard::Request(asked, method::NODE_JOB_LEASE, payload) => {
+                    self.job_leased(link, asked, &payload, now);
+                }
                 Heard::Request(asked, ..) => {
                     let unknown = Error::new(Code::Unimplemented, "UNKNOWN_METHOD", "not simulated");
                     if let Some(entry) = self.links.get_mut(&link) {
@@ -434,6 +467,7 @@ impl Node {
             self.rotation.rotate(now);
         }
         self.reports.begin(now, welcome.intervals);
+        self.talk_of_jobs(now);
         self.report(now, wall);
     }
 

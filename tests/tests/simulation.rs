@@ -6,6 +6,7 @@
 
 mod admins;
 mod authority;
+mod crews;
 mod fate;
 mod history;
 mod invariants;
@@ -17,6 +18,7 @@ mod people;
 mod plane;
 mod progress;
 mod turns;
+mod wishes;
 mod world;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -108,6 +110,7 @@ fn each_invariant_has_a_fault_that_it_finds() {
         include_str!("simulation/invariants/audit.rs"),
         include_str!("simulation/progress.rs"),
         include_str!("simulation/turns.rs"),
+        include_str!("simulation/wishes.rs"),
         include_str!("simulation/world.rs"),
     ];
     let mut names = std::collections::BTreeSet::new();

@@ -161,6 +161,14 @@ impl Edge {
                 Heard::Request(asked, method::NODE_CREDENTIAL, payload) => {
                     self.credential_wanted(link, asked, &payload, wall);
                 }
+                Heard::Request(
+                    asked,
+                    number @ (method::NODE_JOB_READY
+                    | method::NODE_JOB_PROGRESS
+                    | method::NODE_JOB_COMPLETE
+                    | method::NODE_JOB_FAIL),
+                    payload,
+                ) => self.job_said(link, asked, (number, &payload), now, wall),
                 Heard::Request(asked, number, payload) => {
                     let answer = self.request(link, number, &payload, now, wall);
                     if let Some(entry) = self.links.get_mut(&link) {
@@ -183,7 +191,11 @@ impl Edge {
                 Heard::Answer(call, answer) if self.told.get(&link) == Some(&call) => {
                     self.trust_answered(link, answer, now);
                 }
-                Heard::Answer(call, answer) => self.settings_answered(link, call, answer, now),
+                Heard::Answer(call, answer) => {
+                    if !self.lease_answered(link, call, &answer, now, wall) {
+                        self.settings_answered(link, call, answer, now);
+                    }
+                }
                 Heard::Acknowledged(..) => {}
                 Heard::Stream(stream, ..) => {
                     if let Some(entry) = self.links.get_mut(&link) {
@@ -198,6 +210,7 @@ impl Edge {
     fn closed(&mut self, link: LinkId, reason: &CloseReason, now: Instant) {
         self.sent.remove(&link);
         self.told.remove(&link);
+        self.jobs_link_closed(link, now);
         let state = self.links.get_mut(&link).map(|entry| std::mem::replace(&mut entry.state, State::Over));
         match state {
             Some(State::Serving(serving)) => {

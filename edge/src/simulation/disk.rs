@@ -40,6 +40,10 @@ pub(super) enum Then {
     Renumbered(Box<Proposal>),
     /// An operator's command.
     Command(String),
+    /// A job's new row.
+    Job(Box<super::jobs::Writing>),
+    /// What a round of the reconciler came to.
+    Round(Box<crate::core::deployments::Outcome>),
 }
 
 pub(super) struct Enrolling {
@@ -296,6 +300,8 @@ impl Edge {
                 Then::Renumbered(proposal) => {
                     self.renumbered(*proposal, result.ok().map(Position), now);
                 }
+                Then::Job(writing) => self.job_written(*writing, result.map(drop), now, wall),
+                Then::Round(outcome) => self.round_written(&outcome, result.map(drop), now, wall),
                 Then::Command(id) => self.command_written(&id, result.map(Position), now, wall),
             }
         }

@@ -15,10 +15,12 @@ use umbel_wire::enroll::TokenRow;
 use umbel_wire::secret::Secret;
 use umbel_wire::{KeyHash, NodeId};
 
+use super::deployments::Wish;
 use super::disk::Then;
 use super::{COMMANDS, ENROLLMENTS, Edge, NODES};
 use crate::core::authority::AuthorityRow;
 use crate::core::commands::{Begin, CommandRow, Request};
+use crate::core::deployments::change::Change as DeploymentChange;
 use crate::core::enrollment::EnrollmentRow;
 use crate::core::registry::node::{Decision, NodeRow, Wanted};
 use crate::core::settings::Proposal;
@@ -59,6 +61,19 @@ pub enum Operation {
     Authority(CaStep, bool),
     /// Another value of a field of the settings, by its path.
     Settings(String, String),
+    /// A deployment's document.
+    Apply(String),
+    /// What is asked of a deployment.
+    Deployment(String, Wish),
+    /// A job's end is wanted.
+    CancelJob(String),
+}
+
+/// A change of deployments that waits for its turn.
+pub(super) struct Waiting {
+    id: String,
+    operation: Operation,
+    row: CommandRow,
 }
 
 /// What came of a command.
@@ -86,9 +101,16 @@ pub(super) enum Change {
     Token(EnrollmentRow),
     Settings(Box<Proposal>),
     Authority(AuthorityRow),
+    Deployment(Box<DeploymentChange>),
+    Nothing,
 }
 
 impl Operation {
+    // Rounds and these stand in a row.
+    fn takes_turn(&self) -> bool {
+        matches!(self, Self::Apply(_) | Self::Deployment(..))
+    }
+
     /// As the contract names it.
     #[must_use]
     pub fn name(&self) -> &'static str {
@@ -106,6 +128,13 @@ impl Operation {
             Self::Approve(_) => "node.credential.approve",
             Self::Settings(..) => "settings.set",
             Self::Authority(..) => "ca.rotate",
+            Self::Apply(_) => "deployment.apply",
+            Self::Deployment(_, Wish::Load) => "deployment.load",
+            Self::Deployment(_, Wish::Unload | Wish::Leave(_)) => "deployment.unload",
+            Self::Deployment(_, Wish::Pause(_)) => "deployment.pause",
+            Self::Deployment(_, Wish::Restart | Wish::Renew(_)) => "deployment.restart",
+            Self::Deployment(_, Wish::Delete) => "deployment.delete",
+            Self::CancelJob(_) => "job.cancel",
         }
     }
 
@@ -117,6 +146,9 @@ impl Operation {
             | Self::RevokeToken(_)
             | Self::Approve(_)
             | Self::Settings(..)
+            | Self::Apply(_)
+            | Self::Deployment(..)
+            | Self::CancelJob(_)
             | Self::Authority(..) => None,
             Self::Eligible(node, _)
             | Self::Drain(node, _)
@@ -143,6 +175,9 @@ impl Operation {
             | Self::RevokeToken(_)
             | Self::Approve(_)
             | Self::Authority(..)
+            | Self::Apply(_)
+            | Self::Deployment(..)
+            | Self::CancelJob(_)
             | Self::Settings(..) => {}
         }
     }
@@ -218,6 +253,12 @@ impl Edge {
         tries: u32,
         (now, wall): (Instant, Wall),
     ) {
+        if operation.takes_turn() {
+            if self.deployments.turn {
+                return self.deployments.queue.push_back(Waiting { id: id.to_owned(), operation, row });
+            }
+            self.deployments.turn = true;
+        }
         let planned = match &operation {
             Operation::Authority(step, leave) => self.plan_authority(id, (*step, *leave), now, wall),
             _ => self.plan(&operation, wall),
@@ -226,6 +267,9 @@ impl Edge {
             Err(reason) => {
                 self.commands.forget(id);
                 self.outcome(id, Outcome::Refused(reason));
+                if operation.takes_turn() {
+                    self.turn_is_over(now, wall);
+                }
             }
             Ok((commit, change)) => {
                 if let Change::Settings(proposal) = &change
@@ -238,6 +282,11 @@ impl Edge {
                 self.disk.propose(commit, Then::Command(id.to_owned()));
             }
         }
+    }
+
+    pub(super) fn carry_out_waiting(&mut self, waiting: Waiting, now: Instant, wall: Wall) {
+        let Waiting { id, operation, row } = waiting;
+        self.carry_out(&id, operation, row, 0, (now, wall));
     }
 
     fn told(&self, id: &str, operation: &Operation, row: &CommandRow) -> Commit {
@@ -289,6 +338,14 @@ impl Edge {
                 Ok((commit, Change::Token(row)))
             }
             Operation::Approve(key) => self.plan_approval(key, wall),
+            Operation::Apply(_) | Operation::Deployment(..) => {
+                let change = self.wished(operation, wall)?;
+                Ok((change.commit(), Change::Deployment(Box::new(change))))
+            }
+            Operation::CancelJob(job) => {
+                let known = self.jobs.table.view(job).is_some();
+                if known { Ok((Commit::new(), Change::Nothing)) } else { Err("UNKNOWN_JOB".to_owned()) }
+            }
             Operation::Settings(path, value) => {
                 let (commit, proposal) = self.plan_settings(path, value, wall)?;
                 Ok((commit, Change::Settings(Box::new(proposal))))
@@ -315,6 +372,7 @@ impl Edge {
     ) {
         let Some(Running { operation, tries, row, change }) = self.running.remove(id) else { return };
         self.step_is_over(id);
+        let (turn, cancels) = (operation.takes_turn(), operation.clone());
         let outcome = match result {
             Ok(position) => {
                 match change {
@@ -328,11 +386,17 @@ impl Edge {
                     Change::Token(stored) => self.tokens.apply(stored, position),
                     Change::Settings(proposal) => self.settings_stored(*proposal, position, now),
                     Change::Authority(row) => self.authority_stored(row, now),
+                    Change::Deployment(change) => self.wish_written(&change, now),
+                    Change::Nothing => {}
+                }
+                if let Operation::CancelJob(job) = cancels {
+                    self.act(super::jobs::Act::Cancel(job), now, wall);
                 }
                 self.commands.apply(id, &row);
                 Outcome::Done
             }
             Err(CommitError::Conflict(_)) if tries < 3 => {
+                self.deployments.turn &= !turn;
                 return self.carry_out(id, operation, row, tries + 1, (now, wall));
             }
             Err(CommitError::ReadOnly(_)) if operation.ends_harm() => {
@@ -349,6 +413,9 @@ impl Edge {
             }
         };
         self.outcome(id, outcome);
+        if turn {
+            self.turn_is_over(now, wall);
+        }
     }
 
     fn in_memory(&mut self, id: &str, operation: &Operation, row: &CommandRow, change: Change, now: Instant) {
@@ -366,7 +433,11 @@ impl Edge {
                     })
                 }
             }
-            Change::Settings(_) | Change::Authority(_) | Change::Approved { .. } => owed,
+            Change::Settings(_)
+            | Change::Authority(_)
+            | Change::Approved { .. }
+            | Change::Deployment(_)
+            | Change::Nothing => owed,
             Change::Token(stored) => {
                 let revoked = stored.token.revoked_at_unix_ms;
                 let token_id = stored.token.token_id.clone();

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use prost::Message;
 use umbel_contracts::proto::node::{
-    AgentHealth, DeclaredEngine, EngineState, EngineStatus, Gpu, GpuTelemetry, NodeHeartbeat,
-    NodeHeartbeatAck, NodeHelloRequest, NodeInventory, NodeLeases, NodeLeasesAck, NodeTelemetry,
+    AgentHealth, DeclaredEngine, EngineRuntime, EngineState, EngineStatus, Gpu, GpuTelemetry, NodeArtifacts,
+    NodeDeclared, NodeEngines, NodeHeartbeat, NodeHeartbeatAck, NodeHelloRequest, NodeInventory, NodeLeases,
+    NodeLeasesAck, NodeTelemetry,
 };
 use umbel_contracts::{bounds, event, method};
 use umbel_wire::clock::Wall;
@@ -130,24 +131,75 @@ impl Node {
         }
     }
 
+    fn declared(&self) -> Vec<DeclaredEngine> {
+        let own = DeclaredEngine {
+            name: "engine".to_owned(),
+            kind: "sim".to_owned(),
+            model: self.setup.model.clone(),
+            capacity: self.setup.capacity,
+            long_context_threshold_tokens: self.setup.long.0,
+            long_context_capacity: self.setup.long.1,
+            status: Some(self.status()),
+            ..DeclaredEngine::default()
+        };
+        std::iter::once(own).chain(self.deployed()).collect()
+    }
+
+    fn statuses(&self) -> Vec<EngineStatus> {
+        self.declared().into_iter().filter_map(|engine| engine.status).collect()
+    }
+
+    /// Whether it says more than leases on its connection.
+    pub(super) fn is_talking(&self) -> bool {
+        matches!(self.reports.phase, Phase::Talking)
+    }
+
+    /// Engines and artifacts that changed are told at once.
+    pub(super) fn tell_news(&mut self, _now: Instant) {
+        let Some(link) = self.current.filter(|_| self.is_talking()) else { return };
+        let engines = std::mem::take(&mut self.engines.news);
+        let artifacts = std::mem::take(&mut self.artifacts_news);
+        if !engines && !artifacts {
+            return;
+        }
+        let declared = bare(&self.declared());
+        let anew = declared != self.engines.declared;
+        self.engines.declared.clone_from(&declared);
+        let statuses = self.statuses();
+        let here: Vec<_> = self.disk.artifacts.values().cloned().collect();
+        let Some(entry) = self.links.get_mut(&link) else { return };
+        if artifacts {
+            let message = NodeArtifacts { artifacts: here };
+            entry.end.event(event::NODE_ARTIFACTS, "artifacts", message.encode_to_vec());
+        }
+        if anew {
+            let message = NodeDeclared { engines: declared, ..NodeDeclared::default() };
+            entry.end.event(event::NODE_DECLARED, "declared", message.encode_to_vec());
+        }
+        if engines {
+            let message = NodeEngines { engines: statuses };
+            entry.end.event(event::NODE_ENGINES, "engines", message.encode_to_vec());
+        }
+    }
+
     pub(super) fn hello(&mut self, wall: Wall) -> NodeHelloRequest {
         let inventory = self.inventory(wall);
+        let engines = self.declared();
+        self.engines.declared = bare(&engines);
         NodeHelloRequest {
             node_id: self.disk.node_id().unwrap_or_default(),
             agent_version: "0".to_owned(),
-            capabilities: vec!["hardware.inventory".to_owned(), "hardware.telemetry".to_owned()],
+            capabilities: ["hardware.inventory", "hardware.telemetry"]
+                .into_iter()
+                .chain(super::jobs::CAPABILITIES)
+                .map(str::to_owned)
+                .collect(),
+            runtimes: vec![EngineRuntime { kind: "vllm".to_owned(), ..EngineRuntime::default() }],
+            jobs: self.names_jobs(),
+            artifacts: self.disk.artifacts.values().cloned().collect(),
             inventory_sequence: self.last(INVENTORY),
             telemetry_sequence: self.last(TELEMETRY),
-            engines: vec![DeclaredEngine {
-                name: "engine".to_owned(),
-                kind: "sim".to_owned(),
-                model: self.setup.model.clone(),
-                capacity: self.setup.capacity,
-                long_context_threshold_tokens: self.setup.long.0,
-                long_context_capacity: self.setup.long.1,
-                status: Some(self.status()),
-                ..DeclaredEngine::default()
-            }],
+            engines,
             inventory,
             applied_settings_version: self.settings_version(),
             settings: Some(self.settings_state()),
@@ -214,6 +266,9 @@ impl Node {
         answer: Result<bytes::Bytes, Error>,
         now: Instant,
     ) {
+        if self.current == Some(link) && self.job_answered(call, &answer, now) {
+            return;
+        }
         if self.current != Some(link) || self.credential_given(link, call, &answer, now) {
             return;
         }
@@ -222,6 +277,8 @@ impl Node {
             match ack {
                 Ok(ack) if ack.cancel_lease_ids.is_empty() => {
                     self.reports.phase = Phase::Talking;
+                    // They may have changed since the hello was put together.
+                    (self.engines.news, self.artifacts_news) = (true, true);
                     let (telemetry, inventory) =
                         (self.reports.intervals.telemetry, self.reports.intervals.inventory);
                     self.reports.heartbeat_at = Some(now);
@@ -277,7 +334,7 @@ impl Node {
                 observed_at_unix_ms: wall.unix_ms(),
                 health: AgentHealth::Ok.into(),
                 streams_in_flight: 0,
-                engines: vec![self.status()],
+                engines: self.statuses(),
                 settings: Some(self.settings_state()),
                 ..NodeHeartbeat::default()
             };
@@ -303,4 +360,8 @@ impl Node {
             }
         }
     }
+}
+
+fn bare(engines: &[DeclaredEngine]) -> Vec<DeclaredEngine> {
+    engines.iter().map(|engine| DeclaredEngine { status: None, ..engine.clone() }).collect()
 }

@@ -10,13 +10,18 @@ use umbel_wire::simulation::{Incoming, LinkId};
 use umbel_wire::{Code, Error};
 
 use super::Node;
+use crate::core::supervisor::State;
 
 /// How long an engine takes to notice that nobody listens.
 const STOPS: Duration = Duration::from_millis(300);
 
+/// The engine of the node's own file.
+const OWN: &str = "engine";
+
 struct Relayed {
     link: LinkId,
     stream: Incoming,
+    engine: String,
     lease: u64,
     ends: Instant,
     cancelled: bool,
@@ -53,6 +58,22 @@ impl Streams {
         self.stop(now, |one| leases.contains(&one.lease));
     }
 
+    /// Requests that this engine works on.
+    pub(super) fn count_on(&self, engine: &str) -> u32 {
+        u32::try_from(self.relayed.iter().filter(|one| one.engine == engine).count()).unwrap_or(u32::MAX)
+    }
+
+    pub(super) fn is_on(&self, engine: &str) -> bool {
+        self.relayed.iter().any(|one| one.engine == engine)
+    }
+
+    /// Its process is gone: so is what it worked on.
+    pub(super) fn engine_exited(&mut self, engine: &str, now: Instant) {
+        for one in self.relayed.iter_mut().filter(|one| one.engine == engine) {
+            (one.fails, one.ends) = (true, now);
+        }
+    }
+
     fn stop(&mut self, now: Instant, which: impl Fn(&Relayed) -> bool) {
         for one in self.relayed.iter_mut().filter(|one| which(one) && !one.cancelled) {
             one.cancelled = true;
@@ -62,10 +83,11 @@ impl Streams {
 }
 
 impl Node {
-    /// Requests that its engine works on: lease, connection, and whether it was cancelled.
+    /// Requests that its own engine works on: lease, connection, and whether it was cancelled.
     #[must_use]
     pub fn work(&self) -> Vec<(u64, LinkId, bool)> {
-        self.streams.relayed.iter().map(|one| (one.lease, one.link, one.cancelled)).collect()
+        let own = self.streams.relayed.iter().filter(|one| one.engine == OWN);
+        own.map(|one| (one.lease, one.link, one.cancelled)).collect()
     }
 
     /// From now on its engine fails what it is given, or serves again.
@@ -76,13 +98,31 @@ impl Node {
     pub(super) fn take_stream(&mut self, link: LinkId, stream: Incoming, message: &[u8], now: Instant) {
         let open = bounds::decode::<InferenceOpen>(message).ok();
         let current = self.current == Some(link);
+        let engine = open.as_ref().and_then(|open| open.provider_id.split_once('/'));
+        let engine = engine.map(|(_, engine)| engine.to_owned()).unwrap_or_default();
+        let deployed = self.engines.list.iter().find(|one| one.kept.engine == engine);
+        if engine != OWN && deployed.is_none_or(|one| one.leaving || one.state() != State::Ready) {
+            let error = Error::new(Code::Unavailable, "PROVIDER_NOT_READY", "it takes no requests now");
+            if let Some(entry) = self.links.get_mut(&link) {
+                entry.end.end(stream, Some(error), true);
+            }
+            return;
+        }
         let Some(entry) = self.links.get_mut(&link) else { return };
         match open.filter(|open| current && open.generation == entry.generation.0) {
             Some(open) => {
-                let fails = self.streams.fails;
+                let fails = self.streams.fails && engine == OWN;
                 let ends = now + if fails { STOPS } else { self.setup.work };
                 let lease = open.lease_id;
-                self.streams.relayed.push(Relayed { link, stream, lease, ends, cancelled: false, fails });
+                self.streams.relayed.push(Relayed {
+                    link,
+                    stream,
+                    engine,
+                    lease,
+                    ends,
+                    cancelled: false,
+                    fails,
+                });
             }
             None => {
                 let error =

@@ -206,6 +206,16 @@ impl World {
         self.for_a_while(150, Undo::Path(number));
     }
 
+    /// Most of the site is cut off at once: a switch, or the power of a row.
+    pub(crate) fn cut_most(&mut self, left: usize, long: Duration) {
+        self.tell(format!("all paths but {left}'s are cut"));
+        for number in (0..self.hosts.len()).filter(|number| *number != left) {
+            let path = &mut self.network.paths[number];
+            (path.cut_up, path.cut_down) = (true, true);
+            self.fates.later(self.time + long, Undo::Path(number));
+        }
+    }
+
     fn jump(&mut self, number: usize) {
         let ahead = Duration::from_millis(self.luck.between(100, 200_000));
         let clocks = if self.luck.one_in(2) { &mut self.edge.clocks } else { &mut self.hosts[number].clocks };
@@ -254,6 +264,8 @@ impl World {
             setup,
             process: None,
             disk: Some(disk),
+            machine: None,
+            starts: 0,
             clocks: Clocks::default(),
             paused: false,
             copy: true,
@@ -323,9 +335,14 @@ impl World {
             self.undo(undo);
         }
         for number in 0..self.hosts.len() {
+            let host = &mut self.hosts[number];
+            let machine = host.process.as_mut().map(|node| node.machine()).or(host.machine.as_mut());
+            if let Some(machine) = machine {
+                machine.calm();
+            }
             if self.hosts[number].copy {
                 self.kill_node(number, false);
-                self.hosts[number].disk = None;
+                (self.hosts[number].disk, self.hosts[number].machine) = (None, None);
             }
         }
     }

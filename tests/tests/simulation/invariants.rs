@@ -4,6 +4,7 @@ mod audit;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use umbel_contracts::proto::control::ProviderStatus;
 use umbel_control_plane::simulation::Shown;
 use umbel_edge::simulation::{NodeView, Operation, ProviderView, View, stored};
 use umbel_store::simulation::Disk;
@@ -155,6 +156,8 @@ impl World {
                 })?;
             }
         }
+        self.hosts_run_what_they_shall(&touched)?;
+        self.jobs_go_right()?;
         self.commands_ran()?;
         let Some(edge) = &self.edge.process else { return self.site_is_shown() };
         // The edge is looked at again only after it did something: else only the hosts are that did.
@@ -195,6 +198,7 @@ impl World {
         self.judge.restored(&mut self.edge.disk, hosts);
         let commands = stored(&mut self.edge.disk).commands.into_iter().collect();
         self.people.restored(&commands);
+        self.wishes.restored();
         self.hosts.iter_mut().for_each(|host| host.unknown = true);
     }
 
@@ -481,6 +485,10 @@ fn views_agree(view: &View) -> Found {
                 format!("{id}: {in_flight} of {capacity}")
             })?;
             let provider = told.providers.iter().find(|one| one.provider_id == *id);
+            let ready = provider.is_some_and(|one| one.status() == ProviderStatus::Available);
+            must(ready || !open, "capacity is of ready engines", || {
+                format!("{id} takes requests and is {:?}", provider.map(|one| one.status()))
+            })?;
             let shown = provider.map_or(0, |one| one.in_flight);
             let expected = if told.connected { *in_flight } else { 0 };
             must(shown == expected, "views agree", || format!("{id}: {shown} told, {expected} held"))?;

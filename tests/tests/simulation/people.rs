@@ -261,7 +261,11 @@ impl World {
     // The state directory is removed, as the refusal says, and the agent starts with an empty one.
     pub(crate) fn wipe(&mut self, number: usize) {
         self.tell(format!("node {number}'s state directory is removed"));
+        // Whoever does that ends its engines first.
         self.kill_node(number, false);
+        if let Some(machine) = &mut self.hosts[number].machine {
+            machine.loses_power();
+        }
         self.hosts[number].disk = Some(NodeDisk::default());
         self.start_node(number);
     }
@@ -422,7 +426,7 @@ impl World {
         }
     }
 
-    fn request_one(&mut self, wanted: &Wanted) {
+    pub(crate) fn request_one(&mut self, wanted: &Wanted) {
         self.people.ever += 1;
         let request = self.people.ever;
         self.people.requests.insert(request);

@@ -22,6 +22,7 @@ impl World {
         self.mend();
         self.people.rest();
         self.keepers.rest();
+        self.crews.rest();
         let end = self.time + REST;
         while self.time < end {
             self.run_until((self.time + Duration::from_secs(30)).min(end))?;
@@ -34,6 +35,7 @@ impl World {
         if let Some(what) = self.waits_for() {
             return Err(self.history.failure("progress", what));
         }
+        self.wishes_come_true()?;
         match self.trusts_too_many() {
             Some(what) => Err(self.history.failure("two authorities are trusted only in an overlap", what)),
             None => Ok(()),

@@ -6,13 +6,14 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use umbel_edge::simulation::{Directory, Edge, Setup, Turn, View};
-use umbel_node::simulation::{Node, NodeDisk, NodeSetup};
+use umbel_edge::simulation::{Directory, Edge, JobHeard, RoundView, Setup, Turn, View};
+use umbel_node::simulation::{Machine, Node, NodeDisk, NodeSetup};
 use umbel_store::simulation::{Backup, Disk};
 use umbel_wire::EdgeId;
 use umbel_wire::clock::Wall;
 use umbel_wire::liveness::Times;
 
+use super::crews::Crews;
 use super::history::{Failure, History};
 use super::invariants::Judge;
 use super::keepers::Keepers;
@@ -21,6 +22,7 @@ use super::network::{LinkId, Network, Packet, Path, Way};
 use super::people::People;
 use super::plane::PlaneHost;
 use super::turns::Turns;
+use super::wishes::Wishes;
 
 /// 2026-06-01, when every world begins.
 pub(crate) const BEGIN: i64 = 1_780_272_000_000;
@@ -71,6 +73,10 @@ pub(crate) struct Host {
     pub(crate) setup: NodeSetup,
     pub(crate) process: Option<Node>,
     pub(crate) disk: Option<NodeDisk>,
+    /// What runs on it, while no agent does.
+    pub(crate) machine: Option<Machine>,
+    /// Agents that were started.
+    pub(crate) starts: u64,
     pub(crate) clocks: Clocks,
     pub(crate) paused: bool,
     /// It runs a copy of another host's state directory.
@@ -93,7 +99,12 @@ pub(crate) struct World {
     pub(crate) network: Network,
     pub(crate) people: People,
     pub(crate) keepers: Keepers,
+    pub(crate) crews: Crews,
+    pub(crate) wishes: Wishes,
     pub(crate) turns: Turns,
+    /// Rounds and words about jobs that were not judged yet.
+    pub(crate) rounds: Vec<RoundView>,
+    pub(crate) job_words: Vec<JobHeard>,
     /// What happened at admission and was not judged yet.
     pub(crate) turned: Vec<Turn>,
     /// The edge as it was looked at last; none after it did something.
@@ -132,6 +143,10 @@ impl World {
             plane: PlaneHost::new(seed),
             people: People::new(count),
             keepers: Keepers::new(seed),
+            crews: Crews::new(seed),
+            wishes: Wishes::default(),
+            rounds: Vec::new(),
+            job_words: Vec::new(),
             turns: Turns::default(),
             turned: Vec::new(),
             viewed: None,
@@ -204,6 +219,8 @@ impl World {
         self.people.edge_died();
         self.turns.edge_died();
         self.turned.clear();
+        self.rounds.clear();
+        self.job_words.clear();
         self.plane_loses_edge(power);
         let links: Vec<LinkId> =
             self.network.wires.iter().filter(|(_, wire)| wire.upper_has).map(|(link, _)| *link).collect();
@@ -216,7 +233,9 @@ impl World {
         let luck = self.luck.next();
         let (now, host) = (self.now(self.hosts[number].clocks), &mut self.hosts[number]);
         let Some(disk) = host.disk.take() else { return };
-        host.process = Some(Node::start(host.setup.clone(), disk, luck, now));
+        let machine = host.machine.take().unwrap_or_else(|| Machine::new(luck));
+        host.starts += 1;
+        host.process = Some(Node::start(host.setup.clone(), disk, machine, luck, now));
         self.tell(format!("node {number} starts"));
         self.work_node(number);
     }
@@ -224,7 +243,11 @@ impl World {
     pub(crate) fn kill_node(&mut self, number: usize, power: bool) {
         let host = &mut self.hosts[number];
         let Some(process) = host.process.take() else { return };
-        host.disk = Some(process.crash());
+        let (disk, mut machine) = process.crash();
+        if power {
+            machine.loses_power();
+        }
+        (host.disk, host.machine) = (Some(disk), Some(machine));
         host.paused = false;
         let links: Vec<LinkId> = self
             .network
@@ -298,6 +321,7 @@ impl World {
             consider(self.fates.next(), Next::Fate);
             consider(self.people.next(), Next::People);
             consider(self.keepers.next, Next::Keepers);
+            consider(self.crews.next, Next::Crews);
             self.stands = if next > self.time { 0 } else { self.stands + 1 };
             if self.stands > STANDSTILL {
                 let what = format!("{what:?} is due again and again");
@@ -315,6 +339,7 @@ impl World {
                 Next::Fate => self.fate(),
                 Next::People => self.people_act(),
                 Next::Keepers => self.keepers_act(),
+                Next::Crews => self.crews_act(),
             }
             self.network.forget();
             if matches!(what, Next::Plane) {
@@ -362,6 +387,8 @@ impl World {
             self.people.outcome(&id, outcome);
         }
         self.turned.extend(edge.turns());
+        self.rounds.extend(edge.rounds());
+        self.job_words.extend(edge.jobs_heard());
         for (request, answered) in edge.answered() {
             self.people.answered(request, answered);
         }
@@ -508,6 +535,7 @@ enum Next {
     Fate,
     People,
     Keepers,
+    Crews,
 }
 
 fn host(number: usize, luck: &mut Luck, mutation: Option<&'static str>) -> Host {
@@ -525,6 +553,8 @@ fn host(number: usize, luck: &mut Luck, mutation: Option<&'static str>) -> Host 
         },
         process: None,
         disk: Some(NodeDisk::default()),
+        machine: None,
+        starts: 0,
         clocks: Clocks::default(),
         paused: false,
         copy: false,
