@@ -105,6 +105,8 @@ impl Edge {
         let moment = Moment { now, wall: wall.unix_ms() };
         let job = |id: &str| self.jobs.table.view(id);
         let mut facts = reading::facts(&nodes, job, &self.deployments.table, now, moment.wall);
+        // As it is, not as a fault lets the program see it.
+        let before = RoundView::before(&self.deployments.table, &facts);
         self.spoil_facts(&mut facts);
         let mut places = Fleet::of(&nodes, &self.deployments.table, moment);
         if self.is("a GPU is given twice") {
@@ -112,7 +114,6 @@ impl Edge {
         }
         let luck = &mut self.luck;
         let mut ids = || uuid::Builder::from_random_bytes(luck.id()).into_uuid().hyphenated().to_string();
-        let before = RoundView::before(&self.deployments.table, &facts);
         let mut outcome = self.deployments.table.decide(&facts, &mut places, &mut ids);
         self.spoil_outcome(&mut outcome);
         let lost = before.lost();

@@ -21,7 +21,7 @@ use umbel_wire::{Code, Error, NodeId};
 
 use super::disk::Then;
 use super::{Edge, LinkId};
-use crate::core::jobs::{ATTEMPTS, JOBS, JobRow, Jobs as Table, LEASE, LeaseRow, Order, Speaker, capability};
+use crate::core::jobs::{JOBS, JobRow, Jobs as Table, LEASE, LeaseRow, Order, Speaker, capability};
 
 /// A node's answer to a lease.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -211,10 +211,7 @@ impl Edge {
     }
 
     fn change_job(&mut self, id: &str, mut row: JobRow, after: After) {
-        if self.is("a job that failed for good is tried again")
-            && row.failures >= ATTEMPTS
-            && !row.cancel_requested
-        {
+        if self.is("a job that failed for good is tried again") && row.state == JobState::Failed {
             (row.state, row.ended_at_unix_ms) = (JobState::Queued, None);
         }
         self.jobs.busy.insert(id.to_owned());
@@ -493,8 +490,8 @@ impl Edge {
         };
         let mut link = owner.handle;
         if self.is("a job is given to another node") {
-            let others = self.links.keys().copied().filter(|other| *other != link);
-            link = others.filter(|other| self.serving(*other).is_some()).last().unwrap_or(link);
+            let mut others = self.links.keys().copied().filter(|other| *other != link);
+            link = others.rfind(|other| self.serving(*other).is_some()).unwrap_or(link);
         }
         self.change_job(id, row, After::Give(Box::new(Gift { node, link, ran, message })));
     }

@@ -3,6 +3,8 @@
 //! Owns the steps of `shell/artifacts`. Leaves names, what is missing, room and tries to `core/artifacts`. Invariant: what is
 //! not what its digest says is never put in place.
 
+#![allow(clippy::result_large_err, reason = "failures as the wire has them, of which a world has few")]
+
 use std::time::{Duration, Instant};
 
 use umbel_contracts::artifact::{ArtifactFile, digest};

@@ -3,6 +3,8 @@
 //! Owns one body a kind of work, looked at again whenever something happened. Leaves what may be taken and what is due to
 //! `core/jobs`, and the list of engines to `core/deployments`. Invariant: one request about jobs is under way at a time.
 
+#![allow(clippy::result_large_err, reason = "failures as the wire has them, of which a world has few")]
+
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
@@ -11,7 +13,7 @@ use umbel_contracts::proto::node::job_complete::Report;
 use umbel_contracts::proto::node::job_lease::Body as Work;
 use umbel_contracts::proto::node::{
     ArtifactAcquireReport, DeploymentDrainReport, DeploymentLoad, DeploymentLoadReport,
-    DeploymentUnloadReport, JobComplete, JobEndAck, JobFail, JobFailure, JobLease, JobLeaseAck,
+    DeploymentUnloadReport, JobComplete, JobEndAck, JobFail, JobFailure, JobLease, JobLeaseAck, JobProgress,
     JobProgressAck, JobReady, JobReadyAck, JobRefusal,
 };
 use umbel_contracts::{bounds, causes, method};
@@ -105,10 +107,23 @@ impl Node {
     }
 
     pub(super) fn job_leased(&mut self, link: LinkId, asked: Asked, payload: &[u8], now: Instant) {
-        let answer =
-            bounds::decode::<JobLease>(payload).map(|lease| self.take_job(lease, now).encode_to_vec());
-        if let Some(entry) = self.links.get_mut(&link) {
-            entry.end.respond(asked, answer);
+        let lease = match bounds::decode::<JobLease>(payload) {
+            Ok(lease) => lease,
+            Err(error) => {
+                let entry = self.links.get_mut(&link);
+                return entry.map_or((), |entry| entry.end.respond(asked, Err(error)));
+            }
+        };
+        let runs = self.jobs.table.names().into_iter().find(|one| one.job_id == lease.job_id);
+        let former = runs.filter(|one| one.lease_id != lease.lease_id);
+        let answer = self.take_job(lease, now).encode_to_vec();
+        let Some(entry) = self.links.get_mut(&link) else { return };
+        entry.end.respond(asked, Ok(answer));
+        // A word under the lease before, which was under way for long: nobody waits for an answer.
+        if let Some(former) = former {
+            let (job_id, lease_id) = (former.job_id, former.lease_id);
+            let late = JobProgress { job_id, lease_id, phase: "late".to_owned(), ..JobProgress::default() };
+            drop(entry.end.request(now, method::NODE_JOB_PROGRESS, late.encode_to_vec(), TIMEOUT));
         }
     }
 
@@ -401,7 +416,7 @@ impl Node {
                 });
                 let heard = taken.map_or_else(|error| Heard::of(&error), Heard::Taken);
                 if self.jobs.table.heard(&word, heard) {
-                    self.cancel_body(&word.job().0.to_owned());
+                    self.cancel_body(word.job().0);
                 }
             }
         }

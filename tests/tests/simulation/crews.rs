@@ -75,7 +75,8 @@ impl World {
             18 => return self.cancel_a_job(),
             19..=22 => return self.engine_falls_over(),
             23 | 24 => {
-                let long = Duration::from_secs(luck.between(90, 200));
+                // Long enough that an edge without a guard would replace what is lost.
+                let long = Duration::from_secs(luck.between(150, 300));
                 let left = luck.between(0, self.hosts.len() as u64) as usize;
                 return self.cut_most(left, long);
             }
