@@ -1,6 +1,6 @@
 //! A site in a hand-made world: the cores of edge and nodes with a network, disks, clocks and people out of a seed.
 //!
-//! `cargo test -p umbel-tests simulation` runs 200 seeds; `scripts/simulate` runs thousands, or one again with its
+//! `cargo test -p umbel-tests simulation` runs 60 seeds; `scripts/simulate` runs thousands, or one again with its
 //! history. After each step every named invariant is checked, and at the end that everybody has got on. A history is
 //! the same whenever its seed is the same.
 
@@ -21,13 +21,17 @@ mod turns;
 mod wishes;
 mod world;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use history::Failure;
 use world::World;
 
-/// Seeds of the test run.
-const SEEDS: u64 = 200;
+/// Seeds of the test run: about 40 seconds of one core.
+const SEEDS: u64 = 60;
+/// Where a planted fault is looked for that its own seed does not show any more.
+const OTHERS: u64 = 60;
 
 /// Runs one seed to its end.
 fn run(seed: u64, mutation: Option<&'static str>, loud: bool) -> Result<u64, Box<Failure>> {
@@ -41,7 +45,7 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// `UMBEL_SEED` runs that one, loudly; `UMBEL_SEEDS` runs so many from a chosen start instead of the usual 200.
+/// `UMBEL_SEED` runs that one, loudly; `UMBEL_SEEDS` runs so many from a chosen start instead of the usual 60.
 #[test]
 fn every_promise_holds_in_every_world() {
     if let Some(seed) = number("UMBEL_SEED") {
@@ -83,22 +87,61 @@ fn a_seed_has_one_history() {
 }
 
 /// Each fault of the program that can be switched on is found by the invariant that is there for it. `UMBEL_MUTATION`: only
-/// those whose names contain it.
+/// those whose names contain it. `UMBEL_SEEDS`: says which of so many seeds finds each soonest.
 #[test]
 fn each_invariant_can_fail() {
     let mut wrong = Vec::new();
     let only = std::env::var("UMBEL_MUTATION").unwrap_or_default();
-    for (mutation, invariant) in mutations::MUTATIONS.iter().filter(|(name, _)| name.contains(&only)) {
-        let found = (1..=150).find_map(|seed| run(seed, Some(mutation), false).err());
+    let most = number("UMBEL_SEEDS");
+    for (mutation, invariant, seed) in mutations::MUTATIONS.iter().filter(|(name, ..)| name.contains(&only)) {
+        let (found, otherwise) = match most {
+            Some(most) => soonest(mutation, invariant, most),
+            None => find(mutation, invariant, std::iter::once(*seed).chain(1..=OTHERS)),
+        };
         match found {
-            None => wrong.push(format!("`{mutation}` was not found")),
-            Some(found) if found.invariant != *invariant => {
-                wrong.push(format!("`{mutation}` was found as something else: {found}"));
-            }
+            Some(seed) if most.is_some() => println!("    (\"{mutation}\", \"{invariant}\", {seed}),"),
             Some(_) => {}
+            None => wrong.push(format!("`{mutation}` was not found by `{invariant}`, but: {otherwise:?}")),
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+// The first seed in which the invariant finds it, and by what else it was found before.
+fn find(
+    mutation: &'static str,
+    invariant: &str,
+    mut seeds: impl Iterator<Item = u64>,
+) -> (Option<u64>, BTreeMap<&'static str, u64>) {
+    let mut otherwise = BTreeMap::new();
+    let found = seeds.find(|seed| match run(*seed, Some(mutation), false) {
+        Err(failure) if failure.invariant == invariant => true,
+        Err(failure) => {
+            otherwise.entry(failure.invariant).or_insert(*seed);
+            false
+        }
+        Ok(_) => false,
+    });
+    (found, otherwise)
+}
+
+fn soonest(mutation: &'static str, invariant: &str, most: u64) -> (Option<u64>, BTreeMap<&'static str, u64>) {
+    let mut best: Option<(Duration, u64)> = None;
+    let mut others = BTreeMap::new();
+    for seed in 1..=most {
+        let begin = Instant::now();
+        let (found, otherwise) = find(mutation, invariant, std::iter::once(seed));
+        others.extend(otherwise);
+        let took = begin.elapsed();
+        if found.is_some() && best.is_none_or(|(before, _)| took < before) {
+            best = Some((took, seed));
+        }
+        // It does not get much better.
+        if best.is_some_and(|(took, _)| took < Duration::from_millis(150)) {
+            break;
+        }
+    }
+    (best.map(|(_, seed)| seed), others)
 }
 
 /// An invariant that no fault of the program breaks may say nothing at all.
@@ -125,7 +168,8 @@ fn each_invariant_has_a_fault_that_it_finds() {
         }
     }
     assert!(names.len() > 50, "only {names:?} were found");
-    let found: std::collections::BTreeSet<_> = mutations::MUTATIONS.iter().map(|(_, name)| *name).collect();
+    let found: std::collections::BTreeSet<_> =
+        mutations::MUTATIONS.iter().map(|(_, name, _)| *name).collect();
     let missing: Vec<_> = names.difference(&found).collect();
     assert!(missing.is_empty(), "no fault is planted for {missing:?}");
     let unknown: Vec<_> = found.difference(&names).collect();

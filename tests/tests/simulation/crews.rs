@@ -74,10 +74,14 @@ impl World {
             17 => Wish::Renew(number),
             18 => return self.cancel_a_job(),
             19..=22 => return self.engine_falls_over(),
-            23 | 24 => {
+            23 => {
                 // Long enough that an edge without a guard would replace what is lost.
                 let long = Duration::from_secs(luck.between(150, 300));
                 let left = luck.between(0, self.hosts.len() as u64) as usize;
+                // Who watches that changes nothing meanwhile: what is lost is still what is wanted.
+                if luck.one_in(2) {
+                    self.crews.next = self.time + long;
+                }
                 return self.cut_most(left, long);
             }
             _ => {

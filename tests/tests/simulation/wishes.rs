@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use umbel_edge::simulation::{JobView, Operation, RoundView, Wish, stored_wishes};
+use umbel_store::simulation::Disk;
 
 use super::crews::{NAMES, document};
 use super::history::Failure;
@@ -33,12 +34,19 @@ pub(crate) struct Wishes {
     lost: BTreeMap<String, Instant>,
     held: bool,
     starts: u64,
+    /// What an edge that starts finds on its disk, until it is looked at.
+    found: Option<BTreeMap<String, JobView>>,
 }
 
 impl Wishes {
     /// The edge's store is an older one.
     pub(crate) fn restored(&mut self) {
         *self = Self { starts: self.starts, ..Self::default() };
+    }
+
+    /// The edge starts on this disk.
+    pub(crate) fn starts_on(&mut self, disk: &mut Disk) {
+        self.found = Some(stored_wishes(disk).jobs);
     }
 }
 
@@ -141,6 +149,9 @@ impl World {
             return Ok(());
         }
         self.wishes.seen = (version, starts);
+        if let Some(found) = self.wishes.found.take() {
+            self.wishes.jobs_only_grow(&found)?;
+        }
         self.wishes.jobs_only_grow(&wishes.jobs)?;
         let stored = stored_wishes(&mut self.edge.disk);
         let same = stored.deployments == wishes.deployments
@@ -151,36 +162,57 @@ impl World {
 
     /// Everything that broke is whole: what is wanted comes true, and what is deleted goes.
     pub(crate) fn wishes_come_true(&mut self) -> Result<(), Box<Failure>> {
-        // A node that refused its settings is no place for anything.
-        let nodes = self.hosts.iter().filter_map(|host| host.process.as_ref()?.identity());
-        let paths = nodes.map(|node| format!("agents.nodes.{node}.shutdown.drain"));
-        let all: Vec<_> = paths.chain(["agents.default.shutdown.drain".to_owned()]).collect();
-        for path in all {
-            self.ask(Operation::Settings(path, "4s".to_owned()), None);
-        }
-        for (index, name) in NAMES.iter().enumerate() {
-            let replicas = if index == 0 { 2 } else { 1 };
+        self.ask(Operation::Settings("agents.default.shutdown.drain".to_owned(), "4s".to_owned()), None);
+        for name in NAMES {
             for wish in [Wish::Pause(false), Wish::Load] {
-                self.ask(Operation::Deployment((*name).to_owned(), wish), None);
+                self.ask(Operation::Deployment(name.to_owned(), wish), None);
             }
-            self.ask(Operation::Apply(document(name, replicas, 1, 2, 5)), None);
+            self.ask(Operation::Apply(last_document(name)), None);
         }
-        if let Some(what) = self.comes_to_pass(Self::wishes_wait_for)? {
+        self.run_until(self.time + Duration::from_secs(2))?;
+        if let Some(what) = self.comes_to_pass(Self::want, Self::wishes_wait_for)? {
             return Err(self.history.failure("deployments come to what is wanted", what));
         }
-        for name in NAMES {
-            self.ask(Operation::Deployment(name.to_owned(), Wish::Delete), None);
-        }
-        match self.comes_to_pass(Self::deleted_is_left)? {
+        match self.comes_to_pass(Self::delete, Self::deleted_is_left)? {
             Some(what) => Err(self.history.failure("what is deleted is gone", what)),
             None => Ok(()),
         }
     }
 
+    // Asks for what was refused because something was in its way: a deployment that was being deleted, another's change.
+    fn want(&mut self) {
+        let Some(edge) = &self.edge.process else { return };
+        let (rows, view) = (edge.wishes().deployments, edge.view(self.now(self.edge.clocks)));
+        for name in NAMES.into_iter().filter(|name| !rows.contains_key(*name)) {
+            self.ask(Operation::Apply(last_document(name)), None);
+        }
+        // A node that refused its settings is no place for anything.
+        let refuses = view.nodes.iter().filter(|node| {
+            let config = node.snapshot.config.clone().unwrap_or_default();
+            config.refused_version == config.desired_version && config.refused_version > config.applied_version
+        });
+        let nodes: Vec<_> = refuses.map(|node| node.snapshot.node_id.clone()).collect();
+        for node in nodes {
+            self.ask(Operation::Settings(format!("agents.nodes.{node}.shutdown.drain"), "4s".to_owned()), None);
+        }
+    }
+
+    fn delete(&mut self) {
+        let rows = self.edge.process.as_ref().map(|edge| edge.wishes().deployments).unwrap_or_default();
+        for (name, _) in rows.iter().filter(|(_, row)| row["deleting"] != true) {
+            self.ask(Operation::Deployment(name.clone(), Wish::Delete), None);
+        }
+    }
+
     // What is still waited for when the time is over.
-    fn comes_to_pass(&mut self, waits: fn(&Self) -> Option<String>) -> Result<Option<String>, Box<Failure>> {
+    fn comes_to_pass(
+        &mut self,
+        ask: fn(&mut Self),
+        waits: fn(&Self) -> Option<String>,
+    ) -> Result<Option<String>, Box<Failure>> {
         let end = self.time + BOUND;
         loop {
+            ask(self);
             self.run_until(self.time + Duration::from_secs(10))?;
             match waits(self) {
                 Some(_) if self.time < end => {}
@@ -298,6 +330,10 @@ impl Wishes {
         }
         Ok(())
     }
+}
+
+fn last_document(name: &str) -> String {
+    document(name, if name == NAMES[0] { 2 } else { 1 }, 1, 2, 5)
 }
 
 // An engine that does its work is taken away only where somebody wants that, or nobody wants it.

@@ -195,6 +195,7 @@ impl World {
         };
         let (now, wall, luck) = (self.now(self.edge.clocks), self.wall(self.edge.clocks), self.luck.next());
         let directory = self.edge.directory.clone();
+        self.wishes.starts_on(&mut self.edge.disk);
         match Edge::start(setup, &mut self.edge.disk, directory, now, wall, luck) {
             Ok(edge) => {
                 self.tell("edge starts");
