@@ -9,7 +9,8 @@ use umbel_store::simulation::Disk;
 
 use super::Edge;
 use crate::core::deployments::{
-    DEPLOYMENTS, Deployments as Table, EngineWord, Facts, Outcome, REPLICAS, ReplicaState, Standing, Work,
+    DEPLOYMENTS, Deployments as Table, EngineWord, Facts, Outcome, REPLICAS, ReplicaRow, ReplicaState,
+    Standing, Work,
 };
 use crate::core::jobs::{JOBS, JobRow};
 
@@ -62,6 +63,8 @@ pub struct RoundView {
     pub orders: Vec<Ordered>,
     /// Replicas that were begun.
     pub begun: Vec<String>,
+    /// Replicas that go from now on, or are gone.
+    pub ended: Vec<String>,
 }
 
 /// A replica before a round.
@@ -102,6 +105,7 @@ impl RoundView {
             replicas: BTreeMap::new(),
             orders: Vec::new(),
             begun: Vec::new(),
+            ended: Vec::new(),
         };
         for (id, node) in &facts.nodes {
             let standing = (node.standing == Standing::Lost, node.standing == Standing::Gone, node.draining);
@@ -142,8 +146,11 @@ impl RoundView {
             Work::Load { .. } | Work::Acquire { .. } => None,
         });
         self.orders = ends.collect();
-        let rows = outcome.replicas.iter().filter(|(_, row)| row.is_some()).map(|(key, _)| key.engine());
-        self.begun = rows.filter(|engine| !self.replicas.contains_key(engine)).collect();
+        let goes = |row: &Option<ReplicaRow>| row.as_ref().is_none_or(|row| row.state.goes());
+        let (ended, stays): (Vec<_>, Vec<_>) = outcome.replicas.iter().partition(|(_, row)| goes(row));
+        self.ended = ended.iter().map(|(key, _)| key.engine()).collect();
+        let stays = stays.iter().map(|(key, _)| key.engine());
+        self.begun = stays.filter(|engine| !self.replicas.contains_key(engine)).collect();
         self
     }
 }

@@ -189,11 +189,15 @@ impl World {
         // A node that refused its settings is no place for anything.
         let refuses = view.nodes.iter().filter(|node| {
             let config = node.snapshot.config.clone().unwrap_or_default();
-            config.refused_version == config.desired_version && config.refused_version > config.applied_version
+            config.refused_version == config.desired_version
+                && config.refused_version > config.applied_version
         });
         let nodes: Vec<_> = refuses.map(|node| node.snapshot.node_id.clone()).collect();
         for node in nodes {
-            self.ask(Operation::Settings(format!("agents.nodes.{node}.shutdown.drain"), "4s".to_owned()), None);
+            self.ask(
+                Operation::Settings(format!("agents.nodes.{node}.shutdown.drain"), "4s".to_owned()),
+                None,
+            );
         }
     }
 
@@ -319,8 +323,10 @@ impl Wishes {
         for engine in &round.begun {
             let name = engine.split('.').next().unwrap_or_default();
             let (wanted, _) = round.wanted.get(name).copied().unwrap_or_default();
+            // What people take away is made up for all the same.
+            let stays = round.replicas.iter().filter(|(engine, _)| !round.ended.contains(engine));
             let rows: Vec<_> =
-                round.replicas.values().filter(|row| row.deployment == name && !row.goes).collect();
+                stays.map(|(_, row)| row).filter(|row| row.deployment == name && !row.goes).collect();
             let replaces = rows.len() >= wanted as usize
                 && rows.iter().any(|row| row.lost)
                 && rows.iter().all(|row| !row.unwanted);
