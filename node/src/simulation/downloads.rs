@@ -35,7 +35,7 @@ pub(super) struct Download {
 
 fn told(failure: &Failure) -> JobFailure {
     JobFailure {
-        code: failure.reason.as_str().to_owned(),
+        code: failure.reason.cause().as_str().to_owned(),
         message: failure.says.clone(),
         retry: failure.retry(),
         ..JobFailure::default()

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use prost::Message;
+use umbel_contracts::causes::Cause;
 use umbel_contracts::proto::node::job_complete::Report;
 use umbel_contracts::proto::node::job_lease::Body as Work;
 use umbel_contracts::proto::node::{
@@ -16,7 +17,7 @@ use umbel_contracts::proto::node::{
     DeploymentUnloadReport, JobComplete, JobEndAck, JobFail, JobFailure, JobLease, JobLeaseAck, JobProgress,
     JobProgressAck, JobReady, JobReadyAck, JobRefusal,
 };
-use umbel_contracts::{bounds, causes, method};
+use umbel_contracts::{bounds, method};
 use umbel_wire::Error;
 use umbel_wire::simulation::{Asked, Call, LinkId};
 
@@ -73,12 +74,12 @@ pub(super) struct Jobs {
     begun: Vec<Begun>,
 }
 
-fn failure(code: &str, message: impl Into<String>, retry: bool) -> JobFailure {
-    JobFailure { code: code.to_owned(), message: message.into(), retry, ..JobFailure::default() }
+fn failure(code: Cause, message: impl Into<String>, retry: bool) -> JobFailure {
+    JobFailure { code: code.as_str().to_owned(), message: message.into(), retry, ..JobFailure::default() }
 }
 
 fn cancelled() -> JobFailure {
-    failure("CANCELLED", "it was cancelled", false)
+    failure(Cause::Cancelled, "it was cancelled", false)
 }
 
 impl Node {
@@ -135,7 +136,7 @@ impl Node {
                 let JobLease { job_id, lease_id, attempt, body, .. } = lease;
                 self.jobs.begun.push(Begun { job: job_id.clone(), attempt, lease: lease_id });
                 let doing = body.map_or_else(
-                    || Doing::Failed(failure("UNKNOWN", "no body", false)),
+                    || Doing::Failed(failure(Cause::Internal, "no body", false)),
                     |body| self.begin_body(body, now),
                 );
                 self.jobs.bodies.insert(job_id, Running { attempt, doing, cancelled: false });
@@ -175,7 +176,11 @@ impl Node {
             Work::DeploymentDrain(drain) => {
                 let engine = self.engines.list.iter_mut().find(|one| one.kept.engine == drain.engine);
                 let Some(engine) = engine.filter(|one| !one.leaving) else {
-                    return Doing::Failed(failure("UNKNOWN_ENGINE", "this node has no such engine", false));
+                    return Doing::Failed(failure(
+                        Cause::UnknownEngine,
+                        "this node has no such engine",
+                        false,
+                    ));
                 };
                 engine.closed = true;
                 self.engines.news = true;
@@ -186,14 +191,14 @@ impl Node {
                 Ok(download) => Doing::Fetch(Box::new(download)),
                 Err(failure) => Doing::Failed(failure),
             },
-            _ => Doing::Failed(failure("UNKNOWN", "not simulated", false)),
+            _ => Doing::Failed(failure(Cause::Internal, "not simulated", false)),
         }
     }
 
     // As `shell/deployments` takes one.
     fn load(&mut self, load: &DeploymentLoad, now: Instant) -> Result<bool, JobFailure> {
         let refused = |refusal: crate::core::deployments::Refusal| {
-            let retry = causes::passes(refusal.code) || refusal.code == "STILL_LEAVING";
+            let retry = refusal.code.passes() || refusal.code == Cause::StillLeaving;
             failure(refusal.code, refusal.message, retry)
         };
         let wanted = Kept::read(load).map_err(refused)?;
@@ -209,10 +214,10 @@ impl Node {
             let twice = self.setup.mutation == Some("a GPU is given twice");
             if let Some((uuid, engine)) = shared_gpu(&wanted.gpus, others).filter(|_| !twice) {
                 let says = format!("GPU {uuid} is given to engine {engine}");
-                return Err(failure("GPU_IN_USE", says, true));
+                return Err(failure(Cause::GpuInUse, says, true));
             }
             if let Err(why) = self.validate(&wanted) {
-                return Err(failure("ARTIFACT_MISSING", why, false));
+                return Err(failure(Cause::ArtifactMissing, why, false));
             }
             self.write_deployments(next)?;
             self.settle_engines(now);
@@ -227,7 +232,7 @@ impl Node {
     fn write_deployments(&mut self, next: Vec<Kept>) -> Result<(), JobFailure> {
         if self.disk.full {
             let says = "cannot be kept in the state directory: no space";
-            return Err(failure("STATE_NOT_WRITABLE", says, true));
+            return Err(failure(Cause::StateNotWritable, says, true));
         }
         self.disk.deployments = next;
         Ok(())
@@ -281,7 +286,7 @@ impl Node {
             Doing::Ends { engine, until, cancelled: why } => {
                 let (why, engine) = (*why, engine.clone());
                 if self.engines.list.iter().any(|one| one.kept.engine == engine) {
-                    return (*until <= now).then(|| Err(failure("DOES_NOT_END", "it does not end", true)));
+                    return (*until <= now).then(|| Err(failure(Cause::DoesNotEnd, "it does not end", true)));
                 }
                 if why {
                     return Some(Err(cancelled()));
@@ -336,7 +341,7 @@ impl Node {
             return self.body_goes_on(id, running, now);
         }
         let Some(one) = self.engines.list.iter().find(|one| one.kept.engine == name) else {
-            return Some(Err(failure("UNKNOWN_ENGINE", "this node has no such engine", false)));
+            return Some(Err(failure(Cause::UnknownEngine, "this node has no such engine", false)));
         };
         let (phase, message) = (one.state().to_string(), one.supervisor.cause().to_owned());
         match one.state() {
@@ -347,11 +352,11 @@ impl Node {
                 return Some(Ok(Report::DeploymentLoad(report)));
             }
             State::Failed => {
-                let code = one.supervisor.code();
-                return Some(Err(failure(code, message, causes::passes(code))));
+                let code = one.supervisor.code().unwrap_or(Cause::Failed);
+                return Some(Err(failure(code, message, code.passes())));
             }
             State::Stopping | State::Stopped | State::Draining => {
-                return Some(Err(failure("UNLOADED", "it was unloaded while it was loading", false)));
+                return Some(Err(failure(Cause::Unloaded, "it was unloaded while it was loading", false)));
             }
             _ => {}
         }

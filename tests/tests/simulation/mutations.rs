@@ -65,7 +65,7 @@ pub(crate) const MUTATIONS: &[(&str, &str, u64)] = &[
     ("a freed slot is given to nobody", "no waiter stands beside a slot that fits it", 1),
     ("keys do not take turns", "keys take turns", 25),
     ("classes are all the same", "a higher class goes first", 2),
-    ("who is tried gets more", "who is passed over is tried by one request at a time", 1),
+    ("who is tried gets more", "who is passed over is tried by one request at a time", 56),
     ("an operator is forgotten at a start", "an operator's token opens until it is revoked", 1),
     ("the site waits for its control plane", "the site serves without its control plane", 1),
     ("an adopted engine is started again", "a host has one engine of a name", 20),
