@@ -82,7 +82,7 @@ pub(crate) const MUTATIONS: &[(&str, &str, u64)] = &[
     ("a job is given to another node", "a node does its own jobs", 6),
     ("a replica's row is not stored", "rows in memory are those on the disk", 1),
     ("an unload is of another", "a healthy engine ends only by a wish", 12),
-    ("the guard is ignored", "nothing is replaced while many are lost", 1),
+    ("the guard is ignored", "nothing is replaced while many are lost", 48),
     ("what is loaded is loaded again", "a replica is loaded once at a time", 1),
     ("a node that was taken away is waited for", "deployments come to what is wanted", 39),
     ("a deleted deployment stays", "what is deleted is gone", 37),
