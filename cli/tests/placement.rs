@@ -12,20 +12,32 @@ fn server(case: &str, change: impl FnOnce(&mut serde_json::Value)) -> Server {
     let berlin: serde_json::Value = serde_json::from_str(&canned("edges.json")).unwrap();
     let one = serde_json::json!({ "items": [berlin["items"][0]] });
     server.on("GET /api/v1/edges", 200, one.to_string());
-    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../contracts/golden/operations");
-    let path = root.join(format!("placement.explain/{case}.result.json"));
-    let mut result = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let mut result = example("placement.explain", case);
     change(&mut result);
-    let command = serde_json::json!({
-        "command_id": "00000000-0000-4000-8000-00000000000a", "edge_id": "berlin", "phase": "succeeded",
-        "result": result,
-    });
-    server.on(COMMANDS, 200, command.to_string());
+    server.on(COMMANDS, 200, answer(&result));
     server
 }
 
+/// What a site answers to one operation.
+fn answer(result: &serde_json::Value) -> String {
+    serde_json::json!({
+        "command_id": "00000000-0000-4000-8000-00000000000a", "edge_id": "berlin", "phase": "succeeded",
+        "result": result,
+    })
+    .to_string()
+}
+
+/// A canned result of an operation's examples.
+fn example(operation: &str, case: &str) -> serde_json::Value {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../contracts/golden/operations");
+    let path = root.join(format!("{operation}/{case}.result.json"));
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
 fn sent(server: &Server) -> serde_json::Value {
-    serde_json::from_str(&server.asked().pop().unwrap().body).unwrap()
+    let asked = server.asked();
+    let last = asked.iter().rev().find(|asked| !asked.body.is_empty());
+    serde_json::from_str(&last.unwrap().body).unwrap()
 }
 
 #[test]
@@ -67,4 +79,46 @@ fn a_plan_of_a_document_changes_nothing_and_says_where_it_would_run() {
     let ran = server.ctl(&["model", "plan", file.to_str().unwrap()]);
     assert_eq!(ran.code, 2, "{}", ran.err);
     assert!(ran.err.contains("gpus.count") && ran.err.contains("65"), "{}", ran.err);
+}
+
+/// Of what the memory is taken, what a change takes from others, and which other sites could run it: of a deployment its document is
+/// asked of them, and of these a site that does not answer is counted.
+#[test]
+fn why_tells_of_memory_of_what_others_lose_and_of_other_sites() {
+    let server = server("memory", |result| {
+        result.as_object_mut().unwrap().remove("waiting_since");
+    });
+    let berlin: serde_json::Value = serde_json::from_str(&canned("edges.json")).unwrap();
+    let named = |name: &str, connection: &str| {
+        let mut edge = berlin["items"][0].clone();
+        (edge["edge_id"], edge["connection"]) = (name.into(), connection.into());
+        edge
+    };
+    let edges = [
+        named("berlin", "connected"),
+        named("gone", "disconnected"),
+        named("lyon", "connected"),
+        named("muc1", "connected"),
+        named("rome", "connected"),
+    ];
+    server.on("GET /api/v1/edges", 200, serde_json::json!({ "items": edges }).to_string());
+    let mut shown = example("deployment.show", "one");
+    let document = serde_json::json!({ "name": "qwen3-235b", "engine": { "kind": "vllm" } });
+    shown["document"] = document.clone();
+    server.on_operation(COMMANDS, "deployment.show", answer(&shown));
+    let fits = example("placement.explain", "document");
+    server.on("POST /api/v1/edges/muc1/commands", 200, answer(&fits));
+    let fits_not = example("placement.explain", "nowhere");
+    server.on("POST /api/v1/edges/rome/commands", 200, answer(&fits_not));
+    let ran = server.ctl(&["model", "why", "qwen3-235b", "--site", "berlin"]);
+    assert_eq!(ran.code, 3, "{}", ran.err);
+    golden("model-why-memory.txt", &ran.out);
+    assert_eq!(sent(&server)["args"], serde_json::json!({ "document": document, "limit": 0 }));
+    assert!(server.asked().iter().all(|asked| !asked.line.contains("/gone/")), "it is not connected");
+
+    // For programs it is the object of the one site, and no other site is asked.
+    let before = server.asked().len();
+    let ran = server.ctl(&["model", "why", "qwen3-235b", "--site", "berlin", "-o", "json"]);
+    assert_eq!((ran.code, ran.out.contains("Other sites")), (3, false));
+    assert!(server.asked().iter().skip(before).all(|asked| !asked.line.contains("/muc1/")));
 }

@@ -57,6 +57,11 @@ impl Server {
         self
     }
 
+    /// The same for one operation of those that are asked under the same `line`.
+    pub(crate) fn on_operation(&self, line: &str, operation: &str, body: impl Into<String>) -> &Self {
+        self.on(&format!("{line} {operation}"), 200, body)
+    }
+
     /// A stream of events that ends.
     pub(crate) fn stream(&self, line: &str, body: impl Into<String>) -> &Self {
         let answer = Answer { status: 200, kind: "text/event-stream", body: body.into() };
@@ -98,6 +103,9 @@ fn answer(stream: UnixStream, answers: &Mutex<HashMap<String, Answer>>, asked: &
     let mut body = vec![0; length];
     reader.read_exact(&mut body).unwrap();
     let line = line.trim_end().trim_end_matches(" HTTP/1.1").to_owned();
+    let operation: Option<serde_json::Value> = serde_json::from_slice(&body).ok();
+    let operation =
+        operation.and_then(|body| body["operation"].as_str().map(str::to_owned)).unwrap_or_default();
     asked.lock().unwrap().push(Asked { line: line.clone(), headers, body: String::from_utf8(body).unwrap() });
     let answers = answers.lock().unwrap();
     let bare = line.split('?').next().unwrap();
@@ -108,7 +116,9 @@ fn answer(stream: UnixStream, answers: &Mutex<HashMap<String, Answer>>, asked: &
             r#"{{"title":"NOT_FOUND","status":404,"detail":"nothing is canned for {line}","code":"NOT_FOUND"}}"#
         ),
     };
-    let answer = answers.get(&line).or_else(|| answers.get(bare)).unwrap_or(&missing);
+    let of_operation = answers.get(&format!("{bare} {operation}"));
+    let answer =
+        of_operation.or_else(|| answers.get(&line)).or_else(|| answers.get(bare)).unwrap_or(&missing);
     let mut stream = stream;
     let _ = write!(
         stream,

@@ -1,5 +1,6 @@
 //! What placement costs: the registry read, one replica each of a hundred deployments placed, one explained that fits
-//! nowhere; milliseconds, by number of nodes. With `--json FILE` the figures go there too.
+//! nowhere; and whole rounds of the reconciler: the first one, one with nothing to do, one in which nothing fits. Milliseconds,
+//! by number of nodes. With `--json FILE` the figures go there too.
 //!
 //! Not a test: figures depend on the machine. `cargo run --release -p umbel-edge --features simulation --example placing`
 #![allow(
@@ -12,7 +13,12 @@
 
 use std::time::Instant;
 
+use umbel_contracts::daemon::memory;
 use umbel_edge::placing::Placing;
+
+/// What an edge runs with.
+#[global_allocator]
+static ALLOCATOR: memory::Allocator = memory::ALLOCATOR;
 
 const ROUNDS: usize = 21;
 const GPUS: u32 = 8;
@@ -34,39 +40,41 @@ fn timed<T>(mut before: impl FnMut() -> T, mut what: impl FnMut(T)) -> [f64; 2] 
     [all[ROUNDS / 2], all[ROUNDS - 1]]
 }
 
+/// What is measured, by its name.
+fn figures(nodes: u32) -> Vec<(&'static str, [f64; 2])> {
+    let mut site = Placing::new(nodes, GPUS, DEPLOYMENTS);
+    let reading = site.read();
+    let mut all = vec![("read", timed(|| (), |()| drop(site.read())))];
+    let mut placed = 0;
+    all.push(("place_all", timed(|| reading.clone(), |mut reading| placed = site.place_all(&mut reading))));
+    assert_eq!(placed, DEPLOYMENTS as usize, "all of them fit");
+    for (name, told_of) in ["explain", "explain_256"].into_iter().zip(TOLD_OF) {
+        let explain = |()| {
+            let _ = site.explain(&reading, told_of);
+        };
+        all.push((name, timed(|| (), explain)));
+    }
+    all.push(("first_round", timed(|| (), |()| assert_eq!(site.round(), DEPLOYMENTS as usize))));
+    site.settle();
+    all.push(("idle_round", timed(|| (), |()| assert_eq!(site.round(), 0))));
+    all.push(("copy", timed(|| (), |()| site.copy())));
+    let site = Placing::new(nodes, GPUS, DEPLOYMENTS).impossible();
+    all.push(("round_without_room", timed(|| (), |()| assert_eq!(site.round(), 0))));
+    all
+}
+
 fn main() {
     println!("{DEPLOYMENTS} deployments, {GPUS} GPUs a node; milliseconds, median / longest of {ROUNDS}");
-    println!(
-        "{:>7} {:>18} {:>18} {:>8} {:>20} {:>20}",
-        "nodes", "read", "place all", "placed", "explain, 32 told", "explain, 256 told"
-    );
     let mut rows = Vec::new();
     for nodes in [100, 1_000, 10_000] {
-        let site = Placing::new(nodes, GPUS, DEPLOYMENTS);
-        let reading = site.read();
-        let read = timed(|| (), |()| drop(site.read()));
-        let mut placed = 0;
-        let place = timed(|| reading.clone(), |mut reading| placed = site.place_all(&mut reading));
-        let explain = TOLD_OF.map(|told_of| {
-            timed(
-                || (),
-                |()| {
-                    let _ = site.explain(&reading, told_of);
-                },
-            )
-        });
-        let shown = |[median, longest]: [f64; 2]| format!("{median:.2} / {longest:.2}");
-        println!(
-            "{nodes:>7} {:>18} {:>18} {placed:>8} {:>20} {:>20}",
-            shown(read),
-            shown(place),
-            shown(explain[0]),
-            shown(explain[1])
-        );
-        rows.push(format!(
-            "{{\"nodes\":{nodes},\"read_ms\":{:.3},\"place_all_ms\":{:.3},\"placed\":{placed},\"explain_ms\":{:.3},\"explain_256_ms\":{:.3}}}",
-            read[0], place[0], explain[0][0], explain[1][0]
-        ));
+        let all = figures(nodes);
+        println!("{nodes} nodes");
+        let mut fields = format!("\"nodes\":{nodes}");
+        for (name, [median, longest]) in all {
+            println!("  {name:<20} {median:>8.2} / {longest:.2}");
+            fields.push_str(&format!(",\"{name}_ms\":{median:.3}"));
+        }
+        rows.push(format!("{{{fields}}}"));
     }
     let mut words = std::env::args().skip_while(|word| word != "--json");
     if let Some(path) = words.nth(1) {

@@ -1,6 +1,7 @@
 //! A large site before the placement core, for measuring what placement costs (`examples/placing.rs`).
 //!
-//! Owns nodes as the registry holds them, half of their GPUs in use, and a hundred deployments of many kinds. Decides nothing.
+//! Owns nodes as the registry holds them, half of their GPUs in use, a hundred deployments of many kinds, and the table that the
+//! reconciler's rounds start from. Decides nothing.
 
 #![allow(clippy::expect_used, reason = "a measurement ends at the first surprise")]
 
@@ -9,7 +10,8 @@ use std::time::Instant;
 
 use umbel_contracts::deployment::DeploymentSpec;
 use umbel_contracts::proto::node::{
-    EngineMemory, EngineRuntime, Gpu, GpuTelemetry, NodeInventory, NodeTelemetry, StorageFree, StorageRoot,
+    DeclaredEngine, EngineMemory, EngineRuntime, EngineState, EngineStatus, Gpu, GpuTelemetry, NodeInventory,
+    NodeTelemetry, StorageFree, StorageRoot,
 };
 use umbel_store::Position;
 use umbel_wire::clock::Wall;
@@ -17,11 +19,13 @@ use umbel_wire::liveness::State;
 use umbel_wire::{Generation, NodeId};
 use uuid::Uuid;
 
-use crate::core::placement::candidate::{Candidate, Given, candidates};
+use crate::core::deployments::reading::{self, NodePlaces};
+use crate::core::deployments::{Deployments, Outcome, ReplicaState};
+use crate::core::placement::candidate::{Given, candidates};
 use crate::core::placement::explain::{Detail, explain_some};
-use crate::core::placement::{Request, plan, take, told};
+use crate::core::placement::{Fleet, Request, told};
 use crate::core::registry::Moment;
-use crate::core::registry::node::{Credential, Node, NodeRow, ReportRow, Session};
+use crate::core::registry::node::{Credential, Declared, Node, NodeRow, ReportRow, Session};
 
 const GIB: u64 = 1 << 30;
 const KINDS: [(&str, u64, &str); 3] =
@@ -33,11 +37,12 @@ pub struct Placing {
     nodes: Vec<Arc<Node>>,
     requests: Vec<Request>,
     moment: Moment,
+    table: Deployments,
 }
 
 /// One reading of the site.
 #[derive(Clone, Debug)]
-pub struct Reading(Vec<Candidate>);
+pub struct Reading(Fleet);
 
 impl Placing {
     /// So many nodes with so many GPUs each, and so many deployments.
@@ -47,26 +52,87 @@ impl Placing {
     #[must_use]
     pub fn new(nodes: u32, gpus: u32, deployments: u32) -> Self {
         let moment = Moment { now: Instant::now(), wall: 1_700_000_000_000 };
-        let requests = (0..deployments).map(|number| Request::from(&document(number))).collect();
+        let documents: Vec<DeploymentSpec> = (0..deployments).map(document).collect();
+        let requests = documents.iter().map(Request::from).collect();
+        let mut table = Deployments::default();
+        for document in documents {
+            let change = table.propose(document, None, "a person", moment.wall).expect("a change");
+            table.changed(&change);
+        }
         Self {
             nodes: (0..nodes).map(|number| Arc::new(node(number, gpus, moment))).collect(),
             requests,
             moment,
+            table,
         }
+    }
+
+    /// A round of the reconciler from the reading of the site to what it comes to, which is left at that. How many replicas it
+    /// changes.
+    #[must_use]
+    pub fn round(&self) -> usize {
+        self.decided().0.replicas.len()
+    }
+
+    fn decided(&self) -> (Outcome, Deployments) {
+        let mut table = self.table.clone();
+        let facts = reading::facts(&self.nodes, |_| None, &table, self.moment.now, self.moment.wall);
+        let mut places = NodePlaces::of(&self.nodes, reading::given(&table, |_| None), self.moment);
+        let mut ids = 0;
+        let mut id = || {
+            ids += 1;
+            format!("job-{ids}")
+        };
+        let outcome = table.decide(&facts, &mut places, &mut id);
+        (outcome, table)
+    }
+
+    /// A round is done, and all that it began has come up: there is nothing more to do.
+    pub fn settle(&mut self) {
+        let (mut outcome, mut table) = self.decided();
+        for row in outcome.replicas.values_mut().flatten() {
+            (row.state, row.job) = (ReplicaState::Ready, None);
+            let Some(node) = self.nodes.iter_mut().find(|node| node.id == row.node) else { continue };
+            let node = Arc::make_mut(node);
+            let (name, deployment, gpu_uuids) = (row.engine(), row.deployment.clone(), row.gpus.clone());
+            let declared = DeclaredEngine { name, deployment, gpu_uuids, ..DeclaredEngine::default() };
+            node.report.engines.push(Declared::new(&declared, self.moment.wall));
+            let status = EngineStatus { state: EngineState::Ready.into(), ..EngineStatus::default() };
+            node.engines.insert(row.engine(), Box::new(status));
+        }
+        table.applied(&outcome);
+        self.table = table;
+    }
+
+    /// The same deployments, and each wants more than any node has.
+    #[must_use]
+    pub fn impossible(mut self) -> Self {
+        for request in &mut self.requests {
+            request.gpus.count = 9;
+        }
+        for row in self.table.rows.values_mut() {
+            row.spec.gpus.count = 9;
+        }
+        self
     }
 
     /// Reads what placement has to know out of the registry's nodes.
     #[must_use]
     pub fn read(&self) -> Reading {
-        Reading(candidates(&self.nodes, &Given::default(), self.moment))
+        Reading(Fleet::of(candidates(&self.nodes, &Given::default(), self.moment)))
+    }
+
+    /// The copy of the table that a round is decided on.
+    pub fn copy(&self) {
+        drop(self.table.clone());
     }
 
     /// Places one replica of every deployment, each seeing what the ones before took. How many have a place.
     pub fn place_all(&self, reading: &mut Reading) -> usize {
         let mut placed = 0;
         for request in &self.requests {
-            if let Some(found) = plan(request, &reading.0) {
-                take(&found, request, &request.deployment, &mut reading.0);
+            if let Some(found) = reading.0.plan(request) {
+                reading.0.take(&found, request, &request.deployment);
                 placed += 1;
             }
         }
@@ -81,9 +147,9 @@ impl Placing {
     pub fn explain(&self, reading: &Reading, told_of: usize) -> usize {
         let mut request = self.requests.first().cloned().unwrap_or_default();
         (request.gpus.count, request.gpus.memory_bytes) = (8, 70 * GIB);
-        let why = explain_some(&request, &reading.0, Detail { most: told_of, only: &|_| true });
+        let why = explain_some(&request, reading.0.nodes(), Detail { most: told_of, only: &|_| true });
         assert!(why.plan.is_none(), "it should fit nowhere");
-        let object = told::object(&why, &[], &reading.0);
+        let object = told::object(&why, &[], reading.0.nodes(), &self.table.stocks());
         serde_json::to_vec(&object).expect("an object").len()
     }
 }

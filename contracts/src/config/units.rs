@@ -86,12 +86,23 @@ impl ByteSize {
     /// With one decimal in powers of 1024, rounded down: `1.2 GiB`.
     #[must_use]
     pub fn rounded(self) -> String {
+        self.in_tenths(0)
+    }
+
+    /// The same rounded up: what is needed.
+    #[must_use]
+    pub fn rounded_up(self) -> String {
+        self.in_tenths(1)
+    }
+
+    fn in_tenths(self, up: u128) -> String {
         const UNITS: [(&str, u64); 4] =
             [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
         let Some((unit, size)) = UNITS.into_iter().find(|(_, size)| self.0 >= *size) else {
             return format!("{} B", self.0);
         };
-        let tenths = u128::from(self.0) * 10 / u128::from(size);
+        let size = u128::from(size);
+        let tenths = (u128::from(self.0) * 10 + up * (size - 1)) / size;
         format!("{}.{} {unit}", tenths / 10, tenths % 10)
     }
 }

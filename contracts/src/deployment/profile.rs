@@ -265,6 +265,42 @@ impl Profile {
         }
     }
 
+    /// How many copies of its files a replica's engine holds in the memory of its GPUs; `None` where what it holds there is not
+    /// what the files take: other number formats, weights in the host's memory, weights that are made up.
+    #[must_use]
+    pub fn copies(&self) -> Option<u32> {
+        let as_stored = |format: Option<&str>| !matches!(format, Some("dummy" | "bitsandbytes"));
+        match self {
+            Self::Vllm(profile) => {
+                let stored = profile.quantization.is_none() && as_stored(profile.load_format.as_deref());
+                let there = profile.cpu_offload_gb.is_none();
+                (stored && there).then(|| profile.data_parallel_size.unwrap_or(1))
+            }
+            Self::Sglang(profile) => {
+                let stored = profile.quantization.is_none() && as_stored(profile.load_format.as_deref());
+                stored.then(|| profile.dp_size.unwrap_or(1))
+            }
+            Self::LlamaServer(profile) => {
+                let experts = profile.n_cpu_moe.is_none() && profile.cpu_moe.is_none();
+                let divided = profile.split_mode.as_deref() != Some("none");
+                let layers = match &profile.gpu_layers {
+                    None => true,
+                    Some(NumberOrWord::Word(word)) => word == "all",
+                    Some(NumberOrWord::Number(_)) => false,
+                };
+                (experts && divided && layers).then_some(1)
+            }
+            Self::External(_) | Self::Cli(_) | Self::Sim(_) => None,
+        }
+    }
+
+    /// Whether the model is divided over as many GPUs as a replica gets.
+    #[must_use]
+    pub fn divides(&self) -> bool {
+        let engine = matches!(self, Self::Vllm(_) | Self::Sglang(_) | Self::LlamaServer(_));
+        engine && self.gpus().is_none()
+    }
+
     /// GPUs of a whole replica, where the profile says how the model is divided.
     #[must_use]
     pub fn gpus(&self) -> Option<u32> {

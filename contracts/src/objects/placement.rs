@@ -173,6 +173,13 @@ pub struct PlacementNeedsObject {
     /// Memory that each must have; absent: all of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_memory_bytes: Option<u64>,
+    /// What of it the weights take, judged by the sizes of their files; absent where these do not say it: no files, weights that
+    /// are quantized when they are read or stay in the host's memory. The rest is for the KV cache and the engine itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_weights_bytes: Option<u64>,
+    /// The most that an engine of this deployment holds of one GPU now; absent while none is seen there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_measured_bytes: Option<u64>,
     /// Patterns of their names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpu_names: Vec<String>,
@@ -213,6 +220,9 @@ pub struct PlacementStepObject {
     pub count: u32,
     /// Names of the first 32 of them.
     pub nodes: Vec<String>,
+    /// What is against it, for people, where it is one node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
 }
 
 /// One node: what is for it, and what against.
@@ -260,6 +270,9 @@ pub struct PlacementAgainstObject {
     /// What is there; absent if that is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub found_version: Option<String>,
+    /// For how long it has been so, in milliseconds, where that is known: not heard.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub for_ms: Option<u64>,
 }
 
 /// One GPU.
@@ -273,6 +286,9 @@ pub struct PlacementGpuObject {
     pub name: String,
     /// Its memory.
     pub memory_bytes: u64,
+    /// Its compute capability; absent where it does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capability: Option<String>,
     /// What foreign processes leave of it.
     pub available_bytes: u64,
     /// By how much that is less than what is asked for.
@@ -310,4 +326,20 @@ pub struct PlacementChangeObject {
     /// What to type, where a command does it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub commands: Vec<String>,
+    /// Deployments that get fewer replicas by these commands.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub takes: Vec<PlacementTakesObject>,
+}
+
+/// What a change takes from another deployment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct PlacementTakesObject {
+    /// Whose.
+    pub deployment: String,
+    /// Replicas that hold what is needed.
+    pub needed: u32,
+    /// Replicas that go: all of it where no smaller command ends just the needed ones.
+    pub goes: u32,
+    /// Replicas that it has.
+    pub of: u32,
 }

@@ -60,9 +60,11 @@ pub(crate) struct Unplaced {
 }
 
 /// All deployments of the site.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Deployments {
     pub(crate) rows: BTreeMap<String, DeploymentRow>,
+    /// Of whole documents, by name: told with each status, and worked out when one is applied.
+    digests: BTreeMap<String, String>,
     pub(crate) replicas: BTreeMap<ReplicaKey, ReplicaRow>,
     /// Rows that could not be read: what a node runs may be theirs, so nothing is taken for unwanted.
     pub(crate) unreadable: bool,
@@ -88,14 +90,18 @@ impl Deployments {
         rows: impl IntoIterator<Item = DeploymentRow>,
         replicas: impl IntoIterator<Item = ReplicaRow>,
     ) -> Self {
-        let rows = rows.into_iter().map(|row| (row.spec.name.clone(), row)).collect();
         let replicas = replicas.into_iter().map(|row| (row.key(), row)).collect();
-        Self { rows, replicas, ..Self::default() }
+        let mut table = Self { replicas, ..Self::default() };
+        rows.into_iter().for_each(|row| table.apply(row));
+        table
     }
 
     /// A deployment's row that was committed.
     pub(crate) fn apply(&mut self, row: DeploymentRow) {
         self.unplaced.remove(&row.spec.name);
+        if self.rows.get(&row.spec.name).is_none_or(|before| before.spec != row.spec) {
+            self.digests.insert(row.spec.name.clone(), row.spec.digest());
+        }
         self.rows.insert(row.spec.name.clone(), row);
     }
 
@@ -109,6 +115,7 @@ impl Deployments {
         }
         for name in &outcome.gone {
             self.rows.remove(name);
+            self.digests.remove(name);
             self.unplaced.remove(name);
             self.one_by_one.remove(name);
         }
@@ -118,6 +125,11 @@ impl Deployments {
     pub(crate) fn replicas_of(&self, name: &str) -> impl Iterator<Item = &ReplicaRow> {
         let first = ReplicaKey { deployment: name.to_owned(), number: 0 };
         self.replicas.range(first..).take_while(move |(key, _)| key.deployment == name).map(|(_, row)| row)
+    }
+
+    /// SHA-256 of a deployment's document, in hexadecimal.
+    pub(crate) fn digest(&self, name: &str) -> &str {
+        self.digests.get(name).map(String::as_str).unwrap_or_default()
     }
 
     /// Why it has fewer replicas than it wants.

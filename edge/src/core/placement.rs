@@ -1,6 +1,6 @@
 //! Where replicas can run, and why not elsewhere.
 //!
-//! Owns the choice of nodes and GPUs for one replica ([`plan`]), every reason against a node ([`obstacle`]), and the changes
+//! Owns the choice of nodes and GPUs for one replica ([`plan`], of several in a row [`Fleet::plan`]), every reason against a node ([`obstacle`]), and the changes
 //! that would take it away ([`remedy`]). Takes a reading of the registry ([`candidate`]) and returns what should be; leaves
 //! loading to others. Invariants: a GPU is given to one replica at a time; a node is chosen only if no check has anything
 //! against it, and a change is suggested only after the same checks were asked again with it; equal input in any order gives
@@ -10,6 +10,7 @@ pub(crate) mod candidate;
 mod check;
 mod choose;
 pub(crate) mod explain;
+mod fleet;
 pub(crate) mod obstacle;
 pub(crate) mod remedy;
 pub(crate) mod request;
@@ -20,7 +21,7 @@ pub(crate) mod told;
 use umbel_wire::NodeId;
 
 pub(crate) use self::candidate::Candidate;
-pub(crate) use self::choose::take;
+pub(crate) use self::fleet::Fleet;
 pub(crate) use self::request::Request;
 
 /// Where one replica goes.

@@ -1,7 +1,7 @@
 //! Deployments of the running edge: rounds of the reconciler, carried out.
 //!
-//! Owns the order: a round is decided, committed whole, applied, and only then carried out and told; rounds and operators'
-//! changes stand in a row. Leaves the rules to `core/deployments`, places to `core/placement`, jobs to `shell/jobs`.
+//! Owns the order: a round is decided on a copy, committed whole, applied, and only then carried out and told; rounds and
+//! operators' changes stand in a row, and who reads meanwhile waits for neither. Leaves the rules to `core/deployments`, places to `core/placement`, jobs to `shell/jobs`.
 //! Invariants: a row names its job before the job is asked for, so that nothing is done that no row knows of; what a store
 //! refuses has not happened.
 
@@ -10,7 +10,7 @@ pub(crate) mod gauges;
 mod view;
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -20,7 +20,7 @@ use umbel_store::{Commit, CommitError, ReadError, Store};
 use umbel_wire::{Error, NodeId, clock};
 
 use crate::core::deployments::change::Change;
-use crate::core::deployments::reading::{self, Fleet};
+use crate::core::deployments::reading::{self, NodePlaces};
 use crate::core::deployments::{
     ACTOR, DEPLOYMENTS, DeploymentRow, Deployments as Table, Order, Outcome, REPLICAS, ReplicaRow, Told,
     bodies,
@@ -32,8 +32,8 @@ use crate::core::registry::node::Node;
 use crate::shell::events::Happened;
 use crate::shell::site::Site;
 
-pub(crate) use figures::{figures, problems};
-pub(crate) use view::{object, snapshot};
+pub(crate) use figures::Summary;
+pub(crate) use view::{given_away, object, snapshot};
 
 /// Without news everybody is looked at again this often: delays end, and what was missed is seen.
 const LOOK: Duration = Duration::from_secs(5);
@@ -50,7 +50,8 @@ const AT_ONCE: usize = 32;
 
 /// All deployments of the site.
 pub(crate) struct Deployments {
-    table: Mutex<Table>,
+    /// What whoever reads it sees; whoever changes it puts another one in its place.
+    table: Mutex<Arc<Table>>,
     /// There are some: what nodes report may mean something for them.
     busy: AtomicBool,
     /// Rounds and changes stand in a row: each is made from the rows that it replaces.
@@ -74,7 +75,7 @@ impl Deployments {
         table.unreadable = store.unreadable().iter().any(|one| of_ours(&one.table));
         let busy = AtomicBool::new(!rows.is_empty());
         Ok(Self {
-            table: Mutex::new(table),
+            table: Mutex::new(Arc::new(table)),
             busy,
             turn: tokio::sync::Mutex::new(()),
             wake: Notify::new(),
@@ -82,13 +83,22 @@ impl Deployments {
         })
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    fn table(&self) -> Arc<Table> {
+        Arc::clone(&self.table.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Looks at them without changing anything.
+    /// Looks at them without changing anything, as they are now.
     pub(crate) fn read<T>(&self, look: impl FnOnce(&Table) -> T) -> T {
         look(&self.table())
+    }
+
+    /// The table after a change that was committed, by whoever has the turn: made from the one that it replaces.
+    fn put(&self, table: Table) {
+        let mut current = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *current, Arc::new(table));
+        drop(current);
+        // Outside: it may be the last one that holds all of it.
+        drop(before);
     }
 
     /// No round is decided while this is held.
@@ -100,7 +110,7 @@ impl Deployments {
     /// Another table in its place, until the next round looks at it.
     #[cfg(test)]
     pub(crate) fn replace(&self, table: Table) {
-        *self.table() = table;
+        self.put(table);
     }
 
     /// Something about nodes is different: a round is due if there is anything to do at all.
@@ -147,38 +157,38 @@ async fn round(site: &Arc<Site>) -> Result<bool, CommitError> {
     let _turn = site.deployments.turn.lock().await;
     let own = Arc::clone(site);
     // Of a large site it takes longer than other requests should wait.
-    let decided = tokio::task::spawn_blocking(move || {
-        let (_, nodes) = own.nodes();
-        let moment = Moment { now: clock::now(), wall: own.wall().unix_ms() };
-        let mut table = own.deployments.table();
-        let job = |id: &str| own.jobs.view(id);
-        let facts = reading::facts(&nodes, job, &table, moment.now, moment.wall);
-        let mut places = Fleet::of(&nodes, &table, moment);
-        let outcome = table.decide(&facts, &mut places, &mut crate::shell::jobs::new_id);
-        let took = clock::now().saturating_duration_since(moment.now);
-        own.deployments.rounds.observe(took.as_secs_f64());
-        outcome
-    });
-    let Ok(outcome) = decided.await else {
+    let Ok((outcome, mut after)) = tokio::task::spawn_blocking(move || decide(&own)).await else {
         tracing::error!("a round of deployments broke off");
         return Ok(false);
     };
     if outcome.is_empty() {
+        site.deployments.put(after);
         expect(site);
         tell(site, &outcome.told);
         return Ok(false);
     }
-    store(site, &outcome).await?;
+    site.store.commit(outcome.commit()).await?;
+    after.applied(&outcome);
+    site.deployments.put(after);
+    site.raise();
+    expect(site);
     carry_out(site, outcome).await;
     Ok(true)
 }
 
-async fn store(site: &Site, outcome: &Outcome) -> Result<(), CommitError> {
-    site.store.commit(outcome.commit()).await?;
-    site.deployments.table().applied(outcome);
-    site.raise();
-    expect(site);
-    Ok(())
+/// What a round comes to, and the table with what it found in memory: decided on a copy, so that who reads waits for nothing, and
+/// what a store refuses has not happened.
+fn decide(site: &Site) -> (Outcome, Table) {
+    let (_, nodes) = site.nodes();
+    let moment = Moment { now: clock::now(), wall: site.wall().unix_ms() };
+    let mut table = Table::clone(&site.deployments.table());
+    let job = |id: &str| site.jobs.view(id);
+    let facts = reading::facts(&nodes, job, &table, moment.now, moment.wall);
+    let mut places = NodePlaces::of(&nodes, reading::given(&table, job), moment);
+    let outcome = table.decide(&facts, &mut places, &mut crate::shell::jobs::new_id);
+    let took = clock::now().saturating_duration_since(moment.now);
+    site.deployments.rounds.observe(took.as_secs_f64());
+    (outcome, table)
 }
 
 async fn carry_out(site: &Arc<Site>, outcome: Outcome) {
@@ -267,7 +277,9 @@ pub(crate) async fn change<T>(
     let (change, with) = site.deployments.read(decide)?;
     let commit = also(&change, &with)?.and(change.commit());
     site.store.commit(commit).await.map_err(|error| crate::shell::commands::store_error(&error))?;
-    site.deployments.table().changed(&change);
+    let mut after = Table::clone(&site.deployments.table());
+    after.changed(&change);
+    site.deployments.put(after);
     site.raise();
     expect(site);
     site.deployments.look();

@@ -152,7 +152,8 @@ async fn summary_of(site: &Site, revision: u64, nodes: &[Arc<Node>]) -> EdgeSumm
     problems.extend(site.authorities.problem());
     problems.extend(site.expiries.problems(site.wall()));
     problems.extend(site.approvals.lock().unwrap_or_else(PoisonError::into_inner).problems(site.wall()));
-    problems.extend(deployments::problems(site));
+    let mut of_deployments = deployments::Summary::of(site);
+    problems.append(&mut of_deployments.problems);
     let serving = nodes.iter().filter(|node| node.row.lifecycle != Lifecycle::Decommissioned);
     problems.extend(serving.flat_map(|node| snapshot::problems(node)));
     let problems_total = u32::try_from(problems.len()).unwrap_or(u32::MAX);
@@ -180,7 +181,7 @@ async fn summary_of(site: &Site, revision: u64, nodes: &[Arc<Node>]) -> EdgeSumm
         deployments: None,
     };
     let room = SUMMARY.saturating_sub(summary.encoded_len());
-    summary.deployments = Some(deployments::figures(site, room));
+    summary.deployments = Some(of_deployments.figures(room));
     summary
 }
 

@@ -121,6 +121,7 @@ fn declared(load: DeploymentLoad) -> DeclaredEngine {
         name: load.engine,
         kind: load.kind,
         model: load.model,
+        aliases: load.aliases,
         category: load.category,
         capacity: load.capacity,
         status: Some(status),
@@ -333,6 +334,39 @@ fn all_that_is_said_of_deployments_agrees_at_every_moment() {
             "job_succeeded",
         ] {
             assert!(kinds.contains_key(kind), "nothing told of {kind}: {kinds:?}");
+        }
+        edge.running.drain(TIME).await;
+    });
+}
+
+/// A model that gets another name and keeps the one before as an alias: while its replicas change the old name is what it was, then it
+/// means the new one, and nothing is left against it.
+#[test]
+fn a_name_kept_as_an_alias_leads_to_the_new_model_after_the_change() {
+    run(async {
+        let edge = Edge::start().await;
+        let (a, _agent_a, _connection_a) = node(&edge, "a").await;
+        let (b, _agent_b, _connection_b) = node(&edge, "b").await;
+        apply(&edge, "chat", 2, json!({ "aliases": ["small"] })).await;
+        watch(&edge, "both are ready", |told| one(told, "chat").ready == 2).await;
+        let resolved = |name: &str| edge.running.site.dispatch.resolve(name).map(|known| known.name);
+        let is = |name: &str, model: &str| resolved(name).is_some_and(|found| *found == *model);
+        assert!(is("small", "org/chat") && is("org/chat", "org/chat"));
+        apply(&edge, "chat", 2, json!({ "model": "org/next", "aliases": ["org/chat", "small"] })).await;
+        watch(&edge, "both run under the new name", |told| {
+            let chat = one(told, "chat");
+            // Somebody answers to the old names at every moment.
+            assert!(resolved("small").is_some() && resolved("org/chat").is_some(), "{chat:?}");
+            chat.ready == 2 && chat.state.as_str() == "ready" && chat.replicas.iter().all(|one| !one.outdated)
+        })
+        .await;
+        super::rig::until("the old names mean the new model", || {
+            is("small", "org/next") && is("org/chat", "org/next") && is("org/next", "org/next")
+        })
+        .await;
+        for node in [&a, &b] {
+            let left: Vec<_> = edge.view(node).problems.values().map(|one| one.message.clone()).collect();
+            assert!(!left.iter().any(|message| message.contains("chat.r")), "{left:?}");
         }
         edge.running.drain(TIME).await;
     });

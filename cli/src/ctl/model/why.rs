@@ -3,6 +3,8 @@
 //! Owns the words. Leaves the judgement and each sentence to the edge. Invariant: every node is counted; what is left out of the
 //! details is said, with how to see it.
 
+mod elsewhere;
+
 use std::path::Path;
 
 use umbel_contracts::config::ConfigFile;
@@ -21,6 +23,8 @@ use crate::{
 
 /// Names at one step of the funnel.
 const NAMED: usize = 6;
+/// Bytes of what is said of a node beside its name in the funnel: what is longer stands below.
+const BRIEF: usize = 64;
 /// Replicas whose places are listed one by one.
 const PLACES: usize = 16;
 
@@ -31,6 +35,9 @@ pub(super) async fn why(ctl: &Ctl, name: &str, nodes: Option<&str>, limit: u32) 
     let missing = told.replicas_wanted.saturating_sub(told.replicas_placed);
     if told.fits || missing == 0 {
         return Ok(());
+    }
+    if !ctl.global.output.is_object() {
+        elsewhere::say_of(ctl, &site, name).await;
     }
     let what = format!(
         "{missing} of {} of {} cannot be placed at {site}",
@@ -52,11 +59,17 @@ pub(super) async fn plan(ctl: &Ctl, file: &Path, nodes: Option<&str>, limit: u32
         Ok(serde_json::Value::Object(document)) => document,
         _ => return Err(Failure::failed("the document has no JSON form")),
     };
-    let args = PlacementExplainArgs { deployment: None, document: Some(document), limit: Some(limit) };
+    let args =
+        PlacementExplainArgs { deployment: None, document: Some(document.clone()), limit: Some(limit) };
     let (site, told) = ask(ctl, args, nodes).await?;
     match told.fits {
         true => Ok(()),
-        false => Err(Failure::new(Exit::Condition, format!("{} does not fit at {site}", told.deployment))),
+        false => {
+            if !ctl.global.output.is_object() {
+                elsewhere::say(ctl, &site, document).await;
+            }
+            Err(Failure::new(Exit::Condition, format!("{} does not fit at {site}", told.deployment)))
+        }
     }
 }
 
@@ -173,6 +186,7 @@ fn needs(text: &mut String, needs: &PlacementNeedsObject) {
         }
     }
     lines.push(gpus);
+    lines.extend(memory(needs));
     let mut kind = Vec::new();
     if !needs.gpu_names.is_empty() {
         kind.push(format!("named {}", needs.gpu_names.join(" or ")));
@@ -204,6 +218,23 @@ fn needs(text: &mut String, needs: &PlacementNeedsObject) {
     }
 }
 
+/// Of what a GPU's memory is taken, as far as that is known.
+fn memory(needs: &PlacementNeedsObject) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let Some(weights) = needs.gpu_weights_bytes {
+        let weighs = format!("each: weights about {} (by their files)", bytes(weights));
+        lines.push(match needs.gpu_memory_bytes.map(|memory| memory.checked_sub(weights)) {
+            Some(Some(rest)) => format!("{weighs} + {} for KV cache and the engine itself", bytes(rest)),
+            Some(None) => format!("{weighs}: more than what is asked for"),
+            None => format!("{weighs} + KV cache and the engine itself"),
+        });
+    }
+    if let Some(measured) = needs.gpu_measured_bytes {
+        lines.push(format!("measured: its engines hold up to {} of a GPU now", bytes(measured)));
+    }
+    lines
+}
+
 fn funnel(ctl: &Ctl, text: &mut String, site: &str, told: &PlacementObject) {
     let title = format!("Nodes at {}", printable(site));
     text.push_str(&format!("{title:<42}{:>6}\n", told.nodes_total));
@@ -213,6 +244,11 @@ fn funnel(ctl: &Ctl, text: &mut String, site: &str, told: &PlacementObject) {
         let mut names = shown.join(", ");
         if more > 0 {
             names.push_str(&format!(" and {more} more"));
+        }
+        let words = step.reason.words();
+        let brief = |message: &&String| message.len() <= BRIEF && !message.starts_with(words);
+        if let Some(message) = step.message.as_ref().filter(brief) {
+            names.push_str(&format!(" ({message})"));
         }
         text.push_str(&format!(
             "  {:<40}{:>6}   {}\n",

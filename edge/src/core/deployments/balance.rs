@@ -10,10 +10,10 @@ use std::time::Duration;
 use umbel_contracts::deployment::ArtifactSpec;
 use umbel_wire::NodeId;
 
-use super::Unplaced;
 use super::facts::{Place, Standing, Wanted};
 use super::round::Round;
 use super::rows::{DeploymentRow, ReplicaKey, ReplicaRow, ReplicaState};
+use super::{Deployments, Unplaced};
 
 /// What a replica held is told free within this time after its end: a report of GPUs or two.
 const FREED: Duration = Duration::from_secs(15);
@@ -78,23 +78,9 @@ impl Round<'_> {
         let changing = live.iter().any(|one| self.outdates(row, one))
             && live.iter().any(|one| !self.outdates(row, one) && !self.serves(one));
         let allowed = if wanted(row) == 0 { 0 } else { wanted(row) + usize::from(changing) };
-        let crowd = |node: NodeId, live: &[ReplicaRow]| live.iter().filter(|one| one.node == node).count();
         while live.len() > allowed {
-            let worth = |one: &ReplicaRow| {
-                let by_state = match one.state {
-                    ReplicaState::Failed if one.given_up() => 0,
-                    ReplicaState::Failed => 1,
-                    ReplicaState::Lost => 2,
-                    ReplicaState::Stopped => 3,
-                    ReplicaState::Acquiring => 4,
-                    ReplicaState::Loading => 5,
-                    _ if self.outdates(row, one) => 6,
-                    _ if !self.serves(one) => 7,
-                    _ => 8,
-                };
-                (by_state, std::cmp::Reverse(crowd(one.node, &live)), std::cmp::Reverse(one.number))
-            };
-            let Some(index) = (0..live.len()).min_by_key(|index| live.get(*index).map(worth)) else { return };
+            let known = |one: &ReplicaRow| (self.outdates(row, one), self.serves(one));
+            let Some(index) = first_to_go(&live, known) else { return };
             let victim = live.swap_remove(index);
             let why =
                 if wanted(row) == 0 { "the deployment is not wanted" } else { "there are more than wanted" };
@@ -126,13 +112,17 @@ impl Round<'_> {
         let going: Vec<ReplicaRow> = self.work.values().filter(|one| one.state.goes()).cloned().collect();
         let own = going.iter().find(|one| one.deployment == row.spec.name);
         let all: BTreeSet<String> = going.iter().map(ReplicaRow::engine).collect();
-        let in_the_way = || going.iter().find(|one| !one.gpus.is_empty());
         if let Some(one) = own {
             return Why::Waits(format!("it waits for {} to end", one.engine()));
         }
+        // What has the GPUs of the place that it would get, else whatever goes on that node.
+        let in_the_way = |place: &Place| {
+            let there = || going.iter().filter(|one| one.node == place.node);
+            there().find(|one| one.gpus.iter().any(|gpu| place.gpus.contains(gpu))).or_else(|| there().next())
+        };
         if !all.is_empty()
-            && self.find(row, all).is_ok()
-            && let Some(one) = in_the_way()
+            && let Ok((_, place)) = self.find(row, all)
+            && let Some(one) = in_the_way(&place)
         {
             let node = self.facts.name(&one.node);
             return Why::Waits(format!("it waits for {} on {node} to end: {why}", one.engine()));
@@ -315,6 +305,43 @@ impl Round<'_> {
             }
         };
         one.state == ReplicaState::Lost && long
+    }
+}
+
+/// Which of these goes first if fewer are wanted. `known`: whether one is outdated, and whether it takes requests.
+fn first_to_go(live: &[ReplicaRow], known: impl Fn(&ReplicaRow) -> (bool, bool)) -> Option<usize> {
+    let crowd = |node: NodeId| live.iter().filter(|one| one.node == node).count();
+    let worth = |one: &ReplicaRow| {
+        let by_state = match (one.state, known(one)) {
+            (ReplicaState::Failed, _) if one.given_up() => 0,
+            (ReplicaState::Failed, _) => 1,
+            (ReplicaState::Lost, _) => 2,
+            (ReplicaState::Stopped, _) => 3,
+            (ReplicaState::Acquiring, _) => 4,
+            (ReplicaState::Loading, _) => 5,
+            (_, (true, _)) => 6,
+            (_, (_, false)) => 7,
+            _ => 8,
+        };
+        (by_state, std::cmp::Reverse(crowd(one.node)), std::cmp::Reverse(one.number))
+    };
+    (0..live.len()).min_by_key(|index| live.get(*index).map(worth))
+}
+
+impl Deployments {
+    /// Of each deployment whose replicas are wanted the engines of these, in the order in which they would go if fewer were.
+    pub(crate) fn stocks(&self) -> BTreeMap<String, Vec<String>> {
+        let loaded = self.rows.values().filter(|row| row.wanted() > 0);
+        let order = |row: &DeploymentRow| {
+            let here = self.replicas_of(&row.spec.name).filter(|one| !one.state.goes());
+            let mut live: Vec<ReplicaRow> = here.cloned().collect();
+            let mut order = Vec::new();
+            while let Some(at) = first_to_go(&live, |one| (row.outdates(one), self.serves(one))) {
+                order.push(live.swap_remove(at).engine());
+            }
+            order
+        };
+        loaded.map(|row| (row.spec.name.clone(), order(row))).collect()
     }
 }
 

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use umbel_contracts::deployment::DeploymentSpec;
+use umbel_contracts::deployment::{DeploymentSpec, of_engine};
 use umbel_wire::NodeId;
 
 /// Whether a node can be counted on.
@@ -96,9 +96,26 @@ pub(crate) struct Facts {
     pub(crate) jobs: BTreeMap<String, JobFact>,
     pub(crate) now: Instant,
     pub(crate) wall: i64,
+    /// Numbers that engines on nodes have, by deployment: looked for once for all deployments.
+    numbers: BTreeMap<String, BTreeSet<u32>>,
 }
 
 impl Facts {
+    pub(crate) fn new(
+        nodes: BTreeMap<NodeId, NodeFact>,
+        jobs: BTreeMap<String, JobFact>,
+        now: Instant,
+        wall: i64,
+    ) -> Self {
+        let mut numbers: BTreeMap<String, BTreeSet<u32>> = BTreeMap::new();
+        for engine in nodes.values().flat_map(|node| node.engines.keys()) {
+            if let Some((deployment, number)) = of_engine(engine) {
+                numbers.entry(deployment.to_owned()).or_default().insert(number);
+            }
+        }
+        Self { nodes, jobs, now, wall, numbers }
+    }
+
     pub(super) fn job(&self, id: &str) -> &JobFact {
         self.jobs.get(id).unwrap_or(&JobFact::Unknown)
     }
@@ -129,12 +146,7 @@ impl Facts {
 
     /// Numbers of a deployment that engines on its nodes have, whoever wants them.
     pub(super) fn numbers(&self, deployment: &str) -> BTreeSet<u32> {
-        let first = format!("{deployment}.r");
-        let of = |node: &'_ NodeFact| -> Vec<u32> {
-            let named = node.engines.range(first.clone()..).map_while(|(name, _)| name.strip_prefix(&first));
-            named.filter_map(|rest| rest.split('.').next()?.parse().ok()).collect()
-        };
-        self.nodes.values().flat_map(of).collect()
+        self.numbers.get(deployment).cloned().unwrap_or_default()
     }
 
     pub(super) fn engine(&self, node: &NodeId, engine: &str) -> Option<&EngineFact> {

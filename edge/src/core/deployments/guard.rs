@@ -34,7 +34,7 @@ impl Held {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Guard {
     held: Option<Held>,
 }

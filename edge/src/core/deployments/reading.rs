@@ -3,7 +3,8 @@
 //! Leaves reading each of them to whoever runs the round. Invariant: all of one round is one reading of the nodes; the
 //! reconciler's words are given here and nowhere else.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::cell::{OnceCell, RefCell};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -22,9 +23,9 @@ use super::{
 };
 use crate::core::admission::ProviderSpec;
 use crate::core::jobs::JobView;
-use crate::core::placement::candidate::{Candidate, Given, candidates};
+use crate::core::placement::candidate::{Given, candidates};
 use crate::core::placement::explain::{funnel, sentence};
-use crate::core::placement::{Plan, Request, Shard, plan, take};
+use crate::core::placement::{Fleet, Plan, Request, Shard};
 use crate::core::providers;
 use crate::core::registry::Moment;
 use crate::core::registry::abilities::ArtifactRow;
@@ -44,7 +45,7 @@ pub(crate) fn facts(
         let fact = job_fact(job(&id));
         (id, fact)
     });
-    Facts { nodes: living.map(|node| (node.id, fact(node))).collect(), jobs: jobs.collect(), now, wall }
+    Facts::new(living.map(|node| (node.id, fact(node))).collect(), jobs.collect(), now, wall)
 }
 
 fn job_fact(view: Option<JobView>) -> JobFact {
@@ -108,8 +109,8 @@ fn engine_fact(node: &Node, engine: &str) -> EngineFact {
     EngineFact { state, cause: status.cause.clone(), passes: causes::passes(&status.code) }
 }
 
-/// What the site has given away to replicas.
-pub(crate) fn given(table: &Deployments) -> Given {
+/// What the site has given away to replicas. `job` looks one up by its id.
+pub(crate) fn given(table: &Deployments, job: impl Fn(&str) -> Option<JobView>) -> Given {
     let mut artifacts: BTreeMap<NodeId, Vec<(String, u64)>> = BTreeMap::new();
     let coming = table.replicas.values().filter(|row| row.state == ReplicaState::Acquiring);
     for row in coming {
@@ -118,28 +119,42 @@ pub(crate) fn given(table: &Deployments) -> Given {
         let key = artifact::key(&spec.repository, &spec.revision, &row.artifact);
         let of_node = artifacts.entry(row.node).or_default();
         if !of_node.iter().any(|(known, _)| *known == key) {
-            of_node.push((key, spec.bytes()));
+            let view = row.job.as_ref().and_then(|one| job(&one.id));
+            // What is on its disk already is told as used.
+            let bytes = view.and_then(|view| view.progress).filter(|progress| progress.unit == "bytes");
+            let came = bytes.map_or(0, |progress| progress.done);
+            of_node.push((key, spec.bytes().saturating_sub(came)));
         }
     }
     Given { gpus: table.holdings(), engines: table.placed(), artifacts }
 }
 
 /// The site's nodes as places for replicas; read when the first place is looked for, since most rounds look for none.
-pub(crate) struct Fleet<'a> {
+pub(crate) struct NodePlaces<'a> {
     nodes: &'a [Arc<Node>],
+    by_id: OnceCell<HashMap<NodeId, &'a Arc<Node>>>,
+    /// Selectors by their text: each is asked of every replica, several times a round.
+    selectors: RefCell<HashMap<String, Option<Selector>>>,
     given: Given,
     moment: Moment,
-    candidates: Option<Vec<Candidate>>,
+    fleet: Option<Fleet>,
 }
 
-impl<'a> Fleet<'a> {
-    pub(crate) fn of(nodes: &'a [Arc<Node>], table: &Deployments, moment: Moment) -> Self {
-        Self { nodes, given: given(table), moment, candidates: None }
+impl<'a> NodePlaces<'a> {
+    /// `given`: what the site has given away already.
+    pub(crate) fn of(nodes: &'a [Arc<Node>], given: Given, moment: Moment) -> Self {
+        let (by_id, selectors) = (OnceCell::new(), RefCell::default());
+        Self { nodes, by_id, selectors, given, moment, fleet: None }
     }
 
-    fn candidates(&mut self) -> &mut Vec<Candidate> {
-        let Self { nodes, given, moment, candidates: read } = self;
-        read.get_or_insert_with(|| candidates(nodes, given, *moment))
+    fn fleet(&mut self) -> &mut Fleet {
+        let Self { nodes, given, moment, fleet, .. } = self;
+        fleet.get_or_insert_with(|| Fleet::of(candidates(nodes, given, *moment)))
+    }
+
+    fn node(&self, id: &NodeId) -> Option<&'a Arc<Node>> {
+        let living = || self.nodes.iter().filter(|node| !node.is_tombstone());
+        self.by_id.get_or_init(|| living().map(|node| (node.id, node)).collect()).get(id).copied()
     }
 }
 
@@ -151,12 +166,12 @@ fn request(wanted: &Wanted<'_>) -> Request {
     request
 }
 
-impl Places for Fleet<'_> {
+impl Places for NodePlaces<'_> {
     fn place(&mut self, wanted: &Wanted<'_>) -> Result<Place, String> {
         let request = request(wanted);
-        let nodes = self.candidates();
-        let Some(found) = plan(&request, nodes) else {
-            return Err(sentence(&funnel(&request, nodes), nodes.len()));
+        let fleet = self.fleet();
+        let Some(found) = fleet.plan(&request) else {
+            return Err(sentence(&funnel(&request, fleet.nodes()), fleet.nodes().len()));
         };
         match <[Shard; 1]>::try_from(found.shards) {
             Ok([shard]) => Ok(Place { node: shard.node, gpus: shard.gpus }),
@@ -165,14 +180,18 @@ impl Places for Fleet<'_> {
     }
 
     fn selects(&self, spec: &DeploymentSpec, node: &NodeId) -> bool {
-        let Some(Ok(selector)) = spec.selector.as_deref().map(Selector::parse) else { return true };
-        let node = self.nodes.iter().find(|one| one.id == *node && !one.is_tombstone());
-        node.is_none_or(|node| selecting::matches(&selector, node))
+        let Some(text) = &spec.selector else { return true };
+        let mut known = self.selectors.borrow_mut();
+        if !known.contains_key(text) {
+            known.insert(text.clone(), Selector::parse(text).ok());
+        }
+        let (Some(Some(selector)), Some(node)) = (known.get(text), self.node(node)) else { return true };
+        selecting::matches(selector, node)
     }
 
     fn take(&mut self, place: &Place, wanted: &Wanted<'_>) {
         let shard = Shard { node: place.node, gpus: place.gpus.clone(), acquire: true };
-        take(&Plan { shards: vec![shard] }, &request(wanted), &wanted.engine, self.candidates());
+        self.fleet().take(&Plan { shards: vec![shard] }, &request(wanted), &wanted.engine);
     }
 }
 

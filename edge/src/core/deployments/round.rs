@@ -108,8 +108,8 @@ pub(super) struct Round<'a> {
 }
 
 impl Deployments {
-    /// What to do next. `ids` gives ids for jobs. Only what is known in memory changes here; rows change when the outcome
-    /// is committed and [`Deployments::applied`].
+    /// What to do next. `ids` gives ids for jobs. Only what is known in memory changes here, of a copy that counts once the
+    /// outcome is committed; rows change when it is [`Deployments::applied`].
     pub(crate) fn decide(
         &mut self,
         facts: &Facts,

@@ -12,7 +12,7 @@ use umbel_wire::NodeId;
 
 mod registry;
 
-pub(crate) use registry::{Given, candidates};
+pub(crate) use registry::{Given, candidates, measured};
 
 /// One node.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -50,62 +50,80 @@ impl<'a> Ask<'a> {
 /// One question of a node.
 struct Check {
     holds: fn(&Ask<'_>, &Candidate) -> bool,
+    /// Asked only where it does not hold: where it counts, without a word made of it.
+    reason: fn(&Ask<'_>, &Candidate) -> PlacementReason,
     /// Asked only where it does not hold.
     why: fn(&Ask<'_>, &Candidate) -> Obstacle,
 }
 
 /// All questions, in the order of the funnel. That several nodes share a fabric is asked of them together.
 const CHECKS: [Check; 12] = [
-    Check { holds: |_, node| node.is_here(), why: |_, node| Obstacle::Away(node.standing) },
+    Check {
+        holds: |_, node| node.is_here(),
+        reason: |_, node| Obstacle::Away(node.standing).reason(),
+        why: |_, node| Obstacle::Away(node.standing),
+    },
     Check {
         holds: |_, node| node.settings_refused.is_none(),
+        reason: |_, _| PlacementReason::SettingsRefused,
         why: |_, node| {
             let (version, why) = node.settings_refused.clone().unwrap_or_default();
             Obstacle::SettingsRefused { version, why }
         },
     },
-    Check { holds: |_, node| !node.draining, why: |_, _| Obstacle::Draining },
+    Check {
+        holds: |_, node| !node.draining,
+        reason: |_, _| PlacementReason::Draining,
+        why: |_, _| Obstacle::Draining,
+    },
     Check {
         holds: |ask, node| ask.request.avoid.is_empty() || !ask.request.avoid.contains_key(&node.id),
+        reason: |_, _| PlacementReason::Avoided,
         why: |ask, node| Obstacle::Avoided {
             why: ask.request.avoid.get(&node.id).cloned().unwrap_or_default(),
         },
     },
     Check {
         holds: |ask, node| ask.request.terms().all(|term| selects(term, node)),
+        reason: |_, _| PlacementReason::NotSelected,
         why: |ask, node| Obstacle::NotSelected {
             terms: ask.request.terms().filter(|term| !selects(term, node)).cloned().collect(),
         },
     },
     Check {
         holds: |ask, node| node.loads && (node.acquires || has_files(ask, node)),
+        reason: |_, _| PlacementReason::AgentTooOld,
         why: |_, node| Obstacle::AgentTooOld { loads: node.loads },
     },
     Check {
         holds: |ask, node| installed(ask.request, node),
+        reason: |ask, node| not_installed(ask.request, node).reason(),
         why: |ask, node| not_installed(ask.request, node),
     },
     Check {
         holds: |ask, node| ask.request.shards() == 1 || node.fabric.contains_key(&ask.request.fabric_label),
+        reason: |_, _| PlacementReason::FabricMissing,
         why: |ask, _| Obstacle::FabricMissing { label: ask.request.fabric_label.clone() },
     },
     Check {
         holds: |ask, node| ask.request.gpus.count == 0 || driver_will_do(ask.request.gpus.driver, node),
-        why: |ask, node| match ask.request.gpus.driver {
-            Some(wanted) if node.inventory => Obstacle::Driver { wanted, found: node.driver },
-            _ => Obstacle::NoInventory,
-        },
+        reason: |ask, node| driver(ask.request, node).reason(),
+        why: |ask, node| driver(ask.request, node),
     },
     Check {
-        holds: |ask, node| usable(ask, node) >= ask.request.count(),
+        // Of a node that never said what it has nothing is known of its GPUs: only that is told.
+        holds: |ask, node| !node.inventory || usable(ask, node) >= ask.request.count(),
+        reason: |ask, node| short_at(ask, node).map_or(PlacementReason::GpuCount, GpuReason::reason),
         why: |ask, node| Obstacle::Gpus(shortage(ask, node)),
     },
     Check {
         holds: |ask, node| staying(ask, node) < ENGINES_MAX,
+        reason: |_, _| PlacementReason::EngineCount,
         why: |ask, node| Obstacle::Full { engines: staying(ask, node) },
     },
     Check {
         holds: |ask, node| space_short(ask, node).is_none(),
+        reason: |_, _| PlacementReason::Space,
         why: |ask, node| {
             let (bytes, room) = space_short(ask, node).unwrap_or((0, Room::NONE));
             Obstacle::Space { bytes, room }
@@ -126,7 +144,7 @@ pub(super) fn obstacles(ask: &Ask<'_>, node: &Candidate) -> Vec<Obstacle> {
 /// At which question a node is out first; `None`: at none.
 pub(super) fn first_reason(ask: &Ask<'_>, node: &Candidate) -> Option<PlacementReason> {
     let check = CHECKS.iter().find(|check| !(check.holds)(ask, node))?;
-    Some((check.why)(ask, node).reason())
+    Some((check.reason)(ask, node))
 }
 
 fn selects(term: &Term, node: &Candidate) -> bool {
@@ -151,7 +169,10 @@ fn selects(term: &Term, node: &Candidate) -> bool {
 
 /// Engines of a node, those left out that end before this one starts.
 pub(super) fn staying(ask: &Ask<'_>, node: &Candidate) -> usize {
-    node.engines.iter().filter(|engine| !ask.request.displaces(engine)).count()
+    match ask.request.displaces.len() {
+        0 => node.engines.len(),
+        _ => node.engines.iter().filter(|engine| !ask.request.displaces(engine)).count(),
+    }
 }
 
 /// Whether the files are there, or on their way; also where none are needed.
@@ -193,6 +214,13 @@ fn not_installed(request: &Request, node: &Candidate) -> Obstacle {
             installed.dedup();
             Obstacle::EngineMissing { wanted: engine.kind.clone(), installed }
         }
+    }
+}
+
+fn driver(request: &Request, node: &Candidate) -> Obstacle {
+    match request.gpus.driver {
+        Some(wanted) if node.inventory => Obstacle::Driver { wanted, found: node.driver },
+        _ => Obstacle::NoInventory,
     }
 }
 
@@ -244,20 +272,30 @@ pub(super) fn free<'a>(ask: &Ask<'_>, node: &'a Candidate) -> Vec<&'a Gpu> {
     node.gpus.iter().filter(|gpu| judge(ask, gpu).is_none()).collect()
 }
 
+/// At which question too few GPUs of a node are left; `None`: it has too few of any kind.
+fn short_at(ask: &Ask<'_>, node: &Candidate) -> Option<GpuReason> {
+    let wanted = ask.request.count();
+    let mut left = node.gpus.len();
+    if left < wanted {
+        return None;
+    }
+    let out: Vec<GpuReason> = node.gpus.iter().filter_map(|gpu| judge(ask, gpu)).collect();
+    GpuReason::ALL.into_iter().find(|reason| {
+        left -= out.iter().filter(|at| *at == reason).count();
+        left < wanted
+    })
+}
+
 /// Of each GPU what is against it, and at which question too few were left.
-fn shortage(ask: &Ask<'_>, node: &Candidate) -> Shortage {
+pub(super) fn shortage(ask: &Ask<'_>, node: &Candidate) -> Shortage {
     let judged: Vec<Judged> =
         node.gpus.iter().map(|gpu| Judged { gpu: gpu.clone(), against: judge(ask, gpu) }).collect();
-    let wanted = ask.request.count();
-    let beyond =
-        |reason: GpuReason| judged.iter().filter(|one| one.against.is_none_or(|at| at > reason)).count();
-    let at = GpuReason::ALL.into_iter().find(|reason| beyond(*reason) < wanted);
     Shortage {
         wanted: ask.request.gpus.count,
         usable: u32::try_from(judged.iter().filter(|one| one.against.is_none()).count()).unwrap_or(u32::MAX),
         memory_bytes: ask.request.gpus.memory_bytes,
         capability: ask.request.gpus.capability,
-        at: at.filter(|_| judged.len() >= wanted),
+        at: short_at(ask, node),
         judged,
     }
 }

@@ -8,8 +8,9 @@
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
-use super::candidate::{Candidate, Condition, Gpu};
+use super::candidate::{Candidate, Gpu};
 use super::check::{self, Ask};
+use super::fleet::Load;
 use super::request::Strategy;
 use super::{Plan, Shard};
 
@@ -33,13 +34,38 @@ impl Rank<'_> {
 
 /// The best plan for one replica; `None` if it fits nowhere.
 pub(super) fn plan(ask: &Ask<'_>, candidates: &[Candidate]) -> Option<Plan> {
-    let fitting = candidates.iter().filter(|node| check::fits(ask, node));
-    let ranked = fitting.map(|node| rank(ask, node));
-    let shards = match ask.request.shards() {
-        1 => vec![ranked.min_by(Rank::before)?],
-        wanted => best_group(ask, ranked, wanted)?,
+    plan_among(ask, candidates.iter().map(|node| (node, Load::of(node))))
+}
+
+/// The same, of nodes whose loads are known.
+pub(super) fn plan_among<'a>(
+    ask: &Ask<'_>,
+    nodes: impl Iterator<Item = (&'a Candidate, Load)>,
+) -> Option<Plan> {
+    let chosen = match ask.request.shards() {
+        1 => vec![best(ask, nodes)?],
+        wanted => {
+            let fitting = nodes.filter(|(node, _)| check::fits(ask, node));
+            best_group(ask, fitting.map(|(node, load)| rank(ask, node, &load)), wanted)?
+        }
     };
-    Some(Plan { shards: shards.into_iter().map(|chosen| shard(ask, chosen.node)).collect() })
+    Some(Plan { shards: chosen.into_iter().map(|one| shard(ask, one.node)).collect() })
+}
+
+/// The best node that fits. Whether it fits costs more than how well it would suit: it is asked only of nodes that are better
+/// than the best so far.
+fn best<'a>(ask: &Ask<'_>, nodes: impl Iterator<Item = (&'a Candidate, Load)>) -> Option<Rank<'a>> {
+    let mut best: Option<Rank<'a>> = None;
+    for (node, load) in nodes {
+        if !load.may_fit(ask.request) {
+            continue;
+        }
+        let one = rank(ask, node, &load);
+        if best.is_none_or(|best| one.before(&best) == Ordering::Less) && check::fits(ask, node) {
+            best = Some(one);
+        }
+    }
+    best
 }
 
 /// The nodes that fit, best first, as a plan for one node would choose among them.
@@ -47,35 +73,31 @@ pub(super) fn in_order<'a>(
     ask: &Ask<'_>,
     fitting: impl Iterator<Item = &'a Candidate>,
 ) -> Vec<&'a Candidate> {
-    let mut ranked: Vec<Rank<'a>> = fitting.map(|node| rank(ask, node)).collect();
+    let mut ranked: Vec<Rank<'a>> = fitting.map(|node| rank(ask, node, &Load::of(node))).collect();
     ranked.sort_by(Rank::before);
     ranked.into_iter().map(|one| one.node).collect()
 }
 
-fn rank<'a>(ask: &Ask<'_>, node: &'a Candidate) -> Rank<'a> {
+fn rank<'a>(ask: &Ask<'_>, node: &'a Candidate, load: &Load) -> Rank<'a> {
     let placed = &ask.request.placed;
     let own = if placed.is_empty() { 0 } else { placed.get(&node.id).copied().unwrap_or(0) };
-    let missing = u64::from(!check::has_files(ask, node));
+    let missing = u64::from(ask.request.artifact.is_some() && !(load.files && check::has_files(ask, node)));
     // Whoever asks for no GPU is not drawn to them, nor kept away.
     let asks = ask.request.gpus.count > 0;
-    let (mut idle, mut smallest) = (0, u64::MAX);
-    for gpu in node.gpus.iter().filter(|_| asks) {
-        if gpu.holder.is_none() && gpu.condition == Condition::Ok {
-            idle += 1;
-            smallest = smallest.min(gpu.memory_bytes);
-        }
-    }
+    let (idle, smallest) = if asks { (load.idle, load.smallest) } else { (0, u64::MAX) };
     // What is placed where no requests go serves nobody yet.
-    let waits = u64::from(!node.eligible);
-    let engines = u64::try_from(check::staying(ask, node)).unwrap_or(u64::MAX);
-    let memory = node.free_memory_bytes.unwrap_or(0);
+    let waits = u64::from(load.waits);
+    let engines = match ask.request.displaces.len() {
+        0 => load.engines,
+        _ => u64::try_from(check::staying(ask, node)).unwrap_or(u64::MAX),
+    };
+    let memory = load.free_memory;
     let figures = match ask.request.strategy {
         Strategy::Spread => {
             [waits, u64::from(own), missing, smallest, u64::MAX - idle, engines, u64::MAX - memory, 0]
         }
         Strategy::Pack => {
-            let held = node.gpus.iter().any(|gpu| gpu.holder.is_some());
-            let used = own > 0 || if asks { held } else { engines > 0 };
+            let used = own > 0 || if asks { load.held } else { engines > 0 };
             let own = u64::from(u32::MAX - own);
             [waits, u64::from(!used), idle, missing, smallest, own, u64::MAX - engines, memory]
         }
@@ -129,22 +151,4 @@ pub(super) fn pick(mut free: Vec<&Gpu>, count: usize) -> Vec<&Gpu> {
     chosen.truncate(count);
     chosen.sort_by(|a, b| a.index.cmp(&b.index).then_with(|| a.uuid.cmp(&b.uuid)));
     chosen
-}
-
-/// Gives a plan's GPUs, files and space away, with a place among the engines, so that the next replica of the same round does
-/// not get them too.
-pub(crate) fn take(plan: &Plan, request: &super::Request, holder: &str, candidates: &mut [Candidate]) {
-    for shard in &plan.shards {
-        let Some(node) = candidates.iter_mut().find(|node| node.id == shard.node) else { continue };
-        for gpu in node.gpus.iter_mut().filter(|gpu| shard.gpus.contains(&gpu.uuid)) {
-            gpu.holder = Some(holder.to_owned());
-        }
-        node.engines.insert(holder.to_owned());
-        if let Some(artifact) = request.artifact.as_ref().filter(|_| shard.acquire)
-            && node.artifacts.insert(artifact.key.clone())
-            && let Some(room) = &mut node.room
-        {
-            room.free_bytes = room.free_bytes.saturating_sub(artifact.bytes);
-        }
-    }
 }

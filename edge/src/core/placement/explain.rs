@@ -30,6 +30,8 @@ pub(crate) struct Explanation {
     pub(crate) left: usize,
     /// Names of the nodes that left at each question, in the order of the questions.
     pub(crate) funnel: BTreeMap<PlacementReason, Vec<String>>,
+    /// What is against the one node that left at a question.
+    pub(crate) alone: BTreeMap<PlacementReason, String>,
     pub(crate) nodes: Vec<View>,
     /// Nodes that only the funnel tells of.
     pub(crate) left_off: usize,
@@ -102,6 +104,12 @@ pub(crate) fn explain_some(request: &Request, candidates: &[Candidate], detail: 
         }
     }
     funnel.values_mut().for_each(|names| names.sort_unstable());
+    let first = |one: &Looked<'_>| {
+        let first = one.obstacles.first()?;
+        let alone = funnel.get(&first.reason()).is_some_and(|names| names.len() == 1);
+        alone.then(|| (first.reason(), first.sentence()))
+    };
+    let alone = looked.iter().filter_map(first).collect();
     sort(&ask, &mut looked);
     for one in looked.iter_mut().filter(|one| !one.obstacles.is_empty()).take(TRIED) {
         one.remedies = find::of_node(request, one.node, &one.obstacles);
@@ -124,6 +132,7 @@ pub(crate) fn explain_some(request: &Request, candidates: &[Candidate], detail: 
         total,
         left,
         funnel,
+        alone,
         left_off: total - nodes.len(),
         nodes,
         remedies,

@@ -3,6 +3,9 @@
 //! Owns each change, what it does to a wish and to a node, and how much it asks of people. Invariant: a remedy is told only
 //! after the same questions were asked again with its changes made ([`find`]).
 
+use std::collections::{BTreeMap, BTreeSet};
+
+use umbel_contracts::deployment::of_engine;
 use umbel_contracts::release::Release;
 use umbel_contracts::selector::Term;
 use umbel_wire::NodeId;
@@ -82,6 +85,13 @@ pub(crate) enum Change {
         from: u32,
         to: u32,
     },
+    /// More GPUs, each with so much less of the same memory.
+    RaiseGpuCount {
+        from: u32,
+        to: u32,
+        memory_from: u64,
+        memory_to: u64,
+    },
     LowerGpuMemory {
         from: u64,
         to: u64,
@@ -110,6 +120,21 @@ pub(crate) struct Freed {
     pub(crate) memory_bytes: u64,
 }
 
+/// Replicas of the site's deployments, each by its engine's name, in the order in which they would go if fewer were wanted.
+pub(crate) type Stocks = BTreeMap<String, Vec<String>>;
+
+/// What a change takes from another deployment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Takes {
+    pub(crate) deployment: String,
+    /// Replicas that hold what is needed.
+    pub(crate) needed: usize,
+    /// Replicas that go: just those where they are the ones that fewer replicas would end, else all of it.
+    pub(crate) goes: usize,
+    /// Replicas that it has.
+    pub(crate) of: usize,
+}
+
 /// A GPU by its UUID and, for people, its place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Named {
@@ -130,11 +155,31 @@ impl Change {
             self,
             Self::WidenSelector { .. }
                 | Self::LowerGpuCount { .. }
+                | Self::RaiseGpuCount { .. }
                 | Self::LowerGpuMemory { .. }
                 | Self::AllowGpuNames { .. }
                 | Self::LowerCapability { .. }
                 | Self::LowerNodes { .. }
         )
+    }
+
+    /// What it takes from deployments whose replicas it ends.
+    pub(crate) fn takes(&self, stocks: &Stocks) -> Vec<Takes> {
+        let Self::FreeGpus(freed) = self else { return Vec::new() };
+        let mut needed: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        for holder in freed.iter().filter_map(|one| one.holder.as_deref()) {
+            if let Some((deployment, _)) = of_engine(holder) {
+                needed.entry(deployment).or_default().insert(holder);
+            }
+        }
+        let takes = needed.into_iter().map(|(deployment, holders)| {
+            let stock = stocks.get(deployment).map(Vec::as_slice).unwrap_or_default();
+            let first: BTreeSet<&str> = stock.iter().take(holders.len()).map(String::as_str).collect();
+            let of = stock.len().max(holders.len());
+            let goes = if first == holders { holders.len() } else { of };
+            Takes { deployment: deployment.to_owned(), needed: holders.len(), goes, of }
+        });
+        takes.collect()
     }
 
     /// How much it asks of people: a command before a visit to the host, a visit before another machine.
@@ -148,7 +193,10 @@ impl Change {
                 .iter()
                 .map(|one| u32::from(one.holder.is_some()) * 2 + u32::from(one.foreign_bytes > 0) * 3)
                 .fold(4, u32::saturating_add),
-            Self::LowerGpuCount { .. } | Self::LowerGpuMemory { .. } | Self::AllowGpuNames { .. } => 8,
+            Self::LowerGpuCount { .. }
+            | Self::RaiseGpuCount { .. }
+            | Self::LowerGpuMemory { .. }
+            | Self::AllowGpuNames { .. } => 8,
             Self::BringOnline { .. } | Self::UpdateAgent => 9,
             Self::Readmit | Self::Install { .. } | Self::UpdateDriver { .. } => 10,
             Self::Undivide(gpus) => u32::try_from(gpus.len()).unwrap_or(u32::MAX).saturating_add(9),
@@ -203,6 +251,9 @@ impl Change {
                 request.selector = umbel_contracts::selector::Selector::of(kept);
             }
             Self::LowerGpuCount { to, .. } => request.gpus.count = *to,
+            Self::RaiseGpuCount { to, memory_to, .. } => {
+                (request.gpus.count, request.gpus.memory_bytes) = (*to, *memory_to);
+            }
             Self::LowerGpuMemory { to, .. } => request.gpus.memory_bytes = *to,
             Self::AllowGpuNames { names } => request.gpus.names.extend(names.iter().cloned()),
             Self::LowerCapability { to, .. } => request.gpus.capability = Some(*to),

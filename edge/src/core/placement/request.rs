@@ -4,8 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use umbel_contracts::deployment::DeploymentSpec;
 pub(crate) use umbel_contracts::deployment::Strategy;
+use umbel_contracts::deployment::{DeploymentSpec, Profile};
 use umbel_contracts::release::Release;
 use umbel_contracts::selector::{Selector, Term};
 use umbel_wire::NodeId;
@@ -34,6 +34,43 @@ pub(crate) struct Request {
     pub(crate) avoid: BTreeMap<NodeId, String>,
     /// Holders whose GPUs count as free, since they end before this one starts: `qwen.r1`.
     pub(crate) displaces: BTreeSet<String>,
+    /// What is known of how it takes its GPUs' memory, for whoever explains it; a place is found without.
+    pub(crate) memory: Memory,
+}
+
+/// What is known of how a replica takes memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Memory {
+    /// What its weights take over all its GPUs; `None`: its files do not say it.
+    pub(crate) weights_bytes: Option<u64>,
+    /// It is divided over as many GPUs as it gets.
+    pub(crate) divides: bool,
+    /// The most that one of its engines holds of one GPU now.
+    pub(crate) measured_bytes: Option<u64>,
+}
+
+impl Memory {
+    /// What a document says of it.
+    pub(crate) fn of(spec: &DeploymentSpec) -> Self {
+        let profile = spec.profile().ok();
+        let copies = profile.as_ref().and_then(Profile::copies);
+        let files = spec.artifact.iter().flat_map(|artifact| &artifact.files);
+        let weights = files.filter(|file| is_weights(&file.path)).map(|file| file.bytes);
+        let weights = weights.fold(0, u64::saturating_add);
+        Self {
+            weights_bytes: copies
+                .map(|copies| weights.saturating_mul(copies.into()))
+                .filter(|weights| *weights > 0),
+            divides: profile.as_ref().is_some_and(Profile::divides),
+            measured_bytes: None,
+        }
+    }
+}
+
+/// Whether an engine reads weights out of a file, judged by its name.
+fn is_weights(path: &str) -> bool {
+    const ENDINGS: [&str; 5] = [".safetensors", ".gguf", ".bin", ".pt", ".pth"];
+    ENDINGS.iter().any(|ending| path.ends_with(ending))
 }
 
 /// What one node gives to a replica in GPUs. A GPU belongs to one replica.
@@ -104,6 +141,12 @@ impl Request {
     /// Over how many nodes one replica goes.
     pub(crate) fn shards(&self) -> usize {
         usize::try_from(self.nodes.max(1)).unwrap_or(usize::MAX)
+    }
+
+    /// What the weights take of each GPU, if it were so many on so many nodes; rounded up.
+    pub(crate) fn weights_on_each(&self, gpus: u32, nodes: u32) -> Option<u64> {
+        let gpus = u64::from(gpus).saturating_mul(nodes.max(1).into());
+        self.memory.weights_bytes.filter(|_| gpus > 0).map(|all| all.div_ceil(gpus))
     }
 
     /// GPUs that each node gives.

@@ -3,6 +3,7 @@
 
 mod brute;
 mod dice;
+mod reasons;
 mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,9 +14,9 @@ use self::brute::{best, fits_somewhere, is_legal};
 use self::dice::Dice;
 use super::candidate::{Candidate, Room};
 use super::explain::{Detail, Explanation, explain_some, funnel};
-use super::remedy::Remedy;
+use super::remedy::{Remedy, Stocks};
 use super::request::{Request, Strategy};
-use super::{Plan, plan, take};
+use super::{Fleet, Plan, plan};
 
 fn all_seeds(tests: u64, property: fn(u64) -> TestResult) {
     QuickCheck::new().tests(tests).max_tests(tests * 4).quickcheck(property as fn(u64) -> TestResult);
@@ -29,6 +30,13 @@ fn explain(request: &Request, fleet: &[Candidate]) -> Explanation {
 /// A plan, or why there is none.
 fn place(request: &Request, fleet: &[Candidate]) -> Result<Plan, Box<Explanation>> {
     plan(request, fleet).ok_or_else(|| Box::new(explain(request, fleet)))
+}
+
+/// The nodes after a plan took of them.
+fn after_plan(plan: &Plan, request: &Request, holder: &str, fleet: Vec<Candidate>) -> Vec<Candidate> {
+    let mut fleet = Fleet::of(fleet);
+    fleet.take(plan, request, holder);
+    fleet.nodes().to_vec()
 }
 
 /// The wish and the fleet after a remedy.
@@ -77,7 +85,7 @@ fn deployments_spread_over_equal_nodes_and_pack_on_one() {
         for number in 0..9 {
             let request = Request { deployment: format!("m{number}"), strategy, ..Request::default() };
             let found = plan(&request, &fleet).unwrap();
-            take(&found, &request, &format!("m{number}.r1"), &mut fleet);
+            fleet = after_plan(&found, &request, &format!("m{number}.r1"), fleet);
         }
         let mut engines: Vec<usize> = fleet.iter().map(|node| node.engines.len()).collect();
         engines.sort_unstable_by(|a, b| b.cmp(a));
@@ -105,7 +113,7 @@ fn nodes_without_requests_come_last() {
     assert_eq!(plan(&request, &fleet).unwrap().shards[0].node, dice::id(1));
     fleet[1].draining = true;
     assert_eq!(plan(&request, &fleet).unwrap().shards[0].node, dice::id(0));
-    let object = super::told::object(&explain(&request, &fleet), &[], &fleet);
+    let object = super::told::object(&explain(&request, &fleet), &[], &fleet, &Stocks::new());
     assert_eq!(
         object.nodes[0].remarks,
         ["not eligible: its requests wait until `umbel ctl node eligible node-0`"]
@@ -167,6 +175,33 @@ fn the_one_thing_in_the_way_is_named() {
         let found = why.remedies.iter().any(|one| one.steps.len() == 1 && one.steps[0].change.word() == word);
         assert!(found, "{word}: {:?} of {:?}", why.remedies, why.nodes);
         TestResult::passed()
+    }
+    all_seeds(2_000, property);
+}
+
+/// What is worked out once for a whole round changes nothing: wish after wish, each finds the place that it finds among the same
+/// nodes looked at anew.
+#[test]
+fn a_round_finds_what_each_wish_would_find_by_itself() {
+    fn property(seed: u64) -> TestResult {
+        let mut dice = Dice::new(seed);
+        let mut nodes = dice.fleet();
+        let mut fleet = Fleet::of(nodes.clone());
+        let mut placed = 0;
+        for number in 0..8 {
+            let request = Request { deployment: format!("m{number}"), ..dice.request() };
+            let found = fleet.plan(&request);
+            assert_eq!(found, plan(&request, &nodes), "{request:?}");
+            let cheap = funnel(&request, fleet.nodes());
+            assert_eq!(cheap, funnel(&request, &nodes));
+            let Some(found) = found else { continue };
+            placed += 1;
+            let holder = format!("m{number}.r1");
+            fleet.take(&found, &request, &holder);
+            nodes = after_plan(&found, &request, &holder, nodes);
+            assert_eq!(fleet.nodes(), nodes);
+        }
+        if placed == 0 { TestResult::discard() } else { TestResult::passed() }
     }
     all_seeds(2_000, property);
 }
@@ -234,7 +269,7 @@ fn spread_spreads_and_pack_packs() {
             if request.strategy == Strategy::Pack && fits_somewhere(&request, &begun) {
                 assert!(begun.iter().any(|node| node.id == plan.shards[0].node), "a whole node was begun");
             }
-            take(&plan, &request, &format!("m.r{placed}"), &mut fleet);
+            fleet = after_plan(&plan, &request, &format!("m.r{placed}"), fleet);
             let shard = &plan.shards[0];
             for gpu in &shard.gpus {
                 assert!(gpus.insert(gpu.clone()), "{gpu} twice");

@@ -7,16 +7,16 @@ use std::collections::HashMap;
 use umbel_contracts::objects::{
     PlacementAgainstObject, PlacementChangeObject, PlacementGpuObject, PlacementNeedsObject,
     PlacementNodeObject, PlacementObject, PlacementRemedyObject, PlacementReplicaObject,
-    PlacementShardObject, PlacementStepObject,
+    PlacementShardObject, PlacementStepObject, PlacementTakesObject,
 };
 use umbel_contracts::settings::ENGINES_MAX;
 use umbel_wire::NodeId;
 
 use super::Plan;
-use super::candidate::Candidate;
+use super::candidate::{Candidate, Standing};
 use super::explain::{Explanation, Favour, View};
 use super::obstacle::{Obstacle, Shortage};
-use super::remedy::Remedy;
+use super::remedy::{Remedy, Step, Stocks, Takes};
 use super::request::Request;
 
 /// Names of nodes at one step of the funnel.
@@ -29,9 +29,22 @@ fn number(count: usize) -> u32 {
 /// Names of nodes, whose ids the rest has.
 type Names<'a> = HashMap<NodeId, &'a str>;
 
-/// The object of an explanation, of as many replicas as `plans` has places for.
-pub(crate) fn object(why: &Explanation, plans: &[Plan], candidates: &[Candidate]) -> PlacementObject {
+/// What a remedy's words need beside it.
+struct Context<'a> {
+    names: Names<'a>,
+    request: &'a Request,
+    stocks: &'a Stocks,
+}
+
+/// The object of an explanation, of as many replicas as `plans` has places for. `stocks`: what other deployments have.
+pub(crate) fn object(
+    why: &Explanation,
+    plans: &[Plan],
+    candidates: &[Candidate],
+    stocks: &Stocks,
+) -> PlacementObject {
     let names: Names<'_> = candidates.iter().map(|node| (node.id, node.name.as_str())).collect();
+    let context = Context { names, request: &why.request, stocks };
     PlacementObject {
         deployment: why.request.deployment.clone(),
         fits: why.plan.is_some(),
@@ -49,11 +62,12 @@ pub(crate) fn object(why: &Explanation, plans: &[Plan], candidates: &[Candidate]
                 reason: *reason,
                 count: number(nodes.len()),
                 nodes: nodes.iter().take(NAMED).cloned().collect(),
+                message: why.alone.get(reason).cloned(),
             })
             .collect(),
-        nodes: why.nodes.iter().map(|view| node(view, &why.request, &names)).collect(),
+        nodes: why.nodes.iter().map(|view| node(view, &context)).collect(),
         nodes_left_off: number(why.left_off),
-        remedies: why.remedies.iter().map(|one| remedy(one, &why.request, &names)).collect(),
+        remedies: why.remedies.iter().map(|one| remedy(one, &context)).collect(),
     }
 }
 
@@ -85,6 +99,8 @@ fn needs(request: &Request, candidates: &[Candidate]) -> PlacementNeedsObject {
         fabric_label: (request.shards() > 1).then(|| request.fabric_label.clone()),
         gpus: gpus.count,
         gpu_memory_bytes: (gpus.memory_bytes > 0).then_some(gpus.memory_bytes),
+        gpu_weights_bytes: request.weights_on_each(gpus.count, request.nodes),
+        gpu_measured_bytes: request.memory.measured_bytes,
         gpu_names: gpus.names.clone(),
         capability: gpus.capability.map(|version| version.to_string()),
         driver: gpus.driver.map(|version| version.to_string()),
@@ -115,7 +131,8 @@ fn reserve(candidates: &[Candidate]) -> Option<u64> {
     all.all(|one| one == first).then_some(first)
 }
 
-fn node(view: &View, request: &Request, names: &Names<'_>) -> PlacementNodeObject {
+fn node(view: &View, context: &Context<'_>) -> PlacementNodeObject {
+    let request = context.request;
     let fit = view.gpus.iter().filter(|one| one.against.is_none()).count();
     let asked = Shortage {
         wanted: request.gpus.count,
@@ -130,6 +147,7 @@ fn node(view: &View, request: &Request, names: &Names<'_>) -> PlacementNodeObjec
         index: one.gpu.index,
         name: one.gpu.name.to_string(),
         memory_bytes: one.gpu.memory_bytes,
+        capability: one.gpu.capability.map(|version| version.to_string()),
         available_bytes: one.gpu.available_bytes(),
         short_bytes: asked.short_bytes(&one.gpu),
         held_by: one.gpu.holder.clone(),
@@ -146,7 +164,7 @@ fn node(view: &View, request: &Request, names: &Names<'_>) -> PlacementNodeObjec
         replicas: view.replicas,
         gpus_fit: number(fit),
         gpus: gpus.collect(),
-        remedies: view.remedies.iter().map(|one| remedy(one, request, names)).collect(),
+        remedies: view.remedies.iter().map(|one| remedy(one, context)).collect(),
     }
 }
 
@@ -181,22 +199,40 @@ fn against(obstacle: &Obstacle) -> PlacementAgainstObject {
         found,
         wanted_version,
         found_version,
+        for_ms: match obstacle {
+            Obstacle::Away(Standing::Silent(_, since)) => *since,
+            _ => None,
+        },
     }
 }
 
-fn remedy(remedy: &Remedy, request: &Request, names: &Names<'_>) -> PlacementRemedyObject {
-    let name = |id: &NodeId| names.get(id).copied().unwrap_or_default();
+fn remedy(remedy: &Remedy, context: &Context<'_>) -> PlacementRemedyObject {
+    let name = |id: &NodeId| context.names.get(id).copied().unwrap_or_default();
     PlacementRemedyObject {
         nodes: remedy.nodes.iter().map(|id| name(id).to_owned()).collect(),
         changes: remedy
             .steps
             .iter()
-            .map(|step| PlacementChangeObject {
-                change: step.change.word().to_owned(),
-                node: (!step.change.is_of_document()).then(|| name(&step.node).to_owned()),
-                message: step.change.sentence(name(&step.node)),
-                commands: step.change.commands(name(&step.node), &request.deployment),
+            .map(|Step { node, change }| {
+                let takes = change.takes(context.stocks);
+                let beside: String = takes.iter().map(Takes::beside).collect();
+                PlacementChangeObject {
+                    change: change.word().to_owned(),
+                    node: (!change.is_of_document()).then(|| name(node).to_owned()),
+                    message: change.sentence(name(node)) + &beside,
+                    commands: change.commands(name(node), &context.request.deployment, context.stocks),
+                    takes: takes.into_iter().map(taken).collect(),
+                }
             })
             .collect(),
+    }
+}
+
+fn taken(takes: Takes) -> PlacementTakesObject {
+    PlacementTakesObject {
+        deployment: takes.deployment,
+        needed: number(takes.needed),
+        goes: number(takes.goes),
+        of: number(takes.of),
     }
 }

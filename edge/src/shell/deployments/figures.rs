@@ -14,64 +14,88 @@ use crate::shell::site::Site;
 /// A sentence in them, in bytes.
 const SENTENCE: usize = 256;
 
-/// All deployments in figures; those that are short come first among the listed ones, of which there are as many as fit in
-/// `room` bytes.
-pub(crate) fn figures(site: &Site, room: usize) -> DeploymentFigures {
-    let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-    site.deployments.read(|table| {
-        let in_state = |state| table.replicas.values().filter(|one| one.state == state).count();
-        let mut figures = DeploymentFigures {
-            total: count(table.rows.len()),
-            replicas_wanted: table.rows.values().map(DeploymentRow::wanted).sum(),
-            replicas_ready: count(table.replicas.values().filter(|one| table.serves(one)).count()),
-            replicas_failed: count(in_state(ReplicaState::Failed)),
-            held: table
-                .held()
-                .map(|held| beginning(&held.sentence(), SENTENCE).to_owned())
-                .unwrap_or_default(),
-            ..DeploymentFigures::default()
-        };
-        let (short, whole): (Vec<_>, Vec<_>) =
-            table.rows.values().map(|row| line(table, row)).partition(|one| one.ready < one.wanted);
-        figures.short = count(short.len());
-        // Each entry has its length and the field's number before it.
-        let mut left = room.saturating_sub(figures.encoded_len());
-        for one in short.into_iter().chain(whole) {
-            let bytes = one.encoded_len() + 3;
-            let Some(rest) = left.checked_sub(bytes) else { break };
-            left = rest;
-            figures.listed.push(one);
-        }
-        figures
-    })
+/// All deployments of one moment, each looked at once.
+#[derive(Debug)]
+pub(crate) struct Summary {
+    /// Deployments that do not come right by themselves, and the guard while it holds.
+    pub(crate) problems: Vec<Problem>,
+    figures: DeploymentFigures,
+    /// Those that are short come first.
+    lines: Vec<DeploymentSummary>,
 }
 
-fn line(table: &Deployments, row: &DeploymentRow) -> DeploymentSummary {
-    let Stands { state, ready, .. } = table.stands(row);
-    DeploymentSummary {
-        name: row.spec.name.clone(),
-        model: row.spec.model().to_owned(),
-        state: number(state).into(),
-        wanted: row.wanted(),
-        ready: u32::try_from(ready).unwrap_or(u32::MAX),
+impl Summary {
+    pub(crate) fn of(site: &Site) -> Self {
+        site.deployments.read(Self::of_table)
     }
-}
 
-/// Deployments that do not come right by themselves, and the guard while it holds.
-pub(crate) fn problems(site: &Site) -> Vec<Problem> {
-    site.deployments.read(|table| {
+    fn of_table(table: &Deployments) -> Self {
         let held = table.held().map(|held| Problem {
             code: "DEPLOYMENTS_HELD".to_owned(),
             message: held.sentence(),
             since_unix_ms: held.since_unix_ms,
             subject: String::new(),
         });
-        held.into_iter().chain(table.rows.values().filter_map(|row| problem(table, row))).collect()
-    })
+        let mut problems: Vec<Problem> = held.into_iter().collect();
+        let (mut short, mut whole) = (Vec::new(), Vec::new());
+        for row in table.rows.values() {
+            let stands = table.stands(row);
+            let line = line(row, &stands);
+            if line.ready < line.wanted {
+                short.push(line)
+            } else {
+                whole.push(line)
+            }
+            problems.extend(problem(table, row, stands));
+        }
+        let failed = table.replicas.values().filter(|one| one.state == ReplicaState::Failed);
+        let figures = DeploymentFigures {
+            total: count(table.rows.len()),
+            short: count(short.len()),
+            replicas_wanted: table.rows.values().map(DeploymentRow::wanted).sum(),
+            replicas_ready: count(table.replicas.values().filter(|one| table.serves(one)).count()),
+            replicas_failed: count(failed.count()),
+            held: table
+                .held()
+                .map(|held| beginning(&held.sentence(), SENTENCE).to_owned())
+                .unwrap_or_default(),
+            ..DeploymentFigures::default()
+        };
+        short.append(&mut whole);
+        Self { problems, figures, lines: short }
+    }
+
+    /// All deployments in figures, with as many lines as fit in `room` bytes.
+    pub(crate) fn figures(self, room: usize) -> DeploymentFigures {
+        let Self { mut figures, lines, .. } = self;
+        // Each entry has its length and the field's number before it.
+        let mut left = room.saturating_sub(figures.encoded_len());
+        for one in lines {
+            let bytes = one.encoded_len() + 3;
+            let Some(rest) = left.checked_sub(bytes) else { break };
+            left = rest;
+            figures.listed.push(one);
+        }
+        figures
+    }
 }
 
-fn problem(table: &Deployments, row: &DeploymentRow) -> Option<Problem> {
-    let Stands { state, message, .. } = table.stands(row);
+fn count(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}
+
+fn line(row: &DeploymentRow, stands: &Stands) -> DeploymentSummary {
+    DeploymentSummary {
+        name: row.spec.name.clone(),
+        model: row.spec.model().to_owned(),
+        state: number(stands.state).into(),
+        wanted: row.wanted(),
+        ready: count(stands.ready),
+    }
+}
+
+fn problem(table: &Deployments, row: &DeploymentRow, stands: Stands) -> Option<Problem> {
+    let Stands { state, message, .. } = stands;
     let (code, word) = match state {
         DeploymentState::Degraded => ("DEPLOYMENT_DEGRADED", "has fewer replicas than it wants"),
         DeploymentState::Failed => ("DEPLOYMENT_FAILED", "has failed"),

@@ -30,6 +30,11 @@ pub(crate) struct Known {
     pub(crate) waiting_since_unix_ms: Option<i64>,
 }
 
+/// What the site has given away to replicas.
+pub(crate) fn given_away(site: &Site) -> Given {
+    site.deployments.read(|table| given(table, |id| site.jobs.view(id)))
+}
+
 impl super::Deployments {
     /// A deployment as placement explains it.
     pub(crate) fn known(&self, name: &str) -> Option<Known> {
@@ -55,11 +60,6 @@ impl super::Deployments {
     /// The engines of a deployment's replicas.
     pub(crate) fn engines_of(&self, name: &str) -> BTreeSet<String> {
         self.read(|table| table.replicas_of(name).map(ReplicaRow::engine).collect())
-    }
-
-    /// What the site has given away to replicas.
-    pub(crate) fn given(&self) -> Given {
-        self.read(given)
     }
 }
 
@@ -87,7 +87,7 @@ pub(crate) fn snapshot(site: &Site, table: &Deployments, row: &DeploymentRow) ->
         wanted: row.wanted(),
         ready: u32::try_from(ready).unwrap_or(u32::MAX),
         version: row.version,
-        digest: spec.digest(),
+        digest: table.digest(&spec.name).to_owned(),
         paused: row.paused,
         unloaded: row.unloaded,
         created_at_unix_ms: row.created_at_unix_ms,

@@ -16,11 +16,15 @@ use umbel_wire::{Code, Error, NodeId, clock};
 
 use super::{args, invalid, result, select_any, unknown};
 use crate::core::commands::Request as Command;
-use crate::core::placement::candidate::{Candidate, Given, candidates};
+use crate::core::deployments::Deployments as Table;
+use crate::core::placement::candidate::{Given, candidates, measured};
 use crate::core::placement::explain::{Detail, explain_some};
-use crate::core::placement::{Plan, Request, plan, take, told};
+use crate::core::placement::remedy::Stocks;
+use crate::core::placement::request::Memory;
+use crate::core::placement::{Fleet, Plan, Request, told};
 use crate::core::registry::Moment;
 use crate::shell::commands::Commands;
+use crate::shell::deployments;
 use crate::shell::site::Site;
 
 /// Nodes told of in full unless said.
@@ -47,6 +51,7 @@ struct Asked {
     spec: DeploymentSpec,
     request: Request,
     given: Given,
+    stocks: Stocks,
     wanted: u32,
     placed: u32,
     waiting_since_unix_ms: Option<i64>,
@@ -67,7 +72,7 @@ impl Asked {
         };
         let known = asked.deployment.as_deref().and_then(|name| commands.site.deployments.known(name));
         let spec = spec_of(&commands.site, asked.deployment.as_deref(), asked.document)?;
-        let mut wish = Request::from(&spec);
+        let mut wish = Request { memory: Memory::of(&spec), ..Request::from(&spec) };
         let mut waiting_since_unix_ms = None;
         let mut placed = 0;
         let mut wanted = spec.replicas;
@@ -80,16 +85,18 @@ impl Asked {
             // As if it took the place of what has its name.
             wish.displaces = commands.site.deployments.engines_of(&spec.name);
         }
-        let given = commands.site.deployments.given();
+        let given = deployments::given_away(&commands.site);
+        let stocks = commands.site.deployments.read(Table::stocks);
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        Ok(Self { spec, request: wish, given, wanted, placed, waiting_since_unix_ms, limit, only })
+        Ok(Self { spec, request: wish, given, stocks, wanted, placed, waiting_since_unix_ms, limit, only })
     }
 
     /// Places what is missing one after the other, and explains the first of all if they fit, else the first that does not.
-    fn explained(self, site: &Site) -> PlacementObject {
+    fn explained(mut self, site: &Site) -> PlacementObject {
         let moment = Moment { now: clock::now(), wall: site.wall().unix_ms() };
         let (_, nodes) = site.nodes();
-        let fleet = candidates(&nodes, &self.given, moment);
+        self.request.memory.measured_bytes = measured(&nodes, &self.spec.name, moment);
+        let fleet = Fleet::of(candidates(&nodes, &self.given, moment));
         let missing = self.wanted.saturating_sub(self.placed).max(1);
         let plans = places(&self.spec, &self.request, (self.placed, missing), &fleet);
         let only = |id: &NodeId| self.only.as_ref().is_none_or(|only| only.contains(id));
@@ -97,14 +104,14 @@ impl Asked {
         let mut object = match plans {
             // What is told of nodes is how they are now, not how they would be.
             Placed::AllOrNone(plans) => {
-                let why = explain_some(&self.request, &fleet, detail);
+                let why = explain_some(&self.request, fleet.nodes(), detail);
                 debug_assert_eq!(why.plan.as_ref(), plans.first(), "one question has one answer");
-                told::object(&why, &plans, &fleet)
+                told::object(&why, &plans, fleet.nodes(), &self.stocks)
             }
             Placed::Partly(plans, request, fleet) => {
-                let why = explain_some(&request, &fleet, detail);
+                let why = explain_some(&request, fleet.nodes(), detail);
                 debug_assert_eq!(why.plan, None, "one question has one answer");
-                told::object(&why, &plans, &fleet)
+                told::object(&why, &plans, fleet.nodes(), &self.stocks)
             }
         };
         object.replicas_wanted = self.wanted;
@@ -135,32 +142,27 @@ pub(super) fn spec_of(
 enum Placed {
     AllOrNone(Vec<Plan>),
     /// And the wish and the nodes of the next one.
-    Partly(Vec<Plan>, Box<Request>, Vec<Candidate>),
+    Partly(Vec<Plan>, Box<Request>, Fleet),
 }
 
 /// Places so many replicas one after the other, beside those that have a place already.
-fn places(
-    spec: &DeploymentSpec,
-    request: &Request,
-    (placed, missing): (u32, u32),
-    fleet: &[Candidate],
-) -> Placed {
-    let Some(first) = plan(request, fleet) else {
+fn places(spec: &DeploymentSpec, request: &Request, (placed, missing): (u32, u32), fleet: &Fleet) -> Placed {
+    let Some(first) = fleet.plan(request) else {
         return Placed::AllOrNone(Vec::new());
     };
     let mut plans = vec![first];
     if missing == 1 {
         return Placed::AllOrNone(plans);
     }
-    let (mut request, mut fleet) = (request.clone(), fleet.to_vec());
+    let (mut request, mut fleet) = (request.clone(), fleet.clone());
     for number in 1..missing {
         if let Some(found) = plans.last() {
-            take(found, &request, &spec.engine_name(placed + number, None), &mut fleet);
+            fleet.take(found, &request, &spec.engine_name(placed + number, None));
             for shard in &found.shards {
                 *request.placed.entry(shard.node).or_default() += 1;
             }
         }
-        let Some(found) = plan(&request, &fleet) else {
+        let Some(found) = fleet.plan(&request) else {
             return Placed::Partly(plans, Box::new(request), fleet);
         };
         plans.push(found);

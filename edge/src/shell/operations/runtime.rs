@@ -25,6 +25,7 @@ use crate::core::placement::{Request as Wish, plan};
 use crate::core::registry::Moment;
 use crate::core::registry::node::Node;
 use crate::shell::commands::{Commands, Context};
+use crate::shell::deployments;
 use crate::shell::site::Site;
 
 /// Longest patience.
@@ -148,7 +149,7 @@ impl Probe {
         let mut wish = Wish::from(&self.spec);
         wish.selector = None;
         let moment = Moment { now: clock::now(), wall: site.wall().unix_ms() };
-        let mut fleet = candidates(std::slice::from_ref(node), &site.deployments.given(), moment);
+        let mut fleet = candidates(std::slice::from_ref(node), &deployments::given_away(site), moment);
         for one in &mut fleet {
             (one.eligible, one.draining) = (true, false);
         }

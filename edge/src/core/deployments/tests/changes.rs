@@ -34,6 +34,29 @@ fn a_name_means_one_model() {
     }
 }
 
+/// A model that gets another name keeps the one before as an alias, unless others still serve it under that.
+#[test]
+fn a_changed_model_may_keep_its_name_as_an_alias() {
+    let mut world = World::new(&[1]);
+    world.apply(spec("one", json!({ "model": "m", "aliases": ["small"] })));
+    let renamed = || spec("one", json!({ "model": "next", "aliases": ["m", "small"] }));
+    let change = world.deployments.propose(renamed(), None, "ada", 0).unwrap();
+    assert_eq!(change.sentence, "aliases [\"small\"] -> [\"m\",\"small\"], model \"m\" -> \"next\"");
+    // Another deployment of the same model: its names would mean two models.
+    world.apply(spec("two", json!({ "model": "m", "aliases": ["small"] })));
+    for (aliases, taken) in [(json!(["m", "small"]), "m"), (json!(["small"]), "small"), (json!([]), "")] {
+        let spec = spec("one", json!({ "model": "next", "aliases": aliases }));
+        match (world.deployments.propose(spec, None, "ada", 0), taken) {
+            (Ok(_), "") => {}
+            (Err(error), taken) => assert_eq!(
+                (&*error.reason, error.message),
+                ("MODEL_NAME_TAKEN", format!("\"{taken}\" means m already, which deployment two serves"))
+            ),
+            (Ok(change), taken) => panic!("{taken}: {change:?}"),
+        }
+    }
+}
+
 #[test]
 fn what_is_not_there_is_not_found_and_what_goes_is_not_changed() {
     let mut world = World::new(&[1]);

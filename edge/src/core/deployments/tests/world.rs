@@ -172,12 +172,12 @@ impl World {
             };
             (*id, fact)
         };
-        Facts {
-            nodes: self.hosts.iter().map(fact).collect(),
-            jobs: self.jobs.iter().map(|(id, (_, fact))| (id.clone(), fact.clone())).collect(),
-            now: self.start + self.elapsed,
-            wall: self.wall(),
-        }
+        Facts::new(
+            self.hosts.iter().map(fact).collect(),
+            self.jobs.iter().map(|(id, (_, fact))| (id.clone(), fact.clone())).collect(),
+            self.start + self.elapsed,
+            self.wall(),
+        )
     }
 
     fn gpus(&self) -> Gpus {

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use umbel_contracts::deployment::of_engine;
 use umbel_contracts::proto::node::{Gpu as FoundGpu, GpuTelemetry, NodeInventory, NodeTelemetry};
 use umbel_contracts::release::Release;
 use umbel_wire::NodeId;
@@ -46,6 +47,18 @@ pub(crate) fn candidates(nodes: &[Arc<Node>], given: &Given, moment: Moment) -> 
     living.map(|node| candidate(node, given, moment, &mut names)).collect()
 }
 
+/// The most that an engine of a deployment holds of one GPU now; `None`: none is seen on any.
+pub(crate) fn measured(nodes: &[Arc<Node>], deployment: &str, moment: Moment) -> Option<u64> {
+    let of_it = |engine: &str| of_engine(engine).is_some_and(|(of, _)| of == deployment);
+    let runs = |node: &&Arc<Node>| node.report.engines.iter().any(|engine| of_it(&engine.name));
+    let on_each = nodes.iter().filter(runs).filter_map(|node| {
+        let gpus = fresh(node, moment)?.gpus;
+        let current = gpus.iter().filter(|gpu| Duration::from_millis(gpu.age_ms.into()) <= FIGURES_AGE);
+        current.flat_map(|gpu| &gpu.engines).filter(|one| of_it(&one.engine)).map(|one| one.bytes).max()
+    });
+    on_each.max().filter(|bytes| *bytes > 0)
+}
+
 /// Names of GPUs, each kept once.
 #[derive(Debug, Default)]
 struct Names(HashMap<String, Arc<str>>);
@@ -65,7 +78,8 @@ fn candidate(node: &Node, given: &Given, moment: Moment, names: &mut Names) -> C
     let inventory = node.inventory();
     let telemetry = fresh(node, moment);
     let known = inventory.is_some();
-    let inventory = inventory.unwrap_or_default();
+    let mut inventory = inventory.unwrap_or_default();
+    let found = std::mem::take(&mut inventory.gpus);
     let coming = given.artifacts.get(&node.id).map(Vec::as_slice).unwrap_or_default();
     let mut models = BTreeSet::new();
     let mut engines: BTreeSet<String> = given.engines.get(&node.id).into_iter().flatten().cloned().collect();
@@ -92,7 +106,7 @@ fn candidate(node: &Node, given: &Given, moment: Moment, names: &mut Names) -> C
         runtimes: runtimes(node),
         inventory: known,
         driver: Release::found(&inventory.driver_version),
-        gpus: gpus(node, &inventory, telemetry.as_ref(), given, names),
+        gpus: gpus(node, found, telemetry.as_ref(), given, names),
         artifacts: artifacts(node).chain(coming.iter().map(|(key, _)| key.clone())).collect(),
         room: room(&inventory, telemetry.as_ref(), coming),
         fabric: inventory.fabric_labels.into_iter().collect(),
@@ -156,16 +170,19 @@ fn room(
 
 fn gpus(
     node: &Node,
-    inventory: &NodeInventory,
+    found: Vec<FoundGpu>,
     telemetry: Option<&NodeTelemetry>,
     given: &Given,
     names: &mut Names,
 ) -> Vec<Gpu> {
-    let mut gpus: Vec<Gpu> = inventory
-        .gpus
-        .iter()
-        .map(|found| {
-            let figures = telemetry.and_then(|report| report.gpus.iter().find(|gpu| gpu.uuid == found.uuid));
+    let told = telemetry.map(|report| report.gpus.as_slice()).unwrap_or_default();
+    let mut gpus: Vec<Gpu> = found
+        .into_iter()
+        .enumerate()
+        .map(|(place, found)| {
+            // Nearly always told of in the same order: UUIDs differ in their last bytes only, and there are ten thousands.
+            let same = |gpu: &&GpuTelemetry| gpu.uuid == found.uuid;
+            let figures = told.get(place).filter(same).or_else(|| told.iter().find(same));
             gpu(node, found, figures, given, names)
         })
         .collect();
@@ -190,7 +207,7 @@ fn gpus(
 
 fn gpu(
     node: &Node,
-    found: &FoundGpu,
+    found: FoundGpu,
     figures: Option<&GpuTelemetry>,
     given: &Given,
     names: &mut Names,
@@ -215,14 +232,15 @@ fn gpu(
         let engines = told.map(|gpu| gpu.engines.as_slice()).unwrap_or_default();
         engines.iter().filter(|one| one.bytes > 0).map(|one| one.engine.clone()).min()
     };
+    let holder = given.gpus.get(&found.uuid).cloned().or_else(named).or_else(seen);
     Gpu {
-        uuid: found.uuid.clone(),
         index: found.index,
         name: names.of(&found.name),
         memory_bytes: found.memory_bytes,
         capability: Release::found(&found.compute_capability),
         condition,
         foreign_bytes,
-        holder: given.gpus.get(&found.uuid).cloned().or_else(named).or_else(seen),
+        holder,
+        uuid: found.uuid,
     }
 }

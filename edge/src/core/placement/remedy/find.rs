@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use umbel_contracts::deployment::GPUS_MAX;
 use umbel_contracts::selector::Term;
 use umbel_contracts::settings::ENGINES_MAX;
 use umbel_wire::NodeId;
@@ -20,6 +21,8 @@ use super::{Change, Freed, Named, Remedy, Step};
 pub(in super::super) const REMEDIES: usize = 3;
 /// Memory is asked for in steps of this, downwards.
 const STEP: u64 = 1 << 20;
+/// Into how many times as many parts a model is divided at most.
+const PARTS: [u32; 3] = [2, 4, 8];
 /// Fabrics of which the way to enough nodes is tried: those that lack least.
 const FABRICS_TRIED: usize = 8;
 
@@ -107,9 +110,10 @@ fn gpus(request: &Request, node: &Candidate, shortage: &Shortage) -> Vec<Vec<Cha
     let need = &request.gpus;
     let mut ways = vec![];
     ways.extend(more_gpus(request, node, shortage));
-    if shortage.usable > 0 {
+    if shortage.usable > 0 && weights_fit(request, shortage.usable, request.nodes, need.memory_bytes) {
         ways.push(vec![Change::LowerGpuCount { from: need.count, to: shortage.usable }]);
     }
+    ways.extend(smaller_parts(request, node, shortage));
     ways.extend(
         less_memory(request, shortage).map(|to| vec![Change::LowerGpuMemory { from: need.memory_bytes, to }]),
     );
@@ -221,7 +225,38 @@ fn less_memory(request: &Request, shortage: &Shortage) -> Option<u64> {
     available.sort_unstable_by(|a, b| b.cmp(a));
     let last = request.count().checked_sub(1)?;
     let to = available.get(last)? / STEP * STEP;
-    (to > 0 && (request.gpus.memory_bytes == 0 || to < request.gpus.memory_bytes)).then_some(to)
+    let less = to > 0 && (request.gpus.memory_bytes == 0 || to < request.gpus.memory_bytes);
+    (less && weights_fit(request, request.gpus.count, request.nodes, to)).then_some(to)
+}
+
+/// Whether the weights fit into so many GPUs on so many nodes with so much memory each, as far as that is known; 0: whatever they
+/// have.
+fn weights_fit(request: &Request, gpus: u32, nodes: u32, memory_bytes: u64) -> bool {
+    let each = request.weights_on_each(gpus, nodes);
+    memory_bytes == 0 || each.is_none_or(|each| each < memory_bytes)
+}
+
+/// The same memory in more GPUs, where these are too small and the engine divides the model over what it gets: with GPUs freed
+/// for it, if it takes that.
+fn smaller_parts(request: &Request, node: &Candidate, shortage: &Shortage) -> Option<Vec<Change>> {
+    let (from, memory_from) = (request.gpus.count, request.gpus.memory_bytes);
+    let too_small = matches!(shortage.at, Some(GpuReason::Size | GpuReason::Foreign));
+    if !too_small || !request.memory.divides || from == 0 || memory_from == 0 {
+        return None;
+    }
+    // Layers and heads are divided by powers of two more readily than by others.
+    PARTS.into_iter().find_map(|parts| {
+        let to = from.checked_mul(parts).filter(|to| *to <= GPUS_MAX)?;
+        let memory_to = memory_from.div_ceil(parts.into()).div_ceil(STEP).saturating_mul(STEP);
+        let change = Change::RaiseGpuCount { from, to, memory_from, memory_to };
+        let mut raised = request.clone();
+        (raised.gpus.count, raised.gpus.memory_bytes) = (to, memory_to);
+        let shortage = check::shortage(&Ask::new(&raised), node);
+        match shortage.usable >= to {
+            true => Some(vec![change]),
+            false => Some([vec![change], more_gpus(&raised, node, &shortage)?].concat()),
+        }
+    })
 }
 
 /// What would make it fit over all nodes: one of each kind, the least first; at most [`REMEDIES`].
@@ -289,7 +324,8 @@ fn of_fabrics(request: &Request, candidates: &[Candidate], each: &[&Remedy], wan
         whole_works(request, group, &remedy).then_some(remedy)
     };
     let mut remedies: Vec<Remedy> = tried.into_iter().filter_map(works).collect();
-    if let Some(to) = u32::try_from(most).ok().filter(|to| *to > 0)
+    let fits = |to: &u32| weights_fit(request, request.gpus.count, *to, request.gpus.memory_bytes);
+    if let Some(to) = u32::try_from(most).ok().filter(|to| *to > 0).filter(fits)
         && let Some(node) = ordered.iter().find(|node| check::fits(&ask, node))
     {
         let change = Change::LowerNodes { from: request.nodes, to };

@@ -3,7 +3,10 @@
 //! Owns the sentence of each change and what to type for it. Invariant: a command is one that `umbel ctl` has, or it says on
 //! which host and in which file to work.
 
-use super::{Change, Freed, Named};
+use umbel_contracts::config::ByteSize;
+use umbel_contracts::deployment::of_engine;
+
+use super::{Change, Freed, Named, Stocks, Takes};
 
 /// Most things told of in one sentence.
 const TOLD: usize = 8;
@@ -30,6 +33,7 @@ impl Change {
             Self::FreeSpace { .. } => "free_space",
             Self::EndEngines { .. } => "end_engines",
             Self::LowerGpuCount { .. } => "lower_gpu_count",
+            Self::RaiseGpuCount { .. } => "raise_gpu_count",
             Self::LowerGpuMemory { .. } => "lower_gpu_memory",
             Self::AllowGpuNames { .. } => "allow_gpu_names",
             Self::LowerCapability { .. } => "lower_capability",
@@ -80,6 +84,12 @@ impl Change {
     fn of_document(&self) -> String {
         match self {
             Self::LowerGpuCount { from, to } => format!("gpus.count = {to} instead of {from}"),
+            Self::RaiseGpuCount { from, to, memory_from, memory_to } => format!(
+                "gpus.count = {to} instead of {from}, and gpus.memory_bytes = {memory_to} ({} instead of {}): the same memory in \
+                 more GPUs",
+                bytes_up(*memory_to),
+                bytes(*memory_from)
+            ),
             Self::LowerGpuMemory { from: 0, to } => {
                 format!("gpus.memory_bytes = {to} ({}) instead of whole GPUs", bytes(*to))
             }
@@ -93,8 +103,8 @@ impl Change {
         }
     }
 
-    /// What to type, where that is known.
-    pub(crate) fn commands(&self, node: &str, deployment: &str) -> Vec<String> {
+    /// What to type, where that is known. `stocks`: what other deployments have.
+    pub(crate) fn commands(&self, node: &str, deployment: &str, stocks: &Stocks) -> Vec<String> {
         let one = |command: String| vec![command];
         match self {
             Self::Enable => one(format!("umbel ctl node enable {node}")),
@@ -105,7 +115,7 @@ impl Change {
             Self::Undrain => one(format!("umbel ctl node undrain {node}")),
             Self::StopAvoiding => one(format!("umbel ctl model load {deployment}")),
             Self::AddLabel { key, value } => one(format!("umbel ctl node label {node} {key}={value}")),
-            Self::FreeGpus(freed) => ending(freed, node),
+            Self::FreeGpus(freed) => ending(freed, node, &self.takes(stocks)),
             Self::EndEngines { .. } => one("umbel ctl engine".to_owned()),
             Self::FreeSpace { .. } => one(format!("umbel ctl node show {node}")),
             Self::Install { .. } => one("umbel config check   # on its host, after the change".to_owned()),
@@ -161,23 +171,42 @@ fn holders(freed: &[Freed]) -> Vec<&str> {
     holders
 }
 
-fn ending(freed: &[Freed], node: &str) -> Vec<String> {
-    let mut commands: Vec<String> = holders(freed)
-        .into_iter()
-        .map(|holder| match holder.rsplit_once('.') {
-            // An engine of a deployment would be started again.
-            Some((deployment, _)) => {
-                let deployment = deployment.split('.').next().unwrap_or(deployment);
-                format!("umbel ctl model unload {deployment} -m 'why'")
-            }
-            None => format!("umbel ctl engine stop {node}/{holder} -m 'why'"),
-        })
-        .collect();
-    commands.dedup();
+/// What ends holders of GPUs, the smallest there is: an engine of a deployment would be started again, so that its deployment has
+/// to want fewer.
+fn ending(freed: &[Freed], node: &str, takes: &[Takes]) -> Vec<String> {
+    let own = holders(freed).into_iter().filter(|holder| of_engine(holder).is_none());
+    let mut commands: Vec<String> =
+        own.map(|holder| format!("umbel ctl engine stop {node}/{holder} -m 'why'")).collect();
+    commands.extend(takes.iter().map(Takes::command));
     if freed.iter().any(|one| one.foreign_bytes > 0) {
         commands.push("nvidia-smi   # on its host: the processes that are no engines".to_owned());
     }
     commands
+}
+
+impl Takes {
+    fn command(&self) -> String {
+        let Self { deployment, needed, goes, of } = self;
+        if goes < of {
+            let left = of - goes;
+            return format!(
+                "umbel ctl model apply FILE -m 'why'   # {deployment} with replicas = {left} instead of {of}"
+            );
+        }
+        let all = if goes > needed { format!("   # all its {of} replicas go") } else { String::new() };
+        format!("umbel ctl model unload {deployment} -m 'why'{all}")
+    }
+
+    /// What goes beside what is needed; empty if nothing does.
+    pub(crate) fn beside(&self) -> String {
+        let Self { deployment, needed, goes, .. } = self;
+        match goes - needed {
+            0 => String::new(),
+            more => {
+                format!("; {more} more of {deployment} {} with it", if more == 1 { "goes" } else { "go" })
+            }
+        }
+    }
 }
 
 fn named(gpus: &[Named]) -> String {
@@ -196,24 +225,12 @@ pub(in super::super) fn list(items: &[String], most: usize) -> String {
 
 /// `92.4 GiB`, rounded down.
 pub(in super::super) fn bytes(count: u64) -> String {
-    rounded(count, 0)
+    ByteSize(count).rounded()
 }
 
 /// `92.4 GiB`, rounded up: what is needed.
 fn bytes_up(count: u64) -> String {
-    rounded(count, 1)
-}
-
-fn rounded(count: u64, up: u128) -> String {
-    const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
-    for (unit, size) in UNITS {
-        if count >= size {
-            let size = u128::from(size);
-            let tenths = (u128::from(count) * 10 + up * (size - 1)) / size;
-            return format!("{}.{} {unit}", tenths / 10, tenths % 10);
-        }
-    }
-    format!("{count} B")
+    ByteSize(count).rounded_up()
 }
 
 /// `3m 12s`.

@@ -4,7 +4,8 @@ use super::dice::{GIB, good_node, gpu};
 use super::explain;
 use crate::core::placement::candidate::{Candidate, Room, Standing};
 use crate::core::placement::explain::Explanation;
-use crate::core::placement::request::{ArtifactNeed, EngineNeed, GpuNeed, Request};
+use crate::core::placement::remedy::{Change, Freed, Named, Stocks};
+use crate::core::placement::request::{ArtifactNeed, EngineNeed, GpuNeed, Memory, Request};
 
 /// Five nodes, as in the study of what operators want to know.
 fn fleet() -> Vec<Candidate> {
@@ -116,7 +117,7 @@ fn the_changes_are_told_with_the_least_first() {
     );
     let step = &why.remedies[2].steps[0];
     assert_eq!(
-        step.change.commands("node-4", "qwen3-235b"),
+        step.change.commands("node-4", "qwen3-235b", &Stocks::new()),
         [
             "umbel ctl engine stop node-4/llama -m 'why'",
             "umbel ctl model unload qwen3-32b -m 'why'",
@@ -169,4 +170,69 @@ fn shards_are_explained_by_their_fabric() {
     assert_eq!(remedies(&why)[0], "take the drain of node-3 back");
     fleet[2].draining = false;
     assert!(explain(&request, &fleet).plan.is_some());
+}
+
+/// What a change takes of another deployment is said, and it is the least that a command can take.
+#[test]
+fn a_change_takes_no_more_replicas_than_it_has_to_or_says_how_many() {
+    let freed = |holder: &str, index: u32| Freed {
+        gpu: Named { uuid: format!("GPU-{index}"), index },
+        holder: Some(holder.to_owned()),
+        foreign_bytes: 0,
+        memory_bytes: 80 * GIB,
+    };
+    let stocks = |order: &[&str]| -> Stocks {
+        [("qwen".to_owned(), order.iter().map(|one| (*one).to_owned()).collect())].into()
+    };
+    let told = |holders: &[&str], stocks: &Stocks| {
+        let freed = holders.iter().zip(0..).map(|(holder, index)| freed(holder, index));
+        let change = Change::FreeGpus(freed.collect());
+        let takes = change.takes(stocks);
+        let figures: Vec<_> = takes.iter().map(|one| (one.needed, one.goes, one.of)).collect();
+        (figures, change.commands("a", "m", stocks), takes.iter().map(|one| one.beside()).collect::<String>())
+    };
+    let unload = "umbel ctl model unload qwen -m 'why'".to_owned();
+    // The only one.
+    let one = stocks(&["qwen.r1"]);
+    assert_eq!(told(&["qwen.r1"], &one), (vec![(1, 1, 1)], vec![unload.clone()], String::new()));
+    // The one of three that would go if two were wanted: two GPUs of it are one replica.
+    let three = stocks(&["qwen.r3", "qwen.r1", "qwen.r2"]);
+    let fewer = "umbel ctl model apply FILE -m 'why'   # qwen with replicas = 2 instead of 3".to_owned();
+    assert_eq!(told(&["qwen.r3", "qwen.r3"], &three), (vec![(1, 1, 3)], vec![fewer], String::new()));
+    // Another one would go first: all of them go.
+    let all = format!("{unload}   # all its 3 replicas go");
+    let beside = "; 2 more of qwen go with it".to_owned();
+    assert_eq!(told(&["qwen.r1"], &three), (vec![(1, 3, 3)], vec![all.clone()], beside));
+    let beside = "; 1 more of qwen goes with it".to_owned();
+    assert_eq!(told(&["qwen.r1", "qwen.r2"], &three), (vec![(2, 3, 3)], vec![all], beside));
+    // Two of three, which are the first two to go; and an engine of the node's own file beside them.
+    let fewer = "umbel ctl model apply FILE -m 'why'   # qwen with replicas = 1 instead of 3".to_owned();
+    let (figures, commands, beside) = told(&["qwen.r1", "qwen.r3", "chat"], &three);
+    assert_eq!((figures, beside), (vec![(2, 2, 3)], String::new()));
+    assert_eq!(commands, ["umbel ctl engine stop a/chat -m 'why'".to_owned(), fewer]);
+}
+
+/// A model of which the weights are known is not told to fit where they do not, and one that is divided over its GPUs may take
+/// more of smaller ones.
+#[test]
+fn weights_and_parts_decide_which_changes_make_sense() {
+    let known = |weights: u64, divides: bool| {
+        let memory = Memory { weights_bytes: Some(weights * GIB), divides, measured_bytes: None };
+        Request { memory, ..request() }
+    };
+    let mut fleet = fleet();
+    fleet.retain(|node| node.name == "node-2");
+    // 59 GiB of weights on each of four GPUs: 80 GiB for each are enough of them.
+    let lower = "gpus.memory_bytes = 85899345920 (80.0 GiB instead of 92.0 GiB)";
+    assert_eq!(remedies(&explain(&known(236, false), &fleet)), [lower]);
+    let raise = "gpus.count = 8 instead of 4, and gpus.memory_bytes = 49392123904 (46.0 GiB instead of 92.0 GiB): the same memory \
+                 in more GPUs";
+    assert_eq!(remedies(&explain(&known(236, true), &fleet)), [raise, lower]);
+    // 85 GiB of weights on each: in 80 GiB there is no room for them, in twice as many GPUs there is.
+    assert_eq!(remedies(&explain(&known(340, false), &fleet)), [] as [&str; 0]);
+    assert_eq!(remedies(&explain(&known(340, true), &fleet)), [raise]);
+    // One of the eight is held: it has to be freed first.
+    fleet[0].gpus[0].holder = Some("chat".to_owned());
+    let both = format!("{raise}; then stop chat (GPU 0) on node-2: frees 1 GPU, 80.0 GiB");
+    assert_eq!(remedies(&explain(&known(340, true), &fleet)), [both.as_str()]);
 }
