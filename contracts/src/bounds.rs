@@ -7,7 +7,7 @@
 //! say more (a test checks that every known list, text and message has its bound).
 
 use prost::Message;
-use prost::encoding::{WireType, decode_varint};
+use prost::encoding::decode_varint;
 use umbel_wire::{Code, Error};
 
 mod control;
@@ -55,12 +55,54 @@ pub trait Bounded: Message + Default {
 /// # Errors
 /// INVALID_ARGUMENT if it is malformed or outside its bounds, with the field's name.
 pub fn decode<M: Bounded>(bytes: &[u8]) -> Result<M, Error> {
+    read::<M>(bytes, |_, _| Some(()))?;
+    M::decode(bytes).map_err(|_| malformed(M::SHAPE.name))
+}
+
+/// The same for whoever takes the fields from where they stand: `each` is given one after the other, unknown ones
+/// included, and says nothing to what makes the message malformed.
+///
+/// # Errors
+/// As [`decode`].
+pub fn read<'a, M: Bounded>(
+    bytes: &'a [u8],
+    each: impl FnMut(u32, Content<'a>) -> Option<()>,
+) -> Result<(), Error> {
     let shape = M::SHAPE;
     if bytes.len() > shape.largest {
         return Err(outside(shape.name, format!("it has more than {} bytes", shape.largest)));
     }
-    scan(bytes, shape)?;
-    M::decode(bytes).map_err(|_| malformed(shape.name))
+    walk(bytes, shape, each)
+}
+
+/// What one field of an encoded message holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content<'a> {
+    /// A number, as it stands: one that is meant shorter is to be cut.
+    Number(u64),
+    /// Four or eight bytes.
+    Fixed(&'a [u8]),
+    /// A text, bytes, a message, or packed numbers.
+    Bytes(&'a [u8]),
+}
+
+/// The first field of what is left of a message; nothing if that is malformed.
+#[inline]
+pub(crate) fn field<'a>(bytes: &mut &'a [u8]) -> Option<(u32, Content<'a>)> {
+    let key = u32::try_from(varint(bytes)?).ok()?;
+    let content = match key & 7 {
+        0 => Content::Number(varint(bytes)?),
+        1 => Content::Fixed(take(bytes, 8)?),
+        2 => {
+            let length = usize::try_from(varint(bytes)?).ok()?;
+            Content::Bytes(take(bytes, length)?)
+        }
+        5 => Content::Fixed(take(bytes, 4)?),
+        // Groups, which no peer sends, and what means nothing.
+        _ => return None,
+    };
+    // No field has the number 0.
+    (key >> 3 > 0).then_some((key >> 3, content))
 }
 
 /// The bounds of every message of both boundaries.
@@ -75,79 +117,62 @@ pub fn shapes() -> impl Iterator<Item = (&'static str, &'static Shape)> {
 const MOST_FIELDS: usize = 24;
 
 /// Walks over the encoded message. Messages are never recursive, so the depth is that of the shapes.
-fn scan(mut bytes: &[u8], shape: &'static Shape) -> Result<(), Error> {
+fn scan(bytes: &[u8], shape: &'static Shape) -> Result<(), Error> {
+    walk(bytes, shape, |_, _| Some(()))
+}
+
+/// The same, showing each field once it is found to be within its bounds.
+fn walk<'a>(
+    mut bytes: &'a [u8],
+    shape: &'static Shape,
+    mut each: impl FnMut(u32, Content<'a>) -> Option<()>,
+) -> Result<(), Error> {
     let broken = || malformed(shape.name);
     let mut counts = [0_u32; MOST_FIELDS];
     while !bytes.is_empty() {
-        let (number, wire_type) = key(&mut bytes).ok_or_else(broken)?;
-        let known = shape.fields.iter().zip(&mut counts).find(|(field, _)| field.number == number);
-        let content = match wire_type {
-            WireType::Varint => {
-                varint(&mut bytes).ok_or_else(broken)?;
-                None
-            }
-            WireType::ThirtyTwoBit => Some(take(&mut bytes, 4).ok_or_else(broken)?),
-            WireType::SixtyFourBit => Some(take(&mut bytes, 8).ok_or_else(broken)?),
-            WireType::LengthDelimited => {
-                let length = varint(&mut bytes).ok_or_else(broken)?;
-                let length = usize::try_from(length).map_err(|_| broken())?;
-                Some(take(&mut bytes, length).ok_or_else(broken)?)
-            }
-            WireType::StartGroup | WireType::EndGroup => return Err(broken()),
-        };
-        if let Some((field, count)) = known {
-            field.check(shape, count, wire_type, content)?;
+        let (number, content) = field(&mut bytes).ok_or_else(broken)?;
+        let place = shape.fields.iter().position(|field| field.number == number);
+        if let Some(place) = place
+            && let (Some(field), Some(count)) = (shape.fields.get(place), counts.get_mut(place))
+        {
+            field.check(shape, count, content)?;
         }
+        each(number, content).ok_or_else(broken)?;
     }
     Ok(())
-}
-
-/// A field's number and how its content is written.
-fn key(bytes: &mut &[u8]) -> Option<(u32, WireType)> {
-    let key = u32::try_from(varint(bytes)?).ok()?;
-    let wire_type = WireType::try_from(u64::from(key & 7)).ok()?;
-    // No field has the number 0.
-    (key >> 3 > 0).then_some((key >> 3, wire_type))
 }
 
 /// A number. Nearly all of them are one byte, which is not worth a call.
 #[inline]
 fn varint(bytes: &mut &[u8]) -> Option<u64> {
-    if let Some((&first, rest)) = bytes.split_first()
-        && first < 0x80
-    {
-        *bytes = rest;
-        return Some(u64::from(first));
+    match bytes.split_first() {
+        Some((&first, rest)) if first < 0x80 => {
+            *bytes = rest;
+            Some(u64::from(first))
+        }
+        _ => decode_varint(bytes).ok(),
     }
-    decode_varint(bytes).ok()
 }
 
 impl Field {
-    fn check(
-        &self,
-        shape: &Shape,
-        count: &mut u32,
-        wire_type: WireType,
-        content: Option<&[u8]>,
-    ) -> Result<(), Error> {
-        let inside = content.unwrap_or_default();
-        let packed = self.longest == 0 && wire_type == WireType::LengthDelimited;
-        let elements = if packed {
-            u32::try_from(inside.iter().filter(|byte| **byte < 0x80).count()).unwrap_or(u32::MAX)
-        } else {
-            1
+    fn check(&self, shape: &Shape, count: &mut u32, content: Content<'_>) -> Result<(), Error> {
+        let inside = match content {
+            Content::Bytes(inside) => Some(inside),
+            Content::Number(_) | Content::Fixed(_) => None,
         };
+        let packed = inside.filter(|_| self.longest == 0);
+        let elements = packed.map_or(1, |numbers| {
+            u32::try_from(numbers.iter().filter(|byte| **byte < 0x80).count()).unwrap_or(u32::MAX)
+        });
         *count = count.saturating_add(elements);
         if *count > self.most {
             return Err(outside(shape.name, format!("{} occurs more than {} times", self.name, self.most)));
         }
-        if !packed && inside.len() > self.longest as usize && wire_type == WireType::LengthDelimited {
+        let Some(inside) = inside.filter(|_| packed.is_none()) else { return Ok(()) };
+        if inside.len() > self.longest as usize {
             return Err(outside(shape.name, format!("{} is longer than {} bytes", self.name, self.longest)));
         }
-        match self.inside {
-            Some(inner) if wire_type == WireType::LengthDelimited => scan(inside, inner),
-            _ => Ok(()),
-        }
+        self.inside.map_or(Ok(()), |inner| scan(inside, inner))
     }
 }
 

@@ -1,7 +1,9 @@
-//! The opening and the head of an inference stream, written from where their parts are.
+//! The opening and the head of an inference stream, written from where their parts are, and [`reading`] where they stand.
 //!
 //! Each request has one of each, and building the messages first takes more memory and time than the rest of their way.
 //! Invariant: what is written decodes to the message that has the same parts (a test compares them).
+
+pub mod reading;
 
 use prost::encoding::{WireType, encode_key, encode_varint};
 
@@ -69,7 +71,9 @@ impl Asked {
         headers: impl IntoIterator<Item = (&'a str, &'a [u8])>,
         request_id: &[u8],
     ) -> Self {
-        let mut to = Writing(Vec::with_capacity(256));
+        // Room for the usual two headers.
+        let parts = method.len() + path.len() + request_id.len();
+        let mut to = Writing(Vec::with_capacity(parts + 72));
         to.bytes(4, method.as_bytes());
         to.bytes(5, path.as_bytes());
         for (name, value) in headers {

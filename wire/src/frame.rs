@@ -117,11 +117,66 @@ impl<'a> Frame<'a> {
     /// # Errors
     /// If another part is there, or it does not decode.
     pub fn part<M: Message + Default>(&self, field: u32) -> Result<M, FrameError> {
+        M::decode(self.part_bytes(field)?).map_err(|_| FrameError::Malformed)
+    }
+}
+
+/// The parts that come with each stream, read where they stand: generated code copies their messages twice.
+impl<'a> Frame<'a> {
+    /// The part of an OPEN: its method, its time in milliseconds, its typed message.
+    ///
+    /// # Errors
+    /// As [`Self::part`].
+    pub fn open(&self) -> Result<(u32, u32, &'a [u8]), FrameError> {
+        let (mut method, mut timeout_ms, mut message) = (0, 0, &[][..]);
+        let mut rest = self.part_bytes(23)?;
+        while !rest.is_empty() {
+            match varint(&mut rest)? {
+                0x08 => method = varint(&mut rest)? as u32,
+                0x10 => timeout_ms = varint(&mut rest)? as u32,
+                0x1a => message = chunk(&mut rest)?,
+                key => unknown(key, 3, &mut rest)?,
+            }
+        }
+        Ok((method, timeout_ms, message))
+    }
+
+    /// The typed message of a HEAD.
+    ///
+    /// # Errors
+    /// As [`Self::part`].
+    pub fn head(&self) -> Result<&'a [u8], FrameError> {
+        let mut message = &[][..];
+        let mut rest = self.part_bytes(24)?;
+        while !rest.is_empty() {
+            match varint(&mut rest)? {
+                0x0a => message = chunk(&mut rest)?,
+                key => unknown(key, 1, &mut rest)?,
+            }
+        }
+        Ok(message)
+    }
+
+    fn part_bytes(&self, field: u32) -> Result<&'a [u8], FrameError> {
         match self.meta {
-            None => Ok(M::default()),
-            Some((found, bytes)) if found == field => M::decode(bytes).map_err(|_| FrameError::Malformed),
+            None => Ok(&[]),
+            Some((found, bytes)) if found == field => Ok(bytes),
             Some(_) => Err(FrameError::Malformed),
         }
+    }
+}
+
+/// Skips a field of a part whose known ones are `1..=known`.
+fn unknown(key: u64, known: u64, rest: &mut &[u8]) -> Result<(), FrameError> {
+    if key >> 3 <= known || key > u64::from(u32::MAX) {
+        return Err(FrameError::Malformed);
+    }
+    match key & 7 {
+        0 => varint(rest).map(drop),
+        1 => skip(rest, 8),
+        2 => chunk(rest).map(drop),
+        5 => skip(rest, 4),
+        _ => Err(FrameError::Malformed),
     }
 }
 

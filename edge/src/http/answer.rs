@@ -14,8 +14,7 @@ use http::header::{self, HeaderValue};
 use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use memchr::memmem;
-use umbel_contracts::bounds::decode;
-use umbel_contracts::proto::node;
+use umbel_contracts::inference::reading::{self, Field};
 use umbel_wire::{OutgoingStream, Terminal, within};
 
 use super::connection::Busy;
@@ -208,12 +207,12 @@ fn joined(first: &Bytes, parts: &BytesMut) -> Bytes {
 }
 
 /// The length that an engine said its answer has.
-fn announced(fields: &[node::Header]) -> Option<u64> {
+fn announced(fields: &[Field<'_>]) -> Option<u64> {
     std::str::from_utf8(headers::of_engine(fields, "content-length")?).ok()?.parse().ok()
 }
 
-fn decode_head(head: &Bytes) -> Option<(StatusCode, Vec<node::Header>)> {
-    let head = decode::<node::InferenceHead>(head).ok()?;
+fn decode_head(head: &Bytes) -> Option<(StatusCode, Vec<Field<'_>>)> {
+    let head = reading::Head::read(head).ok()?;
     let status = StatusCode::from_u16(u16::try_from(head.status).ok()?).ok()?;
     // An interim status is never an answer.
     (!status.is_informational()).then_some((status, head.headers))
@@ -230,7 +229,7 @@ fn is_json(content_type: &[u8]) -> bool {
 /// An answer that is whole before anything of it is sent.
 fn whole(
     status: StatusCode,
-    fields: &[node::Header],
+    fields: &[Field<'_>],
     body: Bytes,
     terminal: Option<Terminal>,
     mut exchange: Box<Exchange>,
@@ -266,7 +265,7 @@ fn whole(
 }
 
 /// An engine's 429 or 503 says when to try again, within what clients obey.
-fn again_from_engine(status: StatusCode, fields: &[node::Header], to: &mut http::HeaderMap) {
+fn again_from_engine(status: StatusCode, fields: &[Field<'_>], to: &mut http::HeaderMap) {
     if !matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
         return;
     }

@@ -5,12 +5,13 @@
 //! a new name). Invariant: what `Connection` names never passes.
 
 use std::net::IpAddr;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use http::Version;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use umbel_contracts::headers::{TO_CLIENT, TO_ENGINE, is_value};
-use umbel_contracts::proto::node;
+use umbel_contracts::inference::reading::Field;
 use umbel_wire::clock::Wall;
 
 /// `x-request-id`.
@@ -138,20 +139,25 @@ fn connection_names(headers: &HeaderMap, name: &str) -> bool {
         .any(|token| token.trim().eq_ignore_ascii_case(name))
 }
 
+/// Those of [`TO_CLIENT`] that a client sees as the engine said them, as their names are once and for all.
+static AS_SAID: LazyLock<Vec<(&str, HeaderName)>> = LazyLock::new(|| {
+    let names = TO_CLIENT.iter().map(|name| (*name, HeaderName::from_static(name)));
+    names.filter(|(_, name)| *name != header::RETRY_AFTER).collect()
+});
+
 /// The engine's headers for the client.
-pub(super) fn to_client(from: &[node::Header], to: &mut HeaderMap) {
-    for header in from {
-        let passed = TO_CLIENT.iter().find(|name| header.name.eq_ignore_ascii_case(name));
-        let Some(name) = passed.filter(|name| **name != header::RETRY_AFTER.as_str()) else { continue };
-        if let Ok(value) = HeaderValue::from_bytes(&header.value) {
-            to.insert(*name, value);
+pub(super) fn to_client(from: &[Field<'_>], to: &mut HeaderMap) {
+    for (name, value) in from {
+        let passed = AS_SAID.iter().find(|(known, _)| name.eq_ignore_ascii_case(known));
+        if let (Some((_, name)), Ok(value)) = (passed, HeaderValue::from_bytes(value)) {
+            to.insert(name, value);
         }
     }
 }
 
 /// A header of the engine's answer.
-pub(super) fn of_engine<'a>(headers: &'a [node::Header], name: &str) -> Option<&'a [u8]> {
-    headers.iter().find(|header| header.name.eq_ignore_ascii_case(name)).map(|header| header.value.as_slice())
+pub(super) fn of_engine<'a>(headers: &[Field<'a>], name: &str) -> Option<&'a [u8]> {
+    headers.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, value)| *value)
 }
 
 /// Makes correlation ids: `req_` and 26 characters, ordered by time, unique in this process and unlikely to
@@ -187,14 +193,14 @@ impl RequestIds {
         let ms = u128::try_from(now.unix_ms()).unwrap_or_default();
         let count = self.next.fetch_add(1, Ordering::Relaxed);
         // 48 bits of time, 40 of the process, 40 of the counter.
-        let number = (ms << 80)
+        let mut number = (ms << 80)
             | (u128::from(self.process & 0xff_ffff_ffff) << 40)
             | u128::from(count & 0xff_ffff_ffff);
         let mut text = *b"req_00000000000000000000000000";
-        for (place, digit) in text.iter_mut().skip(4).enumerate() {
-            let shift = 5 * (25 - place);
-            let index = usize::try_from((number >> shift) & 31).unwrap_or(0);
-            *digit = DIGITS.get(index).copied().unwrap_or(b'0');
+        for place in text.iter_mut().skip(4).rev() {
+            let digit = usize::try_from(number & 31).unwrap_or_default();
+            *place = DIGITS.get(digit).copied().unwrap_or(b'0');
+            number >>= 5;
         }
         HeaderValue::from_bytes(&text).unwrap_or_else(|_| HeaderValue::from_static("req_0"))
     }
@@ -243,7 +249,7 @@ mod tests {
         assert_eq!(passed, ["content-type", "traceparent"]);
 
         let from = ["Content-Type", "Set-Cookie", "Server", "Connection", "Transfer-Encoding", "Keep-Alive"]
-            .map(|name| node::Header { name: name.to_owned(), value: b"x".to_vec() });
+            .map(|name| (name, &b"x"[..]));
         let mut to = HeaderMap::new();
         to_client(&from, &mut to);
         assert_eq!(to.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["content-type"]);

@@ -103,7 +103,13 @@ pub(super) fn read(body: &[u8]) -> Result<Asked, BadRequest> {
     if body.get(open) != Some(&b'{') {
         return Err(BadRequest::NotJson("the body is not a JSON object".to_owned()));
     }
-    let fields: Fields<'_> = serde_json::from_slice(body).map_err(|error| not_json(&error))?;
+    let fields = match std::str::from_utf8(body) {
+        // What is known to be text is not looked at again, piece by piece.
+        Ok(text) => serde_json::from_str::<Fields<'_>>(text),
+        // What is none may stand where nothing is read: then it is for the engine to judge.
+        Err(_) => serde_json::from_slice(body),
+    };
+    let fields = fields.map_err(|error| not_json(&error))?;
     let raw = fields.model.map(RawValue::get).filter(|raw| *raw != "null").ok_or(BadRequest::NoModel)?;
     let model: Cow<'_, str> = match raw.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')) {
         Some(plain) if !plain.contains('\\') => Cow::Borrowed(plain),

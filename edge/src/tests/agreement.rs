@@ -44,7 +44,7 @@ fn head(stream: &IncomingStream, status: u32, content_type: &str) {
     let header = Header { name: "content-type".to_owned(), value: content_type.as_bytes().to_vec() };
     let head = InferenceHead { status, headers: vec![header] };
     // The client may have left.
-    let _ = stream.send_head(&head.encode_to_vec(), &[]);
+    let _ = stream.send_head(head.encode_to_vec(), &[]);
 }
 
 async fn answer(stream: IncomingStream, mut gate: watch::Receiver<bool>, held: Arc<Mutex<HashSet<String>>>) {

@@ -78,7 +78,7 @@ fn requests_are_found_by_their_id_and_a_slot_that_nobody_gives_back_is_released(
         until("the node has it too", || relay.open() == 2).await;
         let stream = relay.streams.lock().unwrap().pop().unwrap();
         let head = InferenceHead { status: 200, ..InferenceHead::default() };
-        stream.send_head(&head.encode_to_vec(), &[]).unwrap();
+        stream.send_head(head.encode_to_vec(), &[]).unwrap();
         stream.send(b"{}").await.unwrap();
         stream.finish(
             &umbel_contracts::proto::node::InferenceEnd {

@@ -16,8 +16,8 @@ use std::{
 
 use prost::Message;
 use tokio::sync::Notify;
-use umbel_contracts::inference;
-use umbel_contracts::proto::node::{InferenceEnd, InferenceOpen, InferenceOutcome};
+use umbel_contracts::inference::{self, reading::Opening};
+use umbel_contracts::proto::node::{InferenceEnd, InferenceOutcome};
 use umbel_wire::{Code, Error, Generation, IncomingStream, Reset, limits};
 
 use crate::{
@@ -34,6 +34,8 @@ mod open;
 mod over_http;
 #[cfg(test)]
 mod tests;
+
+use open::Asked;
 
 /// Relays the streams of every connection to the edge.
 #[derive(Debug)]
@@ -198,14 +200,14 @@ impl Relay {
 
     /// Takes a stream of the connection with that generation; `current` is the newest connection's.
     pub(crate) fn take(self: &Arc<Self>, stream: IncomingStream, own: Generation, current: Generation) {
-        let taken = open::parse(stream.message()).and_then(|open| {
+        let taken = open::parse(stream.message()).and_then(|(route, opening)| {
             // Before it has the engine and its task has begun: whoever waits until nothing is carried waits for it, too.
-            let entry = self.enter((own, stream.id()), open.lease_id);
-            Ok((self.admit(&open, own, current)?, open, entry))
+            let entry = self.enter((own, stream.id()), opening.lease_id);
+            Ok((self.admit(&opening, own, current)?, Asked::new(route, &opening), entry))
         });
         match taken {
             // Boxed: spawning a task and ending it would copy the whole future several times.
-            Ok((visit, open, entry)) => drop(tokio::spawn(Box::pin(carry(stream, open, visit, entry)))),
+            Ok((visit, asked, entry)) => drop(tokio::spawn(Box::pin(carry(stream, asked, visit, entry)))),
             Err(ended) => end(stream, ended, &Progress::default()),
         }
     }
@@ -217,15 +219,15 @@ impl Relay {
     }
 
     /// Checks an opening; everything refused here was not processed.
-    fn admit(&self, open: &InferenceOpen, own: Generation, current: Generation) -> Result<Visit, Ended> {
-        if own != current || open.generation != own.0 {
+    fn admit(&self, opening: &Opening<'_>, own: Generation, current: Generation) -> Result<Visit, Ended> {
+        if own != current || opening.generation != own.0 {
             return Err(Ended::refused(
                 Code::Conflict,
                 "STALE_GENERATION",
                 "the lease belongs to another connection of this node",
             ));
         }
-        let engine = open
+        let engine = opening
             .provider_id
             .strip_prefix(&self.prefix)
             .and_then(|name| self.engines.by_name(name))
@@ -275,7 +277,7 @@ impl Relay {
 }
 
 /// Carries one stream to its end.
-async fn carry(stream: IncomingStream, open: InferenceOpen, visit: Visit, entry: Entry) {
+async fn carry(stream: IncomingStream, asked: Asked, visit: Visit, entry: Entry) {
     let mut progress = Progress::default();
     let ended = tokio::select! {
         biased;
@@ -287,10 +289,10 @@ async fn carry(stream: IncomingStream, open: InferenceOpen, visit: Visit, entry:
             "NODE_STOPPING",
             "the node stopped before the answer was complete",
         ),
-        ended = exchange(&stream, &open, &visit.route, &mut progress) => ended,
+        ended = exchange(&stream, &asked, &visit.route, &mut progress) => ended,
     };
     if let Some(error) = &ended.error {
-        tracing::debug!(request_id = %open.request_id, outcome = ?ended.outcome, %error, "stream ended");
+        tracing::debug!(request_id = %asked.request_id, outcome = ?ended.outcome, %error, "stream ended");
     }
     // Over here before it is over at the edge: a lease that was given back must find its slot free.
     drop(visit);
@@ -315,17 +317,12 @@ fn end(stream: IncomingStream, ended: Ended, progress: &Progress) {
     }
 }
 
-async fn exchange(
-    stream: &IncomingStream,
-    open: &InferenceOpen,
-    route: &Route,
-    progress: &mut Progress,
-) -> Ended {
+async fn exchange(stream: &IncomingStream, asked: &Asked, route: &Route, progress: &mut Progress) -> Ended {
     let carried = match route {
-        Route::Http(http) => over_http::answer(stream, open, http, progress).await,
+        Route::Http(http) => over_http::answer(stream, asked, http, progress).await,
         // Boxed: the usual stream shall not be as large as these.
-        Route::Sim(sim) => Box::pin(by_rule::answer(stream, open, sim, progress)).await,
-        Route::Cli(cli) => Box::pin(by_program::answer(stream, open, cli, progress)).await,
+        Route::Sim(sim) => Box::pin(by_rule::answer(stream, asked, sim, progress)).await,
+        Route::Cli(cli) => Box::pin(by_program::answer(stream, asked, cli, progress)).await,
     };
     carried.err().unwrap_or_else(Ended::complete)
 }
@@ -355,7 +352,7 @@ async fn send_head(
     let headers = head.headers.iter().map(|(name, value)| (*name, &**value));
     let message = inference::head(head.status, headers);
     let (inline, rest) = body.split_at(body.len().min(limits::INLINE_MAX));
-    stream.send_head(&message, inline).map_err(|error| {
+    stream.send_head(message, inline).map_err(|error| {
         Ended::failed(InferenceOutcome::BadAnswer, Code::BadGateway, "BAD_ANSWER", error.message)
     })?;
     note(progress, inline);

@@ -130,6 +130,37 @@ fn decoding_is_that_of_the_generated_code() {
 }
 
 #[test]
+fn parts_of_streams_are_read_as_the_generated_code_reads_them() {
+    fn property(method: u32, timeout_ms: u32, message: Vec<u8>, noise: Vec<(usize, u8)>) -> bool {
+        let agrees = |field: u32, mut bytes: Vec<u8>| {
+            for (at, byte) in noise.iter().take(2) {
+                let length = bytes.len().max(1);
+                if let Some(slot) = bytes.get_mut(at % length) {
+                    *slot = *byte;
+                }
+            }
+            let frame = Frame { meta: Some((field, &bytes)), ..Frame::default() };
+            let other = Frame { meta: Some((field + 1, &bytes)), ..Frame::default() };
+            match field {
+                23 => match (frame.open(), frame.part::<proto::Open>(23)) {
+                    (Ok(mine), Ok(theirs)) => mine == (theirs.method, theirs.timeout_ms, &theirs.message),
+                    // Stricter is fine: groups.
+                    (mine, _) => mine.is_err() && other.open().is_err(),
+                },
+                _ => match (frame.head(), frame.part::<proto::Head>(24)) {
+                    (Ok(mine), Ok(theirs)) => mine == theirs.message,
+                    (mine, _) => mine.is_err() && other.head().is_err(),
+                },
+            }
+        };
+        let open = proto::Open { method, timeout_ms, message: message.clone() };
+        agrees(23, open.encode_to_vec()) && agrees(24, proto::Head { message }.encode_to_vec())
+    }
+    QuickCheck::new().tests(5_000).quickcheck(property as fn(u32, u32, Vec<u8>, Vec<(usize, u8)>) -> bool);
+    assert_eq!((Frame::default().open(), Frame::default().head()), (Ok((0, 0, &[][..])), Ok(&[][..])));
+}
+
+#[test]
 fn splitting_is_that_of_the_length_delimited_codec() {
     fn property(frames: Vec<Vec<u8>>, cuts: Vec<usize>, max: u8) -> bool {
         let max = usize::from(max);

@@ -155,8 +155,9 @@ impl IncomingStream {
     ///
     /// # Errors
     /// `TOO_LARGE`, or `CONFLICT` if HEAD or data was sent before. Nothing is sent then.
-    pub fn send_head(&self, message: &[u8], inline: &[u8]) -> Result<(), Error> {
+    pub fn send_head(&self, message: impl Into<Vec<u8>>, inline: &[u8]) -> Result<(), Error> {
         let Some(key) = self.key else { return Ok(()) };
+        let message = message.into();
         self.connection.with(|session| session.send_head(key, message, inline))
     }
 

@@ -66,7 +66,7 @@ impl Session {
     ///
     /// # Errors
     /// `TOO_LARGE`; `CONFLICT` if one was given before, or data went ahead of it.
-    pub(crate) fn send_head(&mut self, key: Key, message: &[u8], inline: &[u8]) -> Result<(), Error> {
+    pub(crate) fn send_head(&mut self, key: Key, message: Vec<u8>, inline: &[u8]) -> Result<(), Error> {
         if message.len() > limits::HEAD_MESSAGE_MAX || inline.len() > limits::INLINE_MAX {
             return Err(Error::new(
                 Code::TooLarge,
@@ -84,7 +84,7 @@ impl Session {
             return Err(Error::new(Code::Conflict, "SECOND_HEAD", "the head was sent before"));
         }
         part.head_given = true;
-        part.head = Some((message.to_vec(), inline.to_vec()));
+        part.head = Some((message, inline.to_vec()));
         stream.held = true;
         self.outbox.heads.push_back(key);
         self.wake_writer();
@@ -147,7 +147,7 @@ impl Session {
         if frame.payload.len() > limits::INLINE_MAX {
             return Err(Violation("an inline body larger than allowed"));
         }
-        let part: proto::Open = frame.part(23)?;
+        let (method, timeout_ms, message) = frame.open()?;
         let end = frame.flags & END != 0;
         let refusal = if self.ending.draining {
             Some(Error::new(Code::Unavailable, "DRAINING", "this side is draining and takes no new streams"))
@@ -173,8 +173,8 @@ impl Session {
             self.wake_writer();
             return Ok(());
         }
-        let timeout = Duration::from_millis(u64::from(part.timeout_ms));
-        let deadline = (part.timeout_ms > 0).then(|| now + timeout);
+        let timeout = Duration::from_millis(u64::from(timeout_ms));
+        let deadline = (timeout_ms > 0).then(|| now + timeout);
         let key = self.streams.insert(Stream {
             id: frame.id,
             held: false,
@@ -195,7 +195,7 @@ impl Session {
         if end {
             self.body_ended(key)?;
         }
-        let (id, method, message) = (frame.id, part.method, part.message);
+        let (id, message) = (frame.id, message.to_vec());
         outputs.push(Output::Stream(StreamIn { key, id, method, message, timeout }));
         Ok(())
     }

@@ -252,8 +252,8 @@ impl Session {
             return Err(Violation("an inline answer larger than allowed"));
         }
         let Some(key) = self.stream_named(frame.id)? else { return Ok(()) };
-        let part: proto::Head = frame.part(24)?;
-        if part.message.len() > limits::HEAD_MESSAGE_MAX {
+        let message = frame.head()?;
+        if message.len() > limits::HEAD_MESSAGE_MAX {
             return Err(Violation("a head larger than allowed"));
         }
         let Some(stream) = self.streams.get_mut(key) else { return Ok(()) };
@@ -264,7 +264,7 @@ impl Session {
             return Err(Violation("a second head"));
         }
         if stream.inflow == Inflow::Open {
-            opener.head = Some(Bytes::from(part.message));
+            opener.head = Some(Bytes::copy_from_slice(message));
             self.effects.wakes.extend(stream.recv_waker.take());
         }
         self.accept_data(now, key, frame.payload)

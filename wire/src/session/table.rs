@@ -11,6 +11,9 @@ pub(crate) struct Key {
     serial: u64,
 }
 
+/// Empty slots that stay; a burst's do not.
+const KEPT: usize = 4;
+
 /// Slots. Contents are boxed, so that a burst of streams leaves only words behind.
 pub(crate) struct Table<T> {
     slots: Vec<Option<(u64, Box<T>)>>,
@@ -76,7 +79,8 @@ impl<T> Table<T> {
         }
         let (_, thing) = slot.take()?;
         self.free.push(key.index);
-        if self.free.len() == self.slots.len() {
+        // One lone stream after the other does not make the table anew each time.
+        if self.free.len() == self.slots.len() && self.slots.len() > KEPT {
             self.slots = Vec::new();
             self.free = Vec::new();
         }

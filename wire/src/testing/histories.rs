@@ -155,7 +155,7 @@ fn answerer(end: &mut End, op: &Op) {
         Op::Head { which, inline } => {
             if let Some(theirs) = pick(&mut end.theirs, *which)
                 && session.reset_reason(theirs.key).is_none()
-                && session.send_head(theirs.key, b"head", &pattern(theirs.sent, *inline)).is_ok()
+                && session.send_head(theirs.key, b"head".to_vec(), &pattern(theirs.sent, *inline)).is_ok()
             {
                 theirs.sent += inline;
             }

@@ -2,7 +2,7 @@
 //!
 //! Leaves what follows to the account, to second tries and to the relay. Invariant: an end that nobody confirmed is none.
 
-use umbel_contracts::bounds::decode;
+use umbel_contracts::inference::reading;
 use umbel_contracts::proto::node::{InferenceEnd, InferenceOutcome};
 use umbel_wire::{Code, SLOW_READER, Terminal};
 
@@ -67,7 +67,7 @@ pub(in crate::http) fn is_unread(terminal: &Terminal) -> bool {
 /// The node's message in a terminal, if it can be read.
 pub(in crate::http) fn told(terminal: &Terminal) -> Option<InferenceEnd> {
     match terminal {
-        Terminal::Ended { payload, .. } => decode(payload).ok(),
+        Terminal::Ended { payload, .. } => reading::end(payload).ok(),
         Terminal::Lost(_) => None,
     }
 }

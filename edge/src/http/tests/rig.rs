@@ -112,7 +112,7 @@ impl Call {
             .iter()
             .map(|(name, value)| node::Header { name: (*name).to_owned(), value: value.as_bytes().to_vec() });
         let head = InferenceHead { status, headers: headers.collect() };
-        self.stream.send_head(&head.encode_to_vec(), &[]).unwrap();
+        self.stream.send_head(head.encode_to_vec(), &[]).unwrap();
     }
 
     pub(super) fn events(&self) {

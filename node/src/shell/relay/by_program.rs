@@ -11,10 +11,10 @@ use tokio::{
     process::Command,
     time::{Instant, timeout_at},
 };
-use umbel_contracts::proto::node::{InferenceOpen, InferenceOutcome};
+use umbel_contracts::proto::node::InferenceOutcome;
 use umbel_wire::{Code, IncomingStream, clock::Wall};
 
-use super::{Ended, Progress, by_rule::whole_body, pass_on, send_head};
+use super::{Ended, Progress, by_rule::whole_body, open::Asked, pass_on, send_head};
 use crate::{
     engines::cli::{self, Cli},
     shell::{engine_http::Head, leash::Leashed},
@@ -34,14 +34,14 @@ fn broke(reason: &'static str, message: impl Into<String>) -> Ended {
 /// The program's answer.
 pub(super) async fn answer(
     stream: &IncomingStream,
-    open: &InferenceOpen,
+    asked: &Asked,
     cli: &Cli,
     progress: &mut Progress,
 ) -> Result<(), Ended> {
-    let body = whole_body(stream, open).await?;
-    let id = format!("cli-{}", open.request_id);
+    let body = whole_body(stream, asked).await?;
+    let id = format!("cli-{}", asked.request_id);
     let created = Wall::now().unix_ms() / 1000;
-    let mut answer = match cli.answer((&open.method, &open.path), &body, &id, created) {
+    let mut answer = match cli.answer((asked.method, asked.path), &body, &id, created) {
         Ok(answer) => answer,
         Err((status, body)) => return whole(stream, status, &body, progress).await,
     };

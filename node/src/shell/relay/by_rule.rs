@@ -4,10 +4,9 @@
 
 use std::time::Duration;
 
-use umbel_contracts::proto::node::InferenceOpen;
 use umbel_wire::{Code, IncomingStream};
 
-use super::{Ended, Progress, body_part, pass_on, send_head};
+use super::{Ended, Progress, body_part, open::Asked, pass_on, send_head};
 use crate::{
     engines::sim::{Reply, Sim},
     shell::engine_http::Head,
@@ -19,12 +18,12 @@ const BODY_MAX: u64 = 32 * 1024 * 1024;
 /// The built-in engine's answer, at its own pace.
 pub(super) async fn answer(
     stream: &IncomingStream,
-    open: &InferenceOpen,
+    asked: &Asked,
     sim: &Sim,
     progress: &mut Progress,
 ) -> Result<(), Ended> {
-    let body = whole_body(stream, open).await?;
-    let reply = sim.reply(&open.method, &open.path, &body);
+    let body = whole_body(stream, asked).await?;
+    let reply = sim.reply(asked.method, asked.path, &body);
     let (status, kind) = match &reply {
         Reply::Whole { status, .. } => (*status, "application/json"),
         Reply::Stream(_) => (200, "text/event-stream"),
@@ -55,8 +54,8 @@ async fn pause(delay: Duration) {
     }
 }
 
-pub(super) async fn whole_body(stream: &IncomingStream, open: &InferenceOpen) -> Result<Vec<u8>, Ended> {
-    let mut left = open.body_bytes;
+pub(super) async fn whole_body(stream: &IncomingStream, asked: &Asked) -> Result<Vec<u8>, Ended> {
+    let mut left = asked.body_bytes;
     if left > BODY_MAX {
         return Err(Ended::refused(Code::TooLarge, "BODY_TOO_LARGE", "this engine takes at most 32 MiB"));
     }

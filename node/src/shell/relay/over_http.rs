@@ -7,10 +7,11 @@
 
 use std::{io, pin::pin, time::Duration};
 
-use umbel_contracts::proto::node::{InferenceOpen, InferenceOutcome};
+use umbel_contracts::proto::node::InferenceOutcome;
 use umbel_wire::{Code, IncomingStream, within};
 
-use super::{Ended, Progress, body_part, open, pass_on, send_head};
+use super::open::{self, Asked};
+use super::{Ended, Progress, body_part, pass_on, send_head};
 use crate::shell::{
     engine_http::{self, Answer, Bad, Link, Part, Written, says},
     engines::{HttpRoute, Verdict},
@@ -26,11 +27,11 @@ const GONE_WAIT: Duration = Duration::from_millis(200);
 /// The request and its answer. `Ok`: the answer was complete.
 pub(super) async fn answer(
     stream: &IncomingStream,
-    open: &InferenceOpen,
+    asked: &Asked,
     http: &HttpRoute,
     progress: &mut Progress,
 ) -> Result<(), Ended> {
-    let answered = carry(stream, open, http, progress).await;
+    let answered = carry(stream, asked, http, progress).await;
     http.traffic.ended(match &answered {
         Ok(status) => Verdict::of_status(*status),
         Err(ended) => match ended.outcome {
@@ -46,17 +47,17 @@ pub(super) async fn answer(
 /// The same; the status of the complete answer.
 async fn carry(
     stream: &IncomingStream,
-    open: &InferenceOpen,
+    asked: &Asked,
     http: &HttpRoute,
     progress: &mut Progress,
 ) -> Result<u16, Ended> {
-    let first_byte = open::limit(open.first_byte_timeout_ms, FIRST_BYTE);
+    let first_byte = open::limit(asked.first_byte_timeout_ms, FIRST_BYTE);
     // An engine that does not take the request is as silent as one that does not answer it.
-    let between = open::limit(open.idle_timeout_ms, BETWEEN);
-    let sending = pin!(send_request(stream, open, http));
+    let between = open::limit(asked.idle_timeout_ms, BETWEEN);
+    let sending = pin!(send_request(stream, asked, http));
     let mut sent = within(first_byte, sending).await.ok_or_else(timed_out)??;
     sent.link.may_take(first_byte, between);
-    let mut first = Some(waited(http, first_part(&mut sent, open, http)).await?);
+    let mut first = Some(waited(http, first_part(&mut sent, asked, http)).await?);
     let (mut link, mut answer) = (sent.link, Answer::new());
     let status = loop {
         let read = match first.take() {
@@ -119,11 +120,7 @@ async fn judged(part: io::Result<Part>, answer: &mut Answer, http: &HttpRoute) -
 
 /// The first bytes that come back. A kept connection that the engine had closed before the request came to it is replaced
 /// once by a new one.
-async fn first_part(
-    sent: &mut Sent,
-    open: &InferenceOpen,
-    http: &HttpRoute,
-) -> Result<io::Result<Part>, Ended> {
+async fn first_part(sent: &mut Sent, asked: &Asked, http: &HttpRoute) -> Result<io::Result<Part>, Ended> {
     let first = sent.link.read().await;
     let request = std::mem::take(&mut sent.request);
     let broke = match &first {
@@ -135,7 +132,7 @@ async fn first_part(
     }
     http.pool.doubt();
     let had_ended = sent.came_late || (first.is_ok() && Box::pin(sent.link.had_ended()).await);
-    if !had_ended || !open::may_be_repeated(open) {
+    if !had_ended || !asked.may_be_repeated() {
         return Ok(first);
     }
     if request.is_empty() {
@@ -158,21 +155,17 @@ struct Sent {
 }
 
 /// Sends head and body. A kept connection that turns out dead before the engine has a byte is replaced once.
-async fn send_request(
-    stream: &IncomingStream,
-    open: &InferenceOpen,
-    http: &HttpRoute,
-) -> Result<Sent, Ended> {
-    let mut left = open.body_bytes;
+async fn send_request(stream: &IncomingStream, asked: &Asked, http: &HttpRoute) -> Result<Sent, Ended> {
+    let mut left = asked.body_bytes;
     let mut first = if left > 0 { body_part(stream, &mut left).await? } else { None };
-    let mut request = open::request_head(open, http);
+    let mut request = asked.head(http);
     // Head and first part in one segment where they fit.
     if let Some(part) = first.take() {
         request.extend_from_slice(&part);
     }
     let mut came_late = false;
     // Sent once more, if it has to be, is what is here as a whole.
-    let believing = left == 0 && open::may_be_repeated(open);
+    let believing = left == 0 && asked.may_be_repeated();
     let on_kept = match http.pool.kept(believing) {
         None => None,
         Some(link) => match link.write(&request).await {

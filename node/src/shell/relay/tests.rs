@@ -5,7 +5,7 @@ use umbel_contracts::proto::node::{Header, InferenceOpen};
 
 mod taking;
 
-use super::open;
+use super::open::{self, Asked};
 use crate::shell::{
     engine_http::{Place, Pool},
     engines::HttpRoute,
@@ -35,7 +35,9 @@ fn head(open: &InferenceOpen) -> String {
         ports: Default::default(),
         traffic: Default::default(),
     };
-    String::from_utf8(open::request_head(open, &http)).unwrap()
+    let message = open.encode_to_vec();
+    let (route, opening) = open::parse(&message).unwrap();
+    String::from_utf8(Asked::new(route, &opening).head(&http)).unwrap()
 }
 
 /// Row 35: the caller's credentials and hop-by-hop headers stay here; the engine gets its own key.
