@@ -166,6 +166,7 @@ fn document(number: u32) -> DeploymentSpec {
         "name": format!("m{number}"), "engine": { "kind": "vllm" }, "replicas": 1,
         "gpus": { "count": count }, "strategy": strategy,
         "artifact": { "repository": "org/m", "revision": format!("{number:08x}"), "source": "hub", "files": [
+            { "path": "config.json", "bytes": 0, "sha256": "0".repeat(64) },
             { "path": "model.safetensors", "bytes": 20 * GIB, "sha256": "0".repeat(64) }
         ] },
     });

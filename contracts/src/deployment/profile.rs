@@ -101,6 +101,39 @@ impl EngineKind {
         matches!(self, Self::LlamaServer)
     }
 
+    /// Why an engine of this kind cannot serve a model under a name; as an alias, if `alias`.
+    #[must_use]
+    pub fn refuses_name(self, name: &str, alias: bool) -> Option<&'static str> {
+        if alias && !self.is_started_with_aliases() {
+            return None;
+        }
+        match self {
+            Self::Vllm | Self::Sglang if name.starts_with('-') => {
+                Some("the engine would take what begins with '-' for an option")
+            }
+            Self::LlamaServer if name.contains(',') => {
+                Some("the engine would take what is behind the comma for another name")
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether it is told its model's aliases when it is started; for others the node and the edge name the model itself.
+    #[must_use]
+    pub const fn is_started_with_aliases(self) -> bool {
+        matches!(self, Self::Vllm)
+    }
+
+    /// Files of which one has to be at the top of a model's folder; empty for those that are not given a folder.
+    #[must_use]
+    pub const fn folder_needs(self) -> &'static [&'static str] {
+        match self {
+            // The second is Mistral's own form of the first.
+            Self::Vllm | Self::Sglang => &["config.json", "params.json"],
+            _ => &[],
+        }
+    }
+
     /// Whether the node starts a process for it that lives on.
     #[must_use]
     pub const fn has_process(self) -> bool {
@@ -224,6 +257,14 @@ impl Profile {
             Self::Cli(profile) => object(profile),
             Self::Sim(profile) => object(profile),
         }
+    }
+
+    /// The files that it names, by key: beside the model's one file, or in its folder.
+    #[must_use]
+    pub fn files(&self) -> Vec<(&'static str, String)> {
+        let table = self.table();
+        let files = self.kind().keys().iter().filter(|key| key.holds == Holds::File);
+        files.filter_map(|key| Some((key.name, table.get(key.name)?.as_str()?.to_owned()))).collect()
     }
 
     /// The one form of what it says: JSON with its kind, keys in order, no blanks.

@@ -131,6 +131,7 @@ fn names(spec: &DeploymentSpec, judge: &mut Judge) {
     if let Some(model) = &spec.model {
         judge.unless(names::is_model(model), "model", quoted(model), &legal);
     }
+    refused_name(spec, spec.model(), if spec.model.is_some() { "model" } else { "name" }, judge);
     let count = spec.aliases.len();
     judge.unless(count <= ALIASES_MAX, "aliases", format!("a list of {count}"), "at most 16 are allowed");
     let mut seen = BTreeSet::from([spec.model()]);
@@ -138,8 +139,18 @@ fn names(spec: &DeploymentSpec, judge: &mut Judge) {
         let at = format!("aliases[{index}]");
         let legal = format!("an alias {}", names::MODEL_IS);
         judge.unless(names::is_model(alias), &at, quoted(alias), &legal);
+        refused_name(spec, alias, &at, judge);
         let legal = "an alias is there once, and is not the model's own name";
         judge.unless(seen.insert(alias), &at, quoted(alias), legal);
+    }
+}
+
+/// A name that its engine would take for something else.
+fn refused_name(spec: &DeploymentSpec, name: &str, at: &str, judge: &mut Judge) {
+    let kind = spec.engine.kind;
+    let why = kind.refuses_name(name, at.starts_with("aliases"));
+    if let Some(why) = why.filter(|_| judge.stand(&["engine.kind"])) {
+        judge.unless(false, at, quoted(name), &format!("of an engine of kind {kind} {why}"));
     }
 }
 
@@ -292,7 +303,36 @@ fn engine(spec: &DeploymentSpec, judge: &mut Judge) {
             judge.unless(!takes_none, "artifact", "an artifact", &sentence);
         }
     }
+    if let Some(artifact) = &spec.artifact {
+        fits_files(artifact, &profile, judge);
+    }
     fits_profile(spec, &profile, judge);
+}
+
+/// What the engine reads is among the files: all that a node would find out only once it has fetched them.
+fn fits_files(artifact: &ArtifactSpec, profile: &Profile, judge: &mut Judge) {
+    if !profile.needs_artifact() || !judge.stand(&["artifact.files", "artifact.main_file"]) {
+        return;
+    }
+    let (files, kind) = (&artifact.files, profile.kind());
+    let main = artifact.main_file.as_deref().filter(|_| profile.needs_main_file()).unwrap_or_default();
+    if let Some(index) = files.iter().position(|file| file.path == main && file.bytes == 0) {
+        let at = format!("artifact.files[{index}].bytes");
+        judge.unless(false, &at, 0, "the file is the model, which is not empty");
+    }
+    let needs = kind.folder_needs();
+    if !needs.is_empty() && !files.iter().any(|file| needs.contains(&file.path.as_str())) {
+        let says =
+            format!("has no {}: an engine of kind {kind} serves the folder of a model", needs.join(" or "));
+        judge.fault("artifact.files", says);
+    }
+    let beside = main.rsplit_once('/').map(|(folder, _)| format!("{folder}/")).unwrap_or_default();
+    for (key, file) in profile.files() {
+        let path = format!("{beside}{file}");
+        let known = files.iter().any(|file| file.path == path);
+        let sentence = format!("{} is not among artifact.files", quoted(&path));
+        judge.unless(known, &format!("engine.profile.{key}"), quoted(&file), &sentence);
+    }
 }
 
 /// Figures that the profile says too.

@@ -120,10 +120,75 @@ fn a_fault_names_the_field_the_value_and_what_is_legal() {
         ("artifact.files[0].sha256", json!("A"), "artifact.files[0].sha256: must be 64"),
         ("artifact.main_file", json!("b"), "artifact.main_file: \"b\" is not legal: it is the path of one"),
         ("artifact", Value::Null, "artifact: none is not legal: an engine of kind llama-server needs"),
+        (
+            "artifact.files[0].bytes",
+            json!(0),
+            "artifact.files[0].bytes: 0 is not legal: the file is the model",
+        ),
+        (
+            "model",
+            json!("a,b"),
+            "model: \"a,b\" is not legal: of an engine of kind llama-server the engine would",
+        ),
+        (
+            "engine.profile",
+            json!({ "chat_template_file": "none.jinja" }),
+            "engine.profile.chat_template_file: \"none.jinja\" is not legal: \"a/none.jinja\" is not among",
+        ),
     ] {
         let faults = faults(with(path, value));
         assert!(faults.iter().any(|fault| fault.starts_with(says)), "{path}: {faults:?}");
     }
+}
+
+/// What a node's adapter would refuse too, but only once the files are there.
+#[test]
+fn what_an_engine_would_take_for_something_else_is_refused_with_the_document() {
+    let file = |path: &str| json!({ "path": path, "bytes": 5, "sha256": DIGEST });
+    let vllm = |more: Value| {
+        let mut document = json!({
+            "name": "q", "model": "m", "engine": { "kind": "vllm", "profile": { "chat_template": "t/t.jinja" } },
+            "artifact": {
+                "repository": "a/b", "revision": "r1", "source": "hub",
+                "files": [file("config.json"), file("t/t.jinja"), file("m.safetensors")]
+            },
+        });
+        for (key, value) in more.as_object().unwrap() {
+            document[key] = value.clone();
+        }
+        DeploymentSpec::from_value(document)
+    };
+    assert!(vllm(json!({ "aliases": ["small"] })).is_ok());
+    // A comma is no harm to this one, nor is a dash to one that is not told aliases.
+    assert!(vllm(json!({ "model": "a,b" })).is_ok());
+    assert!(DeploymentSpec::from_value(with("aliases", json!(["-h", "a,b"]))).is_ok());
+    let artifact = |files: &[&str]| {
+        let files: Vec<Value> = files.iter().map(|path| file(path)).collect();
+        json!({ "artifact": { "repository": "a/b", "revision": "r1", "source": "hub", "files": files } })
+    };
+    for (more, says) in [
+        (
+            json!({ "model": "--host" }),
+            "model: \"--host\" is not legal: of an engine of kind vllm the engine",
+        ),
+        (
+            json!({ "aliases": ["a", "--port"] }),
+            "aliases[1]: \"--port\" is not legal: of an engine of kind vllm",
+        ),
+        (
+            artifact(&["t/t.jinja", "m.safetensors"]),
+            "artifact.files: has no config.json or params.json: an engine of kind vllm serves the folder",
+        ),
+        (
+            artifact(&["config.json", "t.jinja"]),
+            "engine.profile.chat_template: \"t/t.jinja\" is not legal: \"t/t.jinja\" is not among artifact.files",
+        ),
+    ] {
+        let faults = vllm(more.clone()).unwrap_err();
+        assert_eq!(faults.0.len(), 1, "{faults}");
+        assert!(faults.to_string().starts_with(says), "{faults}");
+    }
+    assert!(vllm(artifact(&["params.json", "t/t.jinja"])).is_ok(), "Mistral's own form");
 }
 
 #[test]

@@ -77,6 +77,7 @@ fn document(change: impl FnOnce(&mut Value)) -> Value {
     let mut document = json!({
         "name": "qwen", "model": "org/qwen", "engine": { "kind": "vllm" }, "gpus": { "count": 1 },
         "artifact": { "repository": "org/qwen", "revision": "895c8d171bc0", "source": "hub", "files": [
+            { "path": "config.json", "bytes": 0, "sha256": "0".repeat(64) },
             { "path": "model.safetensors", "bytes": 16 * GIB, "sha256": "0".repeat(64) }
         ] },
     });

@@ -178,7 +178,7 @@ impl EngineConfig {
     #[must_use]
     pub(crate) fn fixed_aliases(&self) -> &[String] {
         match self.source.process().map(ProcessSource::kind) {
-            Some(EngineKind::Vllm) => &self.aliases,
+            Some(kind) if kind.is_started_with_aliases() => &self.aliases,
             _ => &[],
         }
     }

@@ -76,7 +76,7 @@ pub(crate) fn validate(config: &EngineConfig, facts: &HostFacts) -> Result<(), R
     names(config, kind)?;
     match kind {
         EngineKind::LlamaServer => model_files::check_file(&process.model)?,
-        _ => model_files::check_folder(&process.model)?,
+        _ => model_files::check_folder(&process.model, kind.folder_needs())?,
     }
     files_of_profile(process)?;
     divided_over_gpus(config, process)?;
@@ -102,27 +102,20 @@ pub(crate) fn is_program(program: &Path, kind: EngineKind) -> Result<(), Refusal
 
 /// Names that an engine would take for something else.
 fn names(config: &EngineConfig, kind: EngineKind) -> Result<(), Refusal> {
-    let bad = |name: &&String| match kind {
-        // A list with commas.
-        EngineKind::LlamaServer => name.contains(','),
-        _ => name.starts_with('-'),
-    };
-    let Some(name) = std::iter::once(&config.model).chain(config.fixed_aliases()).find(bad) else {
-        return Ok(());
-    };
-    let path = if *name == config.model { "model" } else { "aliases" };
-    let says =
-        format!("\"{name}\" cannot be a model's name for {kind}: it may not begin with '-' or hold a comma");
-    Err(Refusal::new(Cause::Invalid, path, says))
+    let names = std::iter::once((&config.model, false)).chain(config.aliases.iter().map(|name| (name, true)));
+    for (name, alias) in names {
+        if let Some(why) = kind.refuses_name(name, alias) {
+            let path = if alias { "aliases" } else { "model" };
+            let says = format!("\"{name}\" cannot be a model's name for {kind}: {why}");
+            return Err(Refusal::new(Cause::Invalid, path, says));
+        }
+    }
+    Ok(())
 }
 
 fn files_of_profile(process: &ProcessSource) -> Result<(), Refusal> {
-    for (name, value) in process.options() {
-        let key = process.kind().keys().iter().find(|key| key.name == name);
-        if key.is_some_and(|key| key.holds == Holds::File)
-            && let Some(file) = value.as_str()
-            && !beside(process, file).is_file()
-        {
+    for (name, file) in process.profile.files() {
+        if !beside(process, &file).is_file() {
             let says = format!("\"{file}\" is not among the model's files");
             return Err(Refusal::new(Cause::ArtifactMissing, &format!("profile.{name}"), says));
         }

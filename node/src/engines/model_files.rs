@@ -24,40 +24,36 @@ const WEIGHTS: [&str; 4] = ["safetensors", "gguf", "bin", "pt"];
 
 /// A GGUF file has to be there.
 pub(super) fn check_file(file: &Path) -> Result<(), Refusal> {
-    let shown = file.display();
+    // Where it lies on the host is nobody else's to know.
+    let shown = file.file_name().unwrap_or_default().to_string_lossy();
+    let refusal = |says: String| {
+        Refusal::new(Cause::ArtifactMissing, "artifact", format!("the model's file {shown} {says}"))
+    };
     let mut magic = [0; 4];
-    File::open(file).and_then(|mut file| file.read_exact(&mut magic)).map_err(|error| {
-        Refusal::new(Cause::ArtifactMissing, "artifact", format!("model_file {shown}: {error}"))
-    })?;
-    if &magic != b"GGUF" {
-        return Err(Refusal::new(
-            Cause::ArtifactMissing,
-            "artifact",
-            format!("model_file {shown} is not a GGUF file"),
-        ));
+    let read = File::open(file).and_then(|mut file| file.read_exact(&mut magic));
+    match read {
+        Ok(()) if &magic == b"GGUF" => Ok(()),
+        Ok(()) => Err(refusal("is not a GGUF file".to_owned())),
+        Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+            Err(refusal("is too short for a GGUF file".to_owned()))
+        }
+        Err(error) => Err(refusal(format!("cannot be read: {}", error.kind()))),
     }
-    Ok(())
 }
 
-/// A folder with a `config.json` has to be there.
-pub(super) fn check_folder(folder: &Path) -> Result<(), Refusal> {
-    let shown = folder.display();
-    let refusal = |says: String| {
-        Refusal::new(Cause::ArtifactMissing, "artifact", format!("model_folder {shown}{says}"))
-    };
-    let facts = std::fs::metadata(folder).map_err(|error| refusal(format!(": {error}")))?;
+/// A folder has to be there, with one of the files that it needs.
+pub(super) fn check_folder(folder: &Path, needs: &[&str]) -> Result<(), Refusal> {
+    let refusal =
+        |says: String| Refusal::new(Cause::ArtifactMissing, "artifact", format!("the model's folder {says}"));
+    let facts =
+        std::fs::metadata(folder).map_err(|error| refusal(format!("cannot be read: {}", error.kind())))?;
     if !facts.is_dir() {
-        return Err(refusal(" is not a directory".to_owned()));
+        return Err(refusal("is no folder".to_owned()));
     }
-    match std::fs::metadata(folder.join("config.json")) {
-        Ok(_) => Ok(()),
-        // Mistral's own form of the same.
-        Err(_) if folder.join("params.json").is_file() => Ok(()),
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            Err(refusal(" has no config.json: it is not the folder of a model".to_owned()))
-        }
-        Err(error) => Err(refusal(format!("/config.json: {error}"))),
+    if needs.iter().any(|file| folder.join(file).is_file()) {
+        return Ok(());
     }
+    Err(refusal(format!("has no {}", needs.join(" or "))))
 }
 
 /// Bytes of the weights: what an engine needs in memory at least.
