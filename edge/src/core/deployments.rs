@@ -14,6 +14,7 @@
 mod balance;
 pub(crate) mod bodies;
 pub(crate) mod change;
+mod clock;
 mod ending;
 pub(crate) mod facts;
 mod failing;
@@ -78,6 +79,7 @@ pub(crate) struct Deployments {
     looked: BTreeMap<ReplicaKey, Instant>,
     /// Nodes with replicas to which no requests go, with their names.
     idle: BTreeMap<NodeId, String>,
+    clock: clock::Clock,
     /// When a replica last went: what it held may not be told free yet.
     gone_at: Option<Instant>,
     /// Changes that go on one by one, for want of room.

@@ -27,7 +27,7 @@ use umbel_contracts::proto::node::{JobProgress, JobReady};
 use umbel_wire::clock::Wall;
 use umbel_wire::{Code, Error, Generation, NodeId};
 
-pub(crate) use row::{JOBS, JobRow, LeaseRow, capability};
+pub(crate) use row::{FilesAt, JOBS, JobRow, LeaseRow, capability};
 
 /// A lease lasts so long without news.
 pub(crate) const LEASE: Duration = Duration::from_secs(60);
@@ -231,12 +231,14 @@ impl Jobs {
             unheard: None,
             ended_lease: String::new(),
             cancel_requested: false,
+            cancelled_by: None,
             sequence: self.sequence,
             submitted_at_unix_ms: now.unix_ms(),
             started_at_unix_ms: None,
             ended_at_unix_ms: None,
             failure: None,
             told: String::new(),
+            brought: None,
         })
     }
 

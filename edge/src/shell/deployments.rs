@@ -197,7 +197,7 @@ async fn carry_out(site: &Arc<Site>, outcome: Outcome) {
         join_all(some.iter().map(|order| submit(site, order))).await;
     }
     for id in &outcome.cancels {
-        if let Err(error) = crate::shell::jobs::cancel(site, id, Commit::new()).await {
+        if let Err(error) = crate::shell::jobs::cancel(site, id, None, Commit::new()).await {
             tracing::debug!(job = %id, %error, "a job that nobody wants any more was not cancelled");
         }
     }

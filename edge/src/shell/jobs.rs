@@ -266,13 +266,14 @@ async fn store_new(site: &Site, rows: Vec<(String, JobRow)>, also: Commit) -> Re
     Ok(())
 }
 
-/// Asks for a job's end: one that waits is cancelled at once, one that runs is ended by its node.
+/// Asks for a job's end: one that waits is cancelled at once, one that runs is ended by its node. `by`: the operator who does,
+/// `None` for the edge itself.
 ///
 /// # Errors
 /// NOT_FOUND; CONFLICT if it came to another end; a store that cannot be written.
-pub(crate) async fn cancel(site: &Site, id: &str, also: Commit) -> Result<(), Error> {
+pub(crate) async fn cancel(site: &Site, id: &str, by: Option<&str>, also: Commit) -> Result<(), Error> {
     let turn = site.jobs.turns.take(id.to_owned()).await;
-    let row = site.jobs.table().cancel(id, site.wall())?;
+    let row = site.jobs.table().cancel(id, by, site.wall())?;
     let Some(row) = row else {
         // It was said before; what the caller writes stands by itself.
         return site.store.commit(also).await.map(drop).map_err(|error| store_error(&error));

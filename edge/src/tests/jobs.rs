@@ -252,19 +252,22 @@ fn a_job_is_cancelled_and_one_that_its_node_cannot_do_fails_at_once() {
         let rig = Rig::start().await;
         let site = Arc::clone(&rig.edge.running.site);
         let waits = rig.submit().await;
-        jobs::cancel(&site, &waits, Commit::new()).await.unwrap();
+        jobs::cancel(&site, &waits, Some("ann"), Commit::new()).await.unwrap();
         assert_eq!(rig.state(&waits), JobState::Cancelled);
         let id = rig.submit().await;
         rig.ready(Vec::new()).await;
         let lease = rig.agent.has(1).await;
         rig.becomes(&id, JobState::Running).await;
-        jobs::cancel(&site, &id, Commit::new()).await.unwrap();
+        jobs::cancel(&site, &id, Some("ann"), Commit::new()).await.unwrap();
         assert!(progress(&rig.connection, &lease).await.unwrap().cancel_requested);
         fail(&rig.connection, &lease, "CANCELLED", false).await.unwrap();
         assert_eq!(rig.state(&id), JobState::Cancelled);
         let told = rig.told(&id).await;
         assert_eq!(told, ["job_queued", "job_leased", "job_started", "job_cancelling", "job_cancelled"]);
-        assert_eq!(jobs::cancel(&site, "none", Commit::new()).await.unwrap_err().code, Code::NotFound);
+        assert_eq!(
+            jobs::cancel(&site, "none", Some("ann"), Commit::new()).await.unwrap_err().code,
+            Code::NotFound
+        );
         // It names no artifact.acquire.
         let order = Order {
             id: None,

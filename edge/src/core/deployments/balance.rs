@@ -146,7 +146,7 @@ impl Round<'_> {
         if before.is_some_and(|before| before.reason == reason && before.waits == waits) {
             return;
         }
-        let since_unix_ms = before.map_or(self.facts.wall, |before| before.since_unix_ms);
+        let since_unix_ms = before.map_or(self.wall, |before| before.since_unix_ms);
         if !waits && before.is_none_or(|before| before.waits) {
             let message = format!("{name} has fewer replicas than it wants: {reason}");
             self.tell("deployment_unplaced", name.to_owned(), None, message, false);
@@ -249,13 +249,15 @@ impl Round<'_> {
             condemned: false,
             node: place.node,
             gpus: place.gpus,
+            files_at: None,
             state: ReplicaState::Acquiring,
-            since_unix_ms: self.facts.wall,
+            since_unix_ms: self.wall,
             cause: String::new(),
             job: None,
             failures: 0,
             retry_at_unix_ms: None,
             failed_job: None,
+            cancelled_by: None,
             avoid: Vec::new(),
             ruled_out: Vec::new(),
             causes: BTreeMap::new(),
@@ -299,7 +301,7 @@ impl Round<'_> {
             Some(since) => self.facts.now.saturating_duration_since(*since) >= delay,
             // Of a node that is heard it lost a GPU.
             None => {
-                let passed = self.facts.wall.saturating_sub(one.since_unix_ms);
+                let passed = self.wall.saturating_sub(one.since_unix_ms);
                 self.facts.standing(&one.node) == Standing::Here
                     && u64::try_from(passed).is_ok_and(|passed| Duration::from_millis(passed) >= delay)
             }

@@ -21,7 +21,14 @@ use crate::core::registry::abilities::ArtifactRow;
 pub(crate) fn of(order: &Order, held: &[ArtifactRow]) -> Result<Body, String> {
     Ok(match &order.work {
         Work::Acquire { artifact } => Body::ArtifactAcquire(acquire(artifact)?),
-        Work::Load { spec, number, gpus } => Body::DeploymentLoad(load(spec, *number, gpus, held)?),
+        Work::Load { spec, number, gpus, files } => {
+            let mut load = load(spec, *number, gpus, held)?;
+            if let Some((artifact, at)) = load.artifact.as_mut().zip(files.as_ref()) {
+                // The round saw it there: it may have gone from what the node tells, not from the node.
+                (artifact.root, artifact.path) = (at.root.clone(), at.path.clone());
+            }
+            Body::DeploymentLoad(load)
+        }
         Work::Drain { engine, deadline } => Body::DeploymentDrain(DeploymentDrain {
             engine: engine.clone(),
             deadline_ms: milliseconds(*deadline),

@@ -139,7 +139,15 @@ impl Deployments {
                 leave_ms: None,
             },
         };
-        let replicas = if changed { self.tried_again(&row.spec.name, wall) } else { Vec::new() };
+        let mut replicas = self.tried_again(&row.spec.name, wall);
+        if !changed {
+            // Who says again what is wanted wants what was cancelled.
+            let cancelled = |row: &ReplicaRow| {
+                let before = self.replicas.get(&row.key());
+                before.is_some_and(|before| before.cancelled_by.is_some() || before.cancelled_figures())
+            };
+            replicas.retain(cancelled);
+        }
         Ok(Change { row, before, replicas, sentence })
     }
 
@@ -243,8 +251,9 @@ impl Deployments {
     }
 
     fn tried_again(&self, name: &str, wall: i64) -> Vec<ReplicaRow> {
-        let failed = self.replicas_of(name).filter(|row| row.state == ReplicaState::Failed);
-        failed.map(|row| again(row, wall)).filter(|new| self.replicas.get(&new.key()) != Some(new)).collect()
+        let stuck = |row: &&ReplicaRow| row.state == ReplicaState::Failed || row.cancelled_figures();
+        let stuck = self.replicas_of(name).filter(stuck);
+        stuck.map(|row| again(row, wall)).filter(|new| self.replicas.get(&new.key()) != Some(new)).collect()
     }
 
     /// Each name of a model means one model, described the same way by all who serve it.
@@ -283,14 +292,18 @@ impl Deployments {
     }
 }
 
-/// A failed replica that is tried again at once.
+/// A failed replica that is tried again at once, or one that is asked again to take its figures.
 fn again(row: &ReplicaRow, wall: i64) -> ReplicaRow {
+    if row.state != ReplicaState::Failed {
+        return ReplicaRow { not_taken: None, cause: String::new(), ..row.clone() };
+    }
     ReplicaRow {
         failures: 0,
         retry_at_unix_ms: Some(wall),
         ruled_out: Vec::new(),
         causes: BTreeMap::new(),
         avoid: Vec::new(),
+        cancelled_by: None,
         ..row.clone()
     }
 }

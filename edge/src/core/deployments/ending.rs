@@ -14,7 +14,7 @@ use super::rows::{DeploymentRow, JobKind, ReplicaRow, ReplicaState};
 impl Round<'_> {
     /// Down, from wherever it is.
     pub(super) fn end(&mut self, mut row: ReplicaRow, why: &str) {
-        let now = self.facts.wall;
+        let now = self.wall;
         let Some(deployment) = self.state.rows.get(&row.deployment).cloned() else { return };
         let engine = self.facts.engine(&row.node, &row.engine()).is_some();
         match row.state {
@@ -57,7 +57,7 @@ impl Round<'_> {
         if deadline.is_zero() {
             let why = row.cause.clone();
             self.order_unload(row);
-            return row.turn(ReplicaState::Unloading, why, self.facts.wall);
+            return row.turn(ReplicaState::Unloading, why, self.wall);
         }
         let engine = row.engine();
         self.order(row, JobKind::Drain, Work::Drain { engine, deadline });
@@ -71,7 +71,7 @@ impl Round<'_> {
                 row.job = None;
                 self.order_unload(&mut row);
                 let why = row.cause.clone();
-                row.turn(ReplicaState::Unloading, why, self.facts.wall);
+                row.turn(ReplicaState::Unloading, why, self.wall);
                 self.put(row);
             }
             Some(_) | None => {
@@ -82,7 +82,7 @@ impl Round<'_> {
     }
 
     pub(super) fn unloading(&mut self, mut row: ReplicaRow) {
-        let now = self.facts.wall;
+        let now = self.wall;
         let engine = self.facts.engine(&row.node, &row.engine()).is_some();
         let job = row.job.as_ref().map(|job| (job.kind, self.facts.job(&job.id).clone()));
         match job {
@@ -99,11 +99,17 @@ impl Round<'_> {
                 // The job says that it has ended; its node will.
                 row.retry_at_unix_ms = Some(now.saturating_add(REPORT_MS));
             }
-            Some((JobKind::Unload, JobFact::Failed { message, .. })) if row.retry_at_unix_ms.is_none() => {
-                row.cause = format!("it did not end: {message}");
+            Some((JobKind::Unload, fact @ (JobFact::Failed { .. } | JobFact::Cancelled { .. })))
+                if row.retry_at_unix_ms.is_none() =>
+            {
+                // What ends an engine is wanted, whoever cancels it.
+                row.cause = match fact {
+                    JobFact::Failed { message, .. } => format!("it did not end: {message}"),
+                    _ => "its end was cancelled, and is asked for again".to_owned(),
+                };
                 row.retry_at_unix_ms = Some(now.saturating_add(RETRY_FIRST_MS));
             }
-            Some((JobKind::Unload, _)) if row.retry_at_unix_ms.is_some_and(|at| at > now) => return,
+            Some((JobKind::Unload, _)) if row.retry_at_unix_ms.is_some_and(|at| !self.is_due(at)) => return,
             _ => {
                 row.retry_at_unix_ms = None;
                 self.order_unload(&mut row);

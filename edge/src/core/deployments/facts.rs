@@ -9,6 +9,8 @@ use std::time::Instant;
 use umbel_contracts::deployment::{DeploymentSpec, of_engine};
 use umbel_wire::NodeId;
 
+use crate::core::jobs::FilesAt;
+
 /// Whether a node can be counted on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
@@ -61,8 +63,8 @@ pub(crate) struct NodeFact {
     pub(crate) engines: BTreeMap<String, EngineFact>,
     /// GPUs that it cannot use now, since they do not answer or are gone: by UUID, with their words for people.
     pub(crate) absent_gpus: BTreeMap<String, String>,
-    /// Artifacts that are whole there, by their [`key`](umbel_contracts::artifact::key).
-    pub(crate) artifacts: BTreeSet<String>,
+    /// Where artifacts are that it tells of (it may have more than it can tell), by their [`key`](umbel_contracts::artifact::key).
+    pub(crate) artifacts: BTreeMap<String, FilesAt>,
 }
 
 /// A job.
@@ -76,7 +78,12 @@ pub(crate) enum JobFact {
     Ending,
     /// Done.
     Done,
-    /// It failed, or was cancelled.
+    /// An operator cancelled it.
+    Cancelled {
+        /// Who.
+        by: String,
+    },
+    /// It failed, or the edge took it back.
     Failed {
         /// For people, with the engine's reason.
         message: String,
@@ -94,6 +101,8 @@ pub(crate) struct Facts {
     pub(crate) nodes: BTreeMap<NodeId, NodeFact>,
     /// Of every job that [`super::Deployments::jobs`] names.
     pub(crate) jobs: BTreeMap<String, JobFact>,
+    /// Where the files are that those of them brought which are done.
+    pub(crate) brought: BTreeMap<String, FilesAt>,
     pub(crate) now: Instant,
     pub(crate) wall: i64,
     /// Numbers that engines on nodes have, by deployment: looked for once for all deployments.
@@ -113,7 +122,7 @@ impl Facts {
                 numbers.entry(deployment.to_owned()).or_default().insert(number);
             }
         }
-        Self { nodes, jobs, now, wall, numbers }
+        Self { nodes, jobs, brought: BTreeMap::new(), now, wall, numbers }
     }
 
     pub(super) fn job(&self, id: &str) -> &JobFact {

@@ -2,7 +2,7 @@
 //!
 //! Owns how often, where and when it is tried again. Leaves whether a cause may be over by itself to whoever tells it.
 //! Invariants: what may be over is tried again for ever, later each time, elsewhere first, and of the places where it failed
-//! first where that is longest ago; what lasts is tried once on each node, on [`LASTING_MAX`] at most, and then stays failed
+//! first where that is longest ago; what an operator cancelled stays so until somebody asks; what lasts is tried once on each node, on [`LASTING_MAX`] at most, and then stays failed
 //! with its cause until somebody acts, or until it fits where it was not tried yet.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,7 +31,7 @@ impl Round<'_> {
     /// One that is ready for long starts anew with its count. Looked at while it is ready: one that falls over is started by
     /// its node first, and fails as one that loads.
     pub(super) fn forgive(&self, row: &mut ReplicaRow) {
-        let ready_for = self.facts.wall.saturating_sub(row.since_unix_ms);
+        let ready_for = self.wall.saturating_sub(row.since_unix_ms);
         if row.state == ReplicaState::Ready && row.failures > 0 && ready_for >= STEADY_MS {
             row.failures = 0;
             row.avoid.clear();
@@ -42,7 +42,7 @@ impl Round<'_> {
 
     /// It did not come up, or fell over. `passes`: why may be over by itself.
     pub(super) fn fail(&mut self, mut row: ReplicaRow, why: &str, passes: bool) {
-        let now = self.facts.wall;
+        let now = self.wall;
         row.failures = row.failures.saturating_add(1);
         remember(&mut row.avoid, row.node);
         if !passes {
@@ -70,6 +70,28 @@ impl Round<'_> {
         self.put(row);
     }
 
+    /// An operator cancelled its job: nothing is begun for it until somebody asks, wherever else it would fit.
+    pub(super) fn cancelled(&mut self, mut row: ReplicaRow, by: String) {
+        let job = row.job.take();
+        let what = if row.state == ReplicaState::Acquiring { "its download" } else { "its start" };
+        let why = format!("{what} was cancelled by {by}");
+        let started = row.state != ReplicaState::Acquiring;
+        (row.not_taken, row.retry_at_unix_ms) = (None, None);
+        (row.failed_job, row.cancelled_by) = (job.map(|job| job.id), Some(by));
+        row.turn(ReplicaState::Failed, why.clone(), self.wall);
+        let message = format!(
+            "{} on {} is left alone: {why}; umbel ctl model load {} goes on",
+            row.engine(),
+            self.facts.name(&row.node),
+            row.deployment
+        );
+        self.tell("replica_failed", row.engine(), Some(row.node), message, true);
+        if started {
+            self.order_unload(&mut row);
+        }
+        self.put(row);
+    }
+
     fn give_up(&mut self, row: &ReplicaRow) {
         let message = format!(
             "{} is given up: it would fail again where it was, and fits nowhere else; the cause is: {}",
@@ -91,12 +113,18 @@ impl Round<'_> {
             return;
         }
         let due = match row.retry_at_unix_ms {
-            Some(at) => at <= self.facts.wall,
+            _ if row.cancelled_by.is_some() => false,
+            Some(at) => self.is_due(at),
             None => row.ruled_out.len() < LASTING_MAX && self.looks_again(&row),
         };
         if due && !deployment.paused && !deployment.outdates(&row) && deployment.wanted() > 0 {
             self.retry(deployment, row);
         }
+    }
+
+    /// Whether a wait is over. What is stored farther ahead than anything waits was stored by a clock that was wrong.
+    pub(super) fn is_due(&self, at_unix_ms: i64) -> bool {
+        !(1..=RETRY_LAST_MS).contains(&at_unix_ms.saturating_sub(self.wall))
     }
 
     /// One that was given up: a node may have come that it was not tried on.
@@ -120,7 +148,7 @@ impl Round<'_> {
             }
             None if row.ruled_out.is_empty() => {
                 let look = i64::try_from(LOOK.as_millis()).unwrap_or(i64::MAX);
-                row.retry_at_unix_ms = Some(self.facts.wall.saturating_add(look));
+                row.retry_at_unix_ms = Some(self.wall.saturating_add(look));
                 self.put(row);
             }
             None => {

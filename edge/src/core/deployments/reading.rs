@@ -41,17 +41,26 @@ pub(crate) fn facts(
     wall: i64,
 ) -> Facts {
     let living = nodes.iter().filter(|node| !node.is_tombstone());
-    let jobs = table.jobs().into_iter().map(|id| {
-        let fact = job_fact(job(&id));
-        (id, fact)
-    });
-    Facts::new(living.map(|node| (node.id, fact(node))).collect(), jobs.collect(), now, wall)
+    let (mut jobs, mut brought) = (BTreeMap::new(), BTreeMap::new());
+    for id in table.jobs() {
+        let view = job(&id);
+        if let Some(at) = view.as_ref().and_then(|view| view.row.brought.clone()) {
+            brought.insert(id.clone(), at);
+        }
+        jobs.insert(id, job_fact(view));
+    }
+    let mut facts = Facts::new(living.map(|node| (node.id, fact(node))).collect(), jobs, now, wall);
+    facts.brought = brought;
+    facts
 }
 
 fn job_fact(view: Option<JobView>) -> JobFact {
     let Some(view) = view else { return JobFact::Unknown };
     match view.state {
         JobState::Succeeded => JobFact::Done,
+        JobState::Cancelled if view.row.cancelled_by.is_some() => {
+            JobFact::Cancelled { by: view.row.cancelled_by.clone().unwrap_or_default() }
+        }
         JobState::Failed | JobState::Cancelled => {
             let failure = view.row.failure();
             let message =
@@ -77,7 +86,7 @@ fn fact(node: &Arc<Node>) -> NodeFact {
         engines: of_deployments
             .map(|engine| (engine.name.clone(), engine_fact(node, &engine.name)))
             .collect(),
-        artifacts: node.report.artifacts.iter().map(ArtifactRow::key).collect(),
+        artifacts: node.report.artifacts.iter().map(|one| (one.key(), one.at())).collect(),
     }
 }
 

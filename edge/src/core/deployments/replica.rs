@@ -6,7 +6,7 @@
 
 use super::ending::patience;
 use super::facts::{EngineWord, JobFact, Standing};
-use super::failing::{RETRY_LAST_MS, pause_after};
+use super::failing::pause_after;
 use super::round::{Order, Round, Work};
 use super::rows::{DeploymentRow, JobKind, JobRef, NotTaken, ReplicaRow, ReplicaState};
 
@@ -46,7 +46,7 @@ impl Round<'_> {
             return;
         }
         let message = format!("{} is lost: {} is offline", row.engine(), self.facts.name(&row.node));
-        row.turn(ReplicaState::Lost, "its node is offline", self.facts.wall);
+        row.turn(ReplicaState::Lost, "its node is offline", self.wall);
         self.tell("replica_lost", row.engine(), Some(row.node), message, true);
         self.put(row);
     }
@@ -59,7 +59,7 @@ impl Round<'_> {
         let Some(gpu) = gpu else { return false };
         if row.state != Lost {
             let mut row = row.clone();
-            row.turn(Lost, format!("its {gpu} does not answer, or is gone"), self.facts.wall);
+            row.turn(Lost, format!("its {gpu} does not answer, or is gone"), self.wall);
             let message = format!("{} is lost: {}", row.engine(), row.cause);
             self.tell("replica_lost", row.engine(), Some(row.node), message, true);
             self.put(row);
@@ -116,7 +116,12 @@ impl Round<'_> {
     }
 
     fn load_work(&self, deployment: &DeploymentRow, row: &ReplicaRow) -> Work {
-        Work::Load { spec: Box::new(deployment.spec.clone()), number: row.number, gpus: row.gpus.clone() }
+        Work::Load {
+            spec: Box::new(deployment.spec.clone()),
+            number: row.number,
+            gpus: row.gpus.clone(),
+            files: row.files_at.clone(),
+        }
     }
 
     /// Up: files first where they are missing, then the engine.
@@ -124,10 +129,11 @@ impl Round<'_> {
         row.version = deployment.version;
         let Some(artifact) = &deployment.spec.artifact else { return self.load(deployment, row) };
         let key = artifact.key();
-        if self.facts.nodes.get(&row.node).is_some_and(|node| node.artifacts.contains(&key)) {
+        row.files_at = self.facts.nodes.get(&row.node).and_then(|node| node.artifacts.get(&key)).cloned();
+        if row.files_at.is_some() {
             return self.load(deployment, row);
         }
-        row.turn(ReplicaState::Acquiring, "its node fetches the files", self.facts.wall);
+        row.turn(ReplicaState::Acquiring, "its node fetches the files", self.wall);
         match self.fetching(&row, &key) {
             Some(job) => row.job = Some(job),
             None => {
@@ -157,7 +163,7 @@ impl Round<'_> {
         row.version = deployment.version;
         let work = self.load_work(deployment, &row);
         self.order(&mut row, JobKind::Load, work);
-        row.turn(ReplicaState::Loading, "its engine starts", self.facts.wall);
+        row.turn(ReplicaState::Loading, "its engine starts", self.wall);
         let message = format!("{} is loading on {}", row.engine(), self.facts.name(&row.node));
         self.tell("replica_loading", row.engine(), Some(row.node), message, false);
         self.put(row);
@@ -169,9 +175,12 @@ impl Round<'_> {
         match job {
             Some(JobFact::Open | JobFact::Ending | JobFact::Unknown) => {}
             Some(JobFact::Failed { message, retryable, .. }) => self.fail(row, &message, retryable),
+            Some(JobFact::Cancelled { by }) => self.cancelled(row, by),
             Some(JobFact::Done) | None if held_back => {}
             Some(JobFact::Done) => {
-                row.job = None;
+                // A node with very many does not tell of all that it has.
+                let job = row.job.take();
+                row.files_at = job.and_then(|job| self.facts.brought.get(&job.id).cloned());
                 self.load(deployment, row);
             }
             None => self.bring_up(deployment, row),
@@ -184,20 +193,23 @@ impl Round<'_> {
         match job {
             Some(JobFact::Done) => {
                 row.job = None;
-                row.turn(ReplicaState::Loading, "its engine has started", self.facts.wall);
+                row.turn(ReplicaState::Loading, "its engine has started", self.wall);
                 self.watch(deployment, row);
             }
             // An operator stopped it meanwhile: it stays so.
-            Some(JobFact::Failed { .. }) if engine.is_some_and(|one| one.state == EngineWord::Stopped) => {
+            Some(JobFact::Failed { .. } | JobFact::Cancelled { .. })
+                if engine.is_some_and(|one| one.state == EngineWord::Stopped) =>
+            {
                 row.job = None;
                 self.watch(deployment, row);
             }
             Some(JobFact::Failed { message, retryable, .. }) => self.fail(row, &message, retryable),
+            Some(JobFact::Cancelled { by }) => self.cancelled(row, by),
             // It may fall over many times before its job ends.
             _ => {
                 let told = engine.filter(|engine| !engine.cause.is_empty());
                 if let Some(engine) = told.filter(|engine| engine.state == EngineWord::Coming) {
-                    row.turn(ReplicaState::Loading, engine.cause.clone(), self.facts.wall);
+                    row.turn(ReplicaState::Loading, engine.cause.clone(), self.wall);
                     self.put(row);
                 }
             }
@@ -217,11 +229,12 @@ impl Round<'_> {
                     }
                 }
                 JobFact::Failed { message, differs, .. } => self.figures_failed(&mut row, &message, differs),
+                JobFact::Cancelled { by } => figures_cancelled(&mut row, &by),
             }
         }
         let engine = self.facts.engine(&row.node, &row.engine()).cloned();
         let Some(engine) = engine else { return self.engine_is_missing(deployment, row) };
-        let now = self.facts.wall;
+        let now = self.wall;
         match engine.state {
             EngineWord::Failed => return self.fail(row, &engine.cause, engine.passes),
             EngineWord::Ready => {
@@ -263,20 +276,18 @@ impl Round<'_> {
             let message = format!("{} goes on with its old figures, and is asked again: {why}", row.engine());
             self.tell("replica_figures_failed", row.engine(), Some(row.node), message, true);
         }
-        let again_at_unix_ms = self.facts.wall.saturating_add(pause_after(times));
-        row.not_taken = Some(NotTaken { version, times, again_at_unix_ms });
+        let again_at_unix_ms = self.wall.saturating_add(pause_after(times));
+        row.not_taken = Some(NotTaken { version, times, again_at_unix_ms, cancelled: false });
     }
 
-    /// Whether an engine that runs is asked to take its document's figures now. A clock that was wrong defers nothing for long.
+    /// Whether an engine that runs is asked to take its document's figures now.
     fn asks_again(&self, deployment: &DeploymentRow, row: &ReplicaRow) -> bool {
         let same = row.not_taken.filter(|one| one.version == deployment.version);
-        same.is_none_or(|one| {
-            !(1..=RETRY_LAST_MS).contains(&one.again_at_unix_ms.saturating_sub(self.facts.wall))
-        })
+        same.is_none_or(|one| !one.cancelled && self.is_due(one.again_at_unix_ms))
     }
 
     fn engine_is_missing(&mut self, deployment: &DeploymentRow, row: ReplicaRow) {
-        let fresh = self.facts.wall.saturating_sub(row.since_unix_ms) < REPORT_MS;
+        let fresh = self.wall.saturating_sub(row.since_unix_ms) < REPORT_MS;
         if (row.state == ReplicaState::Loading && fresh) || deployment.paused {
             return self.put(row);
         }
@@ -290,7 +301,7 @@ impl Round<'_> {
 
     /// Its node is heard again.
     fn back(&mut self, deployment: &DeploymentRow, mut row: ReplicaRow) {
-        let now = self.facts.wall;
+        let now = self.wall;
         match row.job.as_ref().map(|job| job.kind) {
             Some(JobKind::Acquire) => row.turn(ReplicaState::Acquiring, "its node is back", now),
             Some(JobKind::Unload | JobKind::Drain) => row.turn(ReplicaState::Failed, "its node is back", now),
@@ -306,4 +317,15 @@ impl Round<'_> {
         }
         self.put(row);
     }
+}
+
+/// An operator does not want an engine that runs to take its new figures: it goes on with the old ones until somebody asks.
+fn figures_cancelled(row: &mut ReplicaRow, by: &str) {
+    let version = row.figures().unwrap_or(row.version);
+    row.job = None;
+    row.not_taken = Some(NotTaken { version, times: 0, again_at_unix_ms: 0, cancelled: true });
+    row.cause = format!(
+        "it goes on with its old figures: its job was cancelled by {by}; umbel ctl model load {} asks it again",
+        row.deployment
+    );
 }

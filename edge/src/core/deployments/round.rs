@@ -14,6 +14,7 @@ use umbel_wire::NodeId;
 use super::facts::{Facts, JobFact, Places, Standing};
 use super::rows::{DeploymentRow, JobKind, JobRef, ReplicaKey, ReplicaRow};
 use super::{DEPLOYMENTS, Deployments, REPLICAS, STEPS_A_ROUND};
+use crate::core::jobs::FilesAt;
 
 /// Who is named in the audit for what follows from the rows.
 pub(crate) const ACTOR: &str = "edge";
@@ -27,7 +28,7 @@ pub(crate) enum Work {
     /// Fetch the files.
     Acquire { artifact: Box<ArtifactSpec> },
     /// Start the engine, or give it other figures.
-    Load { spec: Box<DeploymentSpec>, number: u32, gpus: Vec<String> },
+    Load { spec: Box<DeploymentSpec>, number: u32, gpus: Vec<String>, files: Option<FilesAt> },
     /// Take no new request and wait for those that run.
     Drain { engine: String, deadline: Duration },
     /// End the engine.
@@ -102,6 +103,8 @@ pub(super) struct Round<'a> {
     /// The replicas as this round leaves them.
     pub(super) work: BTreeMap<ReplicaKey, ReplicaRow>,
     pub(super) facts: &'a Facts,
+    /// Now, as [`super::clock`] has it.
+    pub(super) wall: i64,
     pub(super) places: &'a mut dyn Places,
     pub(super) ids: &'a mut dyn FnMut() -> String,
     pub(super) out: Outcome,
@@ -118,7 +121,9 @@ impl Deployments {
     ) -> Outcome {
         let work = self.replicas.clone();
         let rows: Vec<DeploymentRow> = self.rows.values().cloned().collect();
-        let mut round = Round { state: self, work, facts, places, ids, out: Outcome::default() };
+        let stored = || work.values().map(|row| row.since_unix_ms).max().unwrap_or(i64::MIN);
+        let wall = self.clock.read(facts.now, facts.wall, stored);
+        let mut round = Round { state: self, work, facts, wall, places, ids, out: Outcome::default() };
         round.look_at_nodes();
         let given_up = |key: &ReplicaKey| round.work.get(key).is_some_and(ReplicaRow::given_up);
         round.state.looked.retain(|key, _| given_up(key));

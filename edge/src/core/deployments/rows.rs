@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 use umbel_contracts::deployment::DeploymentSpec;
 use umbel_wire::NodeId;
 
+use crate::core::jobs::FilesAt;
+
 /// What is wanted: table `deployments`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DeploymentRow {
@@ -147,6 +149,9 @@ pub(crate) struct NotTaken {
     pub(crate) times: u32,
     /// When it is asked again.
     pub(crate) again_at_unix_ms: i64,
+    /// An operator cancelled that: it is asked again when somebody wants it.
+    #[serde(default)]
+    pub(crate) cancelled: bool,
 }
 
 /// A replica: table `replicas`.
@@ -171,6 +176,9 @@ pub(crate) struct ReplicaRow {
     pub(crate) node: NodeId,
     #[serde(default)]
     pub(crate) gpus: Vec<String>,
+    /// Where its files are on its node, as that last said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) files_at: Option<FilesAt>,
     pub(crate) state: ReplicaState,
     /// When the state began.
     pub(crate) since_unix_ms: i64,
@@ -188,6 +196,9 @@ pub(crate) struct ReplicaRow {
     /// The job by which it failed last.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) failed_job: Option<String>,
+    /// Who cancelled the job that would have brought it up: nothing is begun for it until somebody asks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) cancelled_by: Option<String>,
     /// Nodes where it failed, the latest last.
     #[serde(default, with = "node_ids", skip_serializing_if = "Vec::is_empty")]
     pub(crate) avoid: Vec<NodeId>,
@@ -233,6 +244,11 @@ impl ReplicaRow {
     /// The document whose figures its job gives an engine that runs.
     pub(crate) fn figures(&self) -> Option<u64> {
         self.job.as_ref()?.figures
+    }
+
+    /// Whether an operator does not want its engine to take its document's figures.
+    pub(crate) fn cancelled_figures(&self) -> bool {
+        self.not_taken.is_some_and(|one| one.cancelled)
     }
 
     /// Whether it is not tried again where it was, and fits nowhere else.

@@ -59,9 +59,9 @@ impl Deployments {
         }
         let why_failed = replicas.iter().find(|one| one.state == ReplicaState::Failed).map(|one| failed(one));
         if replicas.iter().any(|one| row.outdates(one)) {
-            let how = if self.is_one_by_one(&row.spec.name) { "one by one, for want of room" } else { "" };
+            let one_by_one = self.is_one_by_one(&row.spec.name).then(|| "one by one, for want of room".to_owned());
             let coming = replicas.iter().find(|one| one.state.comes()).map(|one| comes(one));
-            let why = unplaced.or(coming).unwrap_or_else(|| or_paused(Some(how.to_owned())));
+            let why = unplaced.or(coming).unwrap_or_else(|| or_paused(one_by_one));
             return (DeploymentState::Changing, why);
         }
         let coming = replicas.iter().find(|one| one.state.comes()).map(|one| comes(one));
@@ -81,8 +81,10 @@ impl Deployments {
         let all_failed = !replicas.is_empty() && replicas.iter().all(|one| one.given_up());
         match (ready, why_failed, unplaced) {
             (0, Some(why), _) if all_failed => {
+                // Who cancelled it has nothing to mend, and is told in `why` what goes on.
+                let mend = replicas.iter().any(|one| one.cancelled_by.is_none());
                 let load = format!("; mend that, then umbel ctl model load {}", row.spec.name);
-                (DeploymentState::Failed, why + &load)
+                (DeploymentState::Failed, if mend { why + &load } else { why })
             }
             (0, None, Some(why)) if replicas.is_empty() => (DeploymentState::Unplaced, why),
             (0, None, None) if replicas.is_empty() => (DeploymentState::Loading, or_paused(None)),
@@ -127,6 +129,9 @@ fn comes(one: &ReplicaRow) -> String {
 /// What it failed for, and where that stands in full.
 fn failed(one: &ReplicaRow) -> String {
     let engine = one.engine();
+    if one.cancelled_by.is_some() {
+        return format!("{engine}: {}; umbel ctl model load {} goes on", one.cause, one.deployment);
+    }
     match &one.failed_job {
         Some(job) => {
             let job = umbel_wire::text::beginning(job, SHORT);

@@ -6,4 +6,5 @@ mod changes;
 mod failures;
 mod histories;
 mod steps;
+mod waits;
 mod world;

@@ -36,6 +36,15 @@ pub(crate) struct FailureRow {
     pub(crate) retry: bool,
 }
 
+/// Where files lie on a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FilesAt {
+    /// One of its artifact roots.
+    pub(crate) root: String,
+    /// The folder's name below the root.
+    pub(crate) path: String,
+}
+
 /// A stored job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct JobRow {
@@ -67,6 +76,9 @@ pub(crate) struct JobRow {
     pub(crate) ended_lease: String,
     #[serde(default)]
     pub(crate) cancel_requested: bool,
+    /// The operator who asked for its end first; `None` too where the edge itself did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) cancelled_by: Option<String>,
     /// Its place in the queue: the order in which jobs were asked for.
     pub(crate) sequence: u64,
     pub(crate) submitted_at_unix_ms: i64,
@@ -79,6 +91,9 @@ pub(crate) struct JobRow {
     /// `JobComplete` with nothing but its report, or `JobFailure`, base64; only on disk.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) told: String,
+    /// Where the files are that it brought, of its report; only in memory.
+    #[serde(skip)]
+    pub(crate) brought: Option<FilesAt>,
 }
 
 impl JobRow {
@@ -136,6 +151,10 @@ impl JobRow {
 
     /// As it is kept in memory: what only `job.show` needs stays on disk.
     pub(crate) fn in_memory(mut self) -> Self {
+        if self.kind == "artifact.acquire" && self.brought.is_none() {
+            let artifact = self.report().and_then(|report| report.artifact);
+            self.brought = artifact.map(|one| FilesAt { root: one.root, path: one.folder });
+        }
         self.told = String::new();
         if self.state.is_end() {
             self.body = String::new();

@@ -10,7 +10,8 @@
 use umbel_contracts::causes::Cause;
 use umbel_contracts::proto::node::job_complete::Report;
 use umbel_contracts::proto::node::{
-    ArtifactRemoveReport, JobFailure, JobRefusal, RunningJob, RuntimeHealth, RuntimeHealthReport,
+    ArtifactAcquire, ArtifactAcquireReport, ArtifactRemoveReport, JobFailure, JobRefusal, RunningJob,
+    RuntimeHealth, RuntimeHealthReport,
 };
 
 use super::*;
@@ -409,9 +410,9 @@ fn a_job_is_cancelled_in_each_state() {
     let speaker = world.speaker(1, 1);
     let (running, _) = (world.claim("running", &speaker), world.claim("silent", &speaker));
     for id in ["queued", "running", "silent"] {
-        let row = world.jobs.cancel(id, world.wall()).unwrap().unwrap();
+        let row = world.jobs.cancel(id, Some("ann"), world.wall()).unwrap().unwrap();
         world.store(id, row);
-        assert_eq!(world.jobs.cancel(id, world.wall()).unwrap(), None, "it was said before");
+        assert_eq!(world.jobs.cancel(id, Some("ann"), world.wall()).unwrap(), None, "it was said before");
     }
     assert_eq!(world.state("queued"), JobState::Cancelled);
     assert!(world.progress("running", &running).unwrap(), "its node is told");
@@ -426,7 +427,7 @@ fn a_job_is_cancelled_in_each_state() {
     world.submit("done");
     let lease = world.claim("done", &speaker);
     world.complete("done", &lease).unwrap();
-    assert_eq!(world.jobs.cancel("done", world.wall()).unwrap_err().reason, "JOB_ENDED");
+    assert_eq!(world.jobs.cancel("done", Some("ann"), world.wall()).unwrap_err().reason, "JOB_ENDED");
     // The node that was cut off still runs it: it is told to end it.
     let named = world.ready(&world.speaker(1, 2), &[("silent", 1, "l2")]);
     assert_eq!(named.cancel, ["silent"]);
@@ -515,4 +516,28 @@ fn ends_and_failures_are_counted_with_the_change_that_makes_them() {
     world.restart();
     assert_eq!(world.jobs.tally(), &tally::Tally::default());
     assert_eq!((world.jobs.figures(), world.jobs.open(None, 10).len()), ((0, 0), 0));
+}
+
+/// What a load is told of files that their node has no room to tell of; known also to the next process.
+#[test]
+fn where_the_files_are_that_a_job_brought_is_remembered() {
+    let mut world = World::new();
+    let body = Body::ArtifactAcquire(ArtifactAcquire { repository: "a/b".into(), ..Default::default() });
+    let order = Order { body, ..world.order() };
+    let row = world.jobs.submit(order, world.wall()).unwrap();
+    world.store("a", row);
+    let lease = world.claim("a", &world.speaker(1, 1));
+    let (root, path) = ("models".to_owned(), "a--b/r1.x".to_owned());
+    let report = Report::ArtifactAcquire(ArtifactAcquireReport {
+        root: root.clone(),
+        path: path.clone(),
+        ..Default::default()
+    });
+    let row = world.jobs.complete(world.node, "a", &lease, report, world.wall()).unwrap().unwrap();
+    world.store("a", row);
+    for _ in 0..2 {
+        let at = FilesAt { root: root.clone(), path: path.clone() };
+        assert_eq!(world.jobs.view("a").unwrap().row.brought, Some(at));
+        world.restart();
+    }
 }

@@ -245,11 +245,12 @@ impl Jobs {
         Ok(Some(failed(&job.row, short, stored_failure(failure), now)))
     }
 
-    /// The row of one that is not wanted any more; `None` if that was said before. One that runs is ended by its node.
+    /// The row of one that is not wanted any more; `None` if that was said before. One that runs is ended by its node. `by`: the
+    /// operator who says so, `None` for the edge itself.
     ///
     /// # Errors
     /// NOT_FOUND; CONFLICT if it came to another end.
-    pub(crate) fn cancel(&self, id: &str, now: Wall) -> Result<Option<JobRow>, Error> {
+    pub(crate) fn cancel(&self, id: &str, by: Option<&str>, now: Wall) -> Result<Option<JobRow>, Error> {
         let job = self.jobs.get(id).ok_or_else(unknown)?;
         if job.row.state == JobState::Cancelled || job.row.cancel_requested && !job.row.state.is_end() {
             return Ok(None);
@@ -259,7 +260,7 @@ impl Jobs {
             return Err(Error::new(Code::Conflict, "JOB_ENDED", message));
         }
         let mut row = (*job.row).clone();
-        row.cancel_requested = true;
+        (row.cancel_requested, row.cancelled_by) = (true, by.map(str::to_owned));
         if row.lease.is_none() {
             row.state = JobState::Cancelled;
             row.ended_at_unix_ms = Some(now.unix_ms());

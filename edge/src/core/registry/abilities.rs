@@ -10,6 +10,7 @@ use umbel_wire::{Generation, NodeId};
 
 use super::node::Node;
 use super::{Registry, StaleGeneration};
+use crate::core::jobs::FilesAt;
 
 /// An engine that a node can run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,6 +67,11 @@ impl From<Artifact> for ArtifactRow {
 }
 
 impl ArtifactRow {
+    /// Where it lies.
+    pub(crate) fn at(&self) -> FilesAt {
+        FilesAt { root: self.root.clone(), path: self.path.clone() }
+    }
+
     /// By what a document means the same.
     pub(crate) fn key(&self) -> String {
         artifact::key(&self.repository, &self.revision, &self.digest)

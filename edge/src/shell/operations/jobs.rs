@@ -92,7 +92,7 @@ async fn cancel(context: &Context<'_>) -> Result<(), Error> {
     let what = format!("{} was {}", jobs::about(&told), told.state.as_str());
     let value = result::<JobCancel>(told)?;
     let commit = context.outcome(&stored(&value)).audit(context.audit_of(id.clone(), &what));
-    jobs::cancel(site, &id, commit).await?;
+    jobs::cancel(site, &id, Some(&context.request.actor), commit).await?;
     context.done(value);
     Ok(())
 }

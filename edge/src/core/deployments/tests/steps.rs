@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::world::{SHA, World, spec};
 use crate::core::deployments::change::Ask;
-use crate::core::deployments::{EngineWord, JobFact, ReplicaState, Standing, Work};
+use crate::core::deployments::{EngineWord, JobFact, Order, ReplicaState, Standing, Work};
 
 use ReplicaState::{Draining, Failed, Loading, Lost, Ready, Unloading};
 
@@ -284,6 +284,8 @@ fn while_it_is_paused_nothing_is_begun_and_nothing_taken_away() {
     world.pass(3_600);
     world.run();
     assert_eq!(world.jobs.len(), jobs);
+    let stands = world.deployments.stands(&world.deployments.rows["chat"]);
+    assert_eq!(stands.message, "it is paused", "{stands:?}");
     let change = world.deployments.ask("chat", Ask::Pause(false), world.wall()).unwrap();
     world.take(change);
     world.run();
@@ -366,4 +368,23 @@ fn rows_that_could_not_be_read_make_nothing_unwanted() {
     world.deployments.unreadable = false;
     world.run();
     assert_eq!(world.host(1).engines.len(), 0);
+}
+
+/// A node that has more artifacts than it can tell of: loads name the folder that the job told which brought them.
+#[test]
+fn files_that_a_node_does_not_tell_of_are_where_their_job_brought_them() {
+    let mut world = World::new(&[1]);
+    world.host(1).tells_nothing = true;
+    world.apply(spec("chat", json!({})));
+    world.run();
+    assert_eq!(world.shown("chat"), [(1, 1, Ready)]);
+    world.restart();
+    world.apply(spec("chat", json!({ "capacity": 9 })));
+    world.run();
+    let files = |order: &Order| match &order.work {
+        Work::Load { files, .. } => Some(files.clone().map(|at| at.root)),
+        _ => None,
+    };
+    let loads: Vec<_> = world.jobs.values().filter_map(|(order, _)| files(order)).collect();
+    assert_eq!(loads, [Some("models".to_owned()), Some("models".to_owned())]);
 }

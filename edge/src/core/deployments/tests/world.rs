@@ -11,6 +11,7 @@ use crate::core::deployments::{
     Deployments, EngineFact, EngineWord, Facts, JobFact, NodeFact, Order, Outcome, Place, Places, ReplicaRow,
     ReplicaState, Standing, Wanted, Work,
 };
+use crate::core::jobs::FilesAt;
 
 pub(super) const SHA: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
@@ -31,6 +32,14 @@ pub(super) struct Host {
     /// What runs there under a name, as its engine's digest: it is not loaded as another one before it is unloaded.
     pub(super) runs: BTreeMap<String, String>,
     pub(super) artifacts: BTreeSet<String>,
+    /// It has more than it can tell.
+    pub(super) tells_nothing: bool,
+}
+
+impl Host {
+    fn told(&self) -> impl Iterator<Item = &String> {
+        self.artifacts.iter().filter(|_| !self.tells_nothing)
+    }
 }
 
 /// A site in which time passes when the test says.
@@ -47,6 +56,8 @@ pub(super) struct World {
     pub(super) differed: u32,
     pub(super) start: Instant,
     pub(super) elapsed: Duration,
+    /// What the wall clock says, whatever time passes.
+    pub(super) stands_at: Option<i64>,
     ids: u64,
 }
 
@@ -116,6 +127,7 @@ impl World {
                 runs: BTreeMap::new(),
                 engines: BTreeMap::new(),
                 artifacts: BTreeSet::new(),
+                tells_nothing: false,
             };
             (node(u8::try_from(index + 1).unwrap()), host)
         };
@@ -129,6 +141,7 @@ impl World {
             differed: 0,
             start: Instant::now(),
             elapsed: Duration::ZERO,
+            stands_at: None,
             ids: 0,
         }
     }
@@ -138,7 +151,7 @@ impl World {
     }
 
     pub(super) fn wall(&self) -> i64 {
-        i64::try_from(self.elapsed.as_millis()).unwrap()
+        self.stands_at.unwrap_or_else(|| i64::try_from(self.elapsed.as_millis()).unwrap())
     }
 
     pub(super) fn apply(&mut self, spec: DeploymentSpec) {
@@ -168,16 +181,23 @@ impl World {
                 eligible: host.eligible,
                 absent_gpus: host.absent.iter().map(|gpu| (gpu.clone(), format!("GPU {gpu}"))).collect(),
                 engines: host.engines.iter().map(engine).collect(),
-                artifacts: host.artifacts.clone(),
+                artifacts: host.told().map(|key| (key.clone(), FilesAt::default())).collect(),
             };
             (*id, fact)
         };
-        Facts::new(
+        let brought = |(id, (order, fact)): (&String, &(Order, JobFact))| {
+            let Work::Acquire { artifact } = &order.work else { return None };
+            let at = FilesAt { root: "models".to_owned(), path: artifact.key() };
+            (*fact == JobFact::Done).then(|| (id.clone(), at))
+        };
+        let mut facts = Facts::new(
             self.hosts.iter().map(fact).collect(),
             self.jobs.iter().map(|(id, (_, fact))| (id.clone(), fact.clone())).collect(),
             self.start + self.elapsed,
             self.wall(),
-        )
+        );
+        facts.brought = self.jobs.iter().filter_map(brought).collect();
+        facts
     }
 
     fn gpus(&self) -> Gpus {

@@ -149,7 +149,7 @@ impl Run {
             }
             Step::Cancel(job) if has(job) => {
                 let id = name(job);
-                if let Ok(Some(row)) = self.world.jobs.cancel(&id, self.world.wall()) {
+                if let Ok(Some(row)) = self.world.jobs.cancel(&id, None, self.world.wall()) {
                     self.world.store(&id, row);
                 }
                 let model = &mut self.models[usize::from(job)];

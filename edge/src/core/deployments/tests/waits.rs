@@ -1,0 +1,109 @@
+//! Replicas that wait: for somebody's word after a job was cancelled, and by a clock that is wrong.
+
+use serde_json::json;
+use umbel_contracts::objects::DeploymentState;
+
+use super::world::{World, spec};
+use crate::core::deployments::change::Ask;
+use crate::core::deployments::{JobFact, ReplicaState, Work};
+
+/// The open job is cancelled by ann.
+fn cancel(world: &mut World) {
+    let (_, fact) = world.jobs.values_mut().find(|(_, fact)| *fact == JobFact::Open).unwrap();
+    *fact = JobFact::Cancelled { by: "ann".to_owned() };
+}
+
+fn said(world: &World) -> (DeploymentState, String) {
+    let stands = world.deployments.stands(&world.deployments.rows["chat"]);
+    (stands.state, stands.message)
+}
+
+fn jobs(world: &World) -> (usize, usize) {
+    let loads = world.jobs.values().filter(|(order, _)| matches!(order.work, Work::Load { .. }));
+    (world.jobs.len(), loads.count())
+}
+
+/// Days pass, the edge starts anew, another node is there: nothing is begun until somebody says again what is wanted.
+#[test]
+fn what_an_operator_cancels_stays_so_until_somebody_asks() {
+    let mut world = World::new(&[1, 1]);
+    world.apply(spec("chat", json!({})));
+    world.settle();
+    cancel(&mut world);
+    for _ in 0..3 {
+        world.run();
+        world.pass(24 * 3600);
+        world.restart();
+    }
+    world.run();
+    assert_eq!(jobs(&world), (1, 0), "{:?}", world.jobs);
+    let message = "chat.r1: its download was cancelled by ann; umbel ctl model load chat goes on";
+    assert_eq!(said(&world), (DeploymentState::Failed, message.to_owned()));
+    world.apply(spec("chat", json!({})));
+    world.settle();
+    world.work(0);
+    world.settle();
+    assert_eq!(jobs(&world), (3, 1));
+    cancel(&mut world);
+    world.run();
+    world.pass(24 * 3600);
+    world.run();
+    assert_eq!(jobs(&world), (4, 1), "what is left of it there is unloaded: {:?}", world.jobs);
+    let message = "chat.r1: its start was cancelled by ann; umbel ctl model load chat goes on";
+    assert_eq!(said(&world), (DeploymentState::Failed, message.to_owned()));
+    let change = world.deployments.ask("chat", Ask::Load, world.wall()).unwrap();
+    world.take(change);
+    world.run();
+    assert_eq!(world.shown("chat"), [(1, 1, ReplicaState::Ready)]);
+    assert_eq!(world.replicas("chat")[0].cancelled_by, None);
+}
+
+/// An engine that serves goes on with the figures that it has.
+#[test]
+fn figures_that_an_operator_cancels_are_not_asked_for_again() {
+    let mut world = World::new(&[1]);
+    world.apply(spec("chat", json!({})));
+    world.run();
+    world.apply(spec("chat", json!({ "capacity": 9 })));
+    world.settle();
+    let before = jobs(&world);
+    cancel(&mut world);
+    for _ in 0..3 {
+        world.run();
+        world.pass(3600);
+        world.restart();
+    }
+    world.run();
+    assert_eq!((jobs(&world), world.replicas("chat")[0].version), (before, 1));
+    assert!(world.replicas("chat")[0].cause.contains("cancelled by ann; umbel ctl model load chat"));
+    let change = world.deployments.ask("chat", Ask::Load, world.wall()).unwrap();
+    world.take(change);
+    world.run();
+    let row = world.replicas("chat")[0];
+    assert_eq!((row.version, row.cause.as_str(), row.not_taken), (2, "", None));
+}
+
+/// The wall clock was ahead for a while, and stands still until it is true again: waits end by the other clock, also those
+/// that an earlier process stored.
+#[test]
+fn a_clock_that_stands_still_holds_nothing_up() {
+    let mut world = World::new(&[1]);
+    world.failing.insert("chat.r1".to_owned(), u32::MAX);
+    world.apply(spec("chat", json!({})));
+    world.run();
+    world.stands_at = Some(70 * 24 * 3_600_000);
+    world.run();
+    assert_eq!(jobs(&world).1, 2, "what waited by the clock of before is over");
+    for (pause, loads) in [(30, 3), (90, 4), (270, 5)] {
+        world.pass(pause - 1);
+        world.run();
+        assert_eq!(jobs(&world).1, loads - 1);
+        world.pass(1);
+        world.run();
+        assert_eq!(jobs(&world).1, loads);
+        if loads == 4 {
+            world.restart();
+            world.run();
+        }
+    }
+}
