@@ -38,6 +38,9 @@ pub(crate) const ATTEMPTS: u32 = 3;
 pub(crate) const PAUSE: Duration = Duration::from_secs(1);
 /// See [`PAUSE`].
 const PAUSE_GROWS: u32 = 5;
+/// Downloads that a node is given at once: it has room for 16 jobs, and a load of files that are there never waits for a
+/// source that is slow.
+pub(crate) const DOWNLOADS: usize = 12;
 /// Jobs of one node that have not ended: a deployment has a handful a replica.
 pub(crate) const QUEUE: usize = 256;
 /// Jobs kept that have ended.
@@ -307,8 +310,14 @@ impl Jobs {
         let job = |id: &str| self.jobs.get(id);
         let ids = || room.jobs.iter().map(|(_, id)| id.as_str());
         let held = ids().find(|id| job(id).is_some_and(|job| job.held));
+        let is_download = |job: &Job| job.row.kind == row::ACQUIRE;
+        let given = |id: &&str| job(id).is_some_and(|job| is_download(job) && job.row.lease.is_some());
+        let downloads = ids().filter(given).count();
         let may = |job: &Job| {
             let row = &job.row;
+            if downloads >= DOWNLOADS && is_download(job) {
+                return false;
+            }
             row.state == JobState::Queued && job.pause.is_none() && !row.is_unheard_by(&room.instance)
         };
         let waits = |id: &&str| job(id).is_some_and(may);

@@ -448,7 +448,7 @@ impl Edge {
             }
             Act::Expire(_) => self.jobs.table.expire(&id, now, wall),
             Act::Abandon(_) => self.jobs.table.abandon(&id, wall),
-            Act::Cancel(_) => self.jobs.table.cancel(&id, wall).ok().flatten(),
+            Act::Cancel(_) => self.jobs.table.cancel(&id, None, wall).ok().flatten(),
         };
         if let Some(row) = row {
             self.change_job(&id, row, After::Nothing);

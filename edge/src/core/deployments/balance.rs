@@ -250,6 +250,7 @@ impl Round<'_> {
             node: place.node,
             gpus: place.gpus,
             files_at: None,
+            source: String::new(),
             state: ReplicaState::Acquiring,
             since_unix_ms: self.wall,
             cause: String::new(),

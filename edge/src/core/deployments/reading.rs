@@ -28,7 +28,6 @@ use crate::core::placement::explain::{funnel, sentence};
 use crate::core::placement::{Fleet, Plan, Request, Shard};
 use crate::core::providers;
 use crate::core::registry::Moment;
-use crate::core::registry::abilities::ArtifactRow;
 use crate::core::registry::node::{Lifecycle, Node};
 use crate::core::registry::selecting;
 

@@ -134,6 +134,7 @@ impl Round<'_> {
             return self.load(deployment, row);
         }
         row.turn(ReplicaState::Acquiring, "its node fetches the files", self.wall);
+        row.source.clone_from(&artifact.source);
         match self.fetching(&row, &key) {
             Some(job) => row.job = Some(job),
             None => {
@@ -142,6 +143,23 @@ impl Round<'_> {
             }
         }
         self.put(row);
+    }
+
+    /// Leaves a download from a source that its document does not name any more: it ends, unless somebody else still names it.
+    fn leave_source(&mut self, deployment: &DeploymentRow, row: ReplicaRow) {
+        let Some(id) = row.job.as_ref().map(|job| job.id.clone()) else { return };
+        let names = |other: &ReplicaRow| {
+            let artifact = self.state.rows.get(&other.deployment).and_then(|of| of.spec.artifact.as_ref());
+            artifact.is_some_and(|one| one.source == other.source)
+        };
+        let shares = |other: &&ReplicaRow| {
+            other.key() != row.key() && other.job.as_ref().is_some_and(|job| job.id == id)
+        };
+        if self.work.values().filter(shares).any(names) {
+            self.bring_up(deployment, ReplicaRow { job: None, ..row });
+        } else if !self.out.cancels.contains(&id) {
+            self.out.cancels.push(id);
+        }
     }
 
     /// The job that brings the same files to the same node for another replica.
@@ -155,7 +173,9 @@ impl Round<'_> {
             Some((other, other.job.as_ref().filter(|job| job.kind == JobKind::Acquire)?))
         });
         let open = |id: &str| matches!(self.facts.job(id), JobFact::Open | JobFact::Unknown);
-        let mut fetch = fetch.filter(|(other, job)| open(&job.id) && same_files(other));
+        // From another source it may never come.
+        let same_source = |other: &ReplicaRow| other.source == row.source;
+        let mut fetch = fetch.filter(|(other, job)| open(&job.id) && same_source(other) && same_files(other));
         fetch.next().map(|(_, job)| job.clone())
     }
 
@@ -172,7 +192,15 @@ impl Round<'_> {
     fn acquiring(&mut self, deployment: &DeploymentRow, mut row: ReplicaRow) {
         let held_back = deployment.paused || deployment.outdates(&row);
         let job = row.job.as_ref().map(|job| self.facts.job(&job.id).clone());
+        let source = deployment.spec.artifact.as_ref().map(|artifact| &artifact.source);
+        // What came from the other source is kept, and checked by its digests.
+        let elsewhere =
+            !held_back && !row.source.is_empty() && source.is_some_and(|source| *source != row.source);
         match job {
+            Some(JobFact::Open) if elsewhere => self.leave_source(deployment, row),
+            Some(JobFact::Failed { .. }) if elsewhere => {
+                self.bring_up(deployment, ReplicaRow { job: None, ..row })
+            }
             Some(JobFact::Open | JobFact::Ending | JobFact::Unknown) => {}
             Some(JobFact::Failed { message, retryable, .. }) => self.fail(row, &message, retryable),
             Some(JobFact::Cancelled { by }) => self.cancelled(row, by),

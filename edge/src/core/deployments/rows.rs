@@ -176,6 +176,9 @@ pub(crate) struct ReplicaRow {
     pub(crate) node: NodeId,
     #[serde(default)]
     pub(crate) gpus: Vec<String>,
+    /// The source that its download was asked of.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(crate) source: String,
     /// Where its files are on its node, as that last said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) files_at: Option<FilesAt>,

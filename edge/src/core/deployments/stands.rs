@@ -59,7 +59,8 @@ impl Deployments {
         }
         let why_failed = replicas.iter().find(|one| one.state == ReplicaState::Failed).map(|one| failed(one));
         if replicas.iter().any(|one| row.outdates(one)) {
-            let one_by_one = self.is_one_by_one(&row.spec.name).then(|| "one by one, for want of room".to_owned());
+            let one_by_one =
+                self.is_one_by_one(&row.spec.name).then(|| "one by one, for want of room".to_owned());
             let coming = replicas.iter().find(|one| one.state.comes()).map(|one| comes(one));
             let why = unplaced.or(coming).unwrap_or_else(|| or_paused(one_by_one));
             return (DeploymentState::Changing, why);

@@ -15,6 +15,9 @@ use umbel_wire::Generation;
 /// Table of the store.
 pub(crate) const JOBS: &str = "jobs";
 
+/// The kind of work that fetches files.
+pub(crate) const ACQUIRE: &str = "artifact.acquire";
+
 /// The lease under which a job was given to its node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LeaseRow {
@@ -151,7 +154,7 @@ impl JobRow {
 
     /// As it is kept in memory: what only `job.show` needs stays on disk.
     pub(crate) fn in_memory(mut self) -> Self {
-        if self.kind == "artifact.acquire" && self.brought.is_none() {
+        if self.kind == ACQUIRE && self.brought.is_none() {
             let artifact = self.report().and_then(|report| report.artifact);
             self.brought = artifact.map(|one| FilesAt { root: one.root, path: one.folder });
         }
@@ -181,7 +184,7 @@ pub(crate) fn stored_failure(failure: &JobFailure) -> String {
 /// The word for a kind of work.
 pub(crate) fn kind(body: &Body) -> &'static str {
     match body {
-        Body::ArtifactAcquire(_) => "artifact.acquire",
+        Body::ArtifactAcquire(_) => ACQUIRE,
         Body::ArtifactRemove(_) => "artifact.remove",
         Body::RuntimeProbe(_) => "runtime.probe",
         Body::RuntimeHealth(_) => "runtime.health",

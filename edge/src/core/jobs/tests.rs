@@ -541,3 +541,30 @@ fn where_the_files_are_that_a_job_brought_is_remembered() {
         world.restart();
     }
 }
+
+/// Sources that are slow hold up other downloads, and nothing else.
+#[test]
+fn downloads_leave_room_for_other_work() {
+    let mut world = World::new();
+    for n in 0..=DOWNLOADS {
+        let body = Body::ArtifactAcquire(ArtifactAcquire::default());
+        let order = Order { body, ..world.order() };
+        let row = world.jobs.submit(order, world.wall()).unwrap();
+        world.store(&format!("d{n}"), row);
+    }
+    world.submit("look");
+    let speaker = world.speaker(1, 1);
+    let running = [];
+    world.jobs.ready(&speaker, &JobReady { slots: 16, running: running.into() });
+    for n in 0..DOWNLOADS {
+        let next = world.jobs.next(world.node, Generation(1)).unwrap().to_owned();
+        assert_eq!(next, format!("d{n}"));
+        world.claim(&next, &speaker);
+    }
+    assert_eq!(world.jobs.next(world.node, Generation(1)), Some("look"));
+    world.claim("look", &speaker);
+    assert_eq!(world.jobs.next(world.node, Generation(1)), None);
+    let lease = world.disk["d0"].lease.clone().unwrap().id;
+    world.fail("d0", &lease, "SOURCE_REFUSED", false).unwrap();
+    assert_eq!(world.jobs.next(world.node, Generation(1)), Some(format!("d{DOWNLOADS}").as_str()));
+}

@@ -3,9 +3,11 @@
 use serde_json::json;
 use umbel_contracts::objects::DeploymentState;
 
-use super::world::{World, spec};
+use super::world::{SHA, World, spec};
 use crate::core::deployments::change::Ask;
-use crate::core::deployments::{JobFact, ReplicaState, Work};
+use crate::core::deployments::{JobFact, Order, ReplicaState, Work};
+
+use ReplicaState::Ready;
 
 /// The open job is cancelled by ann.
 fn cancel(world: &mut World) {
@@ -54,7 +56,7 @@ fn what_an_operator_cancels_stays_so_until_somebody_asks() {
     let change = world.deployments.ask("chat", Ask::Load, world.wall()).unwrap();
     world.take(change);
     world.run();
-    assert_eq!(world.shown("chat"), [(1, 1, ReplicaState::Ready)]);
+    assert_eq!(world.shown("chat"), [(1, 1, Ready)]);
     assert_eq!(world.replicas("chat")[0].cancelled_by, None);
 }
 
@@ -106,4 +108,32 @@ fn a_clock_that_stands_still_holds_nothing_up() {
             world.run();
         }
     }
+}
+
+/// A source that never answers is waited for no longer once the document names another one.
+#[test]
+fn a_corrected_source_is_fetched_from_at_once() {
+    let from = |source: &str| {
+        let files = json!([{ "path": "m", "bytes": 1, "sha256": SHA }]);
+        let artifact = json!({ "repository": "a/b", "revision": "r1", "source": source, "files": files });
+        // Two replicas wait for one download.
+        spec("chat", json!({ "artifact": artifact, "replicas": 2 }))
+    };
+    let mut world = World::new(&[2]);
+    world.apply(from("silent"));
+    world.settle();
+    world.apply(from("disk"));
+    world.settle();
+    assert!(world.jobs.values().all(|(_, fact)| *fact == JobFact::Ending), "{:?}", world.jobs);
+    world.run();
+    let source = |order: &Order| match &order.work {
+        Work::Acquire { artifact } => Some(artifact.source.clone()),
+        _ => None,
+    };
+    let sources: Vec<String> = world.jobs.values().filter_map(|(order, _)| source(order)).collect();
+    assert_eq!(
+        (sources, world.shown("chat")),
+        (vec!["silent".into(), "disk".into()], vec![(1, 1, Ready), (2, 1, Ready)])
+    );
+    assert!(!world.was_told("replica_failed"));
 }
