@@ -153,18 +153,24 @@ async fn remove(ctl: &Ctl, wanted: &str, node: Option<&str>) -> Outcome {
         let key = format!("{} {}", name(&one), one.digest);
         there.entry((site.clone(), key)).or_default().push(one);
     }
-    let names = |(at, copies): &((String, String), Vec<ArtifactObject>)| {
+    let names = |(_, copies): &((String, String), Vec<ArtifactObject>)| {
         let Some(one) = copies.first() else { return Vec::new() };
-        let mut names = vec![name(one), one.digest.clone(), at.0.clone()];
+        // In full, and as the list has it.
+        let listed = format!("{}@{}", one.repository, short(&one.revision));
+        let mut names = vec![name(one), listed, one.digest.clone()];
         // The repository alone will do where only one of its artifacts is there.
         names.extend((wanted == repository).then(|| repository.to_owned()));
         names
     };
     let all: Vec<_> = there.into_iter().collect();
-    let found = pick::one(all, wanted, "artifact", names, "umbel ctl artifact");
+    let place = |((site, _), _): &((String, String), Vec<ArtifactObject>)| site.clone();
+    let found = pick::placed(all, wanted, "artifact", names, place, "umbel ctl artifact");
     let found = found.map_err(|failure| gathered.or_silent(failure, wanted, "artifact"))?;
     let ((site, _), copies) = found.item;
     let Some(one) = copies.first() else { return Err(Failure::failed("nothing is there")) };
+    if !found.exact {
+        ctl.confirm_half(&format!("Remove {}?", name(one)))?;
+    }
     if node.is_none() && copies.len() > 1 {
         let on: Vec<&str> = copies.iter().map(|one| one.node.as_str()).collect();
         ctl.confirm(&format!("Remove {} ({}) from {}?", name(one), bytes(one.bytes), on.join(", ")))?;

@@ -270,11 +270,12 @@ async fn revoke_token(ctl: &Ctl, id: &str) -> Outcome {
     let reason = ctl.reason_for("revoking a token")?;
     let tokens = ctl.client.get(TOKENS).await?.parse::<Page<EdgeEnrollmentObject>>()?.items;
     let what = "token";
-    let picked = pick::one(
+    let picked = pick::placed(
         tokens,
         id,
         what,
-        |t| vec![t.token_id.clone(), t.edge_id.clone()],
+        |t| vec![t.token_id.clone()],
+        |t| t.edge_id.clone(),
         "umbel ctl edge token list",
     )?;
     let id = picked.item.token_id;

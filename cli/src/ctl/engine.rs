@@ -98,15 +98,17 @@ async fn found(ctl: &Ctl, name: &str) -> Outcome<(String, EngineObject, bool)> {
     for (site, raw) in &gathered.items {
         all.push((site.clone(), parse(raw.get())?, with_site(site, raw)?.get().to_owned()));
     }
-    let names = |(site, one, _): &(String, EngineObject, String)| {
-        vec![
-            one.engine.clone(),
-            format!("{}/{}", one.node, one.engine),
-            one.provider_id.clone(),
-            site.clone(),
-        ]
+    let names = |(_, one, _): &(String, EngineObject, String)| {
+        // A node's name is the start of NODE/ENGINE only where a slash was typed: else it would mean its only engine.
+        let mut names = vec![one.engine.clone()];
+        if name.contains('/') {
+            names.extend([format!("{}/{}", one.node, one.engine), one.provider_id.clone()]);
+        }
+        names
     };
-    let picked = pick::one(all, name, "engine", names, LIST);
+    let place =
+        |(site, one, _): &(String, EngineObject, String)| format!("{}/{}  {site}", one.node, one.engine);
+    let picked = pick::placed(all, name, "engine", names, place, LIST);
     let picked = picked.map_err(|failure| gathered.or_silent(failure, name, "engine"))?;
     let exact = picked.exact;
     let (site, one, _) = picked.item;

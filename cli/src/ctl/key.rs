@@ -121,11 +121,12 @@ fn chosen<T>(
     if keys.iter().any(|(_, key, _)| named(key) && key.revoked_at.is_none()) {
         keys.retain(|(_, key, _)| !named(key) || key.revoked_at.is_none());
     }
-    pick::one(
+    pick::placed(
         keys,
         id,
         "key",
-        |(site, key, _)| vec![key.name.clone(), key.key_id.clone(), site.clone()],
+        |(_, key, _)| vec![key.name.clone(), key.key_id.clone()],
+        |(site, ..)| site.clone(),
         LIST,
     )
 }

@@ -17,12 +17,24 @@ pub(crate) struct Picked<T> {
 }
 
 /// The one of `items` whose name or id is `wanted`, or begins with it. `names` gives all names of an item, the
-/// first for people; `place` says where it is when names repeat.
+/// first for people.
 pub(crate) fn one<T>(
     items: Vec<T>,
     wanted: &str,
     what: &str,
     names: impl Fn(&T) -> Vec<String>,
+    list: &str,
+) -> Outcome<Picked<T>> {
+    placed(items, wanted, what, names, |_| String::new(), list)
+}
+
+/// As [`one`], with where an item is, its site: shown where several fit, and never what was meant.
+pub(crate) fn placed<T>(
+    items: Vec<T>,
+    wanted: &str,
+    what: &str,
+    names: impl Fn(&T) -> Vec<String>,
+    place: impl Fn(&T) -> String,
     list: &str,
 ) -> Outcome<Picked<T>> {
     // What is echoed has a bound: a name is far shorter.
@@ -33,8 +45,11 @@ pub(crate) fn one<T>(
     let mut fit: Vec<T> =
         items.into_iter().filter(|item| if exact { is(item) } else { begins(item) }).collect();
     if fit.len() > 1 {
-        let mut candidates: Vec<String> =
-            fit.iter().take(LISTED).map(|item| names(item).join("  ")).collect();
+        let mut candidates: Vec<String> = fit
+            .iter()
+            .take(LISTED)
+            .map(|item| format!("{}  {}", names(item).join("  "), place(item)).trim_end().to_owned())
+            .collect();
         if fit.len() > LISTED {
             candidates.push(format!("and {} more", fit.len() - LISTED));
         }
@@ -96,7 +111,7 @@ fn glob(pattern: &str, text: &str) -> bool {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-    use super::{glob, one, sites};
+    use super::{glob, one, placed, sites};
     use crate::exit::Exit;
 
     fn names() -> Vec<String> {
@@ -121,6 +136,18 @@ mod tests {
         assert_eq!(pick("ber"), Err(Exit::NotFound));
         assert_eq!(pick("par"), Err(Exit::NotFound));
         assert_eq!(pick(""), Err(Exit::NotFound));
+    }
+
+    #[test]
+    fn where_something_is_does_not_name_it() {
+        let found = |wanted: &str| {
+            let items = vec![("chat", "ber1"), ("chat", "muc1"), ("code", "ber1")];
+            let names = |item: &(&str, &str)| vec![item.0.to_owned()];
+            placed(items, wanted, "deployment", names, |item| item.1.to_owned(), "list")
+        };
+        assert_eq!(found("b").unwrap_err().to_string(), "error: there is no deployment `b`\n  try:   list");
+        assert!(found("chat").unwrap_err().to_string().contains("chat  muc1"));
+        assert_eq!(found("co").unwrap().item.0, "code");
     }
 
     #[test]

@@ -100,7 +100,14 @@ fn pick(gathered: &Gathered, name: &str) -> Outcome<pick::Picked<Found>> {
     for (site, raw) in &gathered.items {
         all.push((site.clone(), parse(raw.get())?, with_site(site, raw)?.get().to_owned()));
     }
-    pick::one(all, name, "deployment", |(site, one, _)| vec![one.name.clone(), site.clone()], LIST)
+    pick::placed(
+        all,
+        name,
+        "deployment",
+        |(_, one, _)| vec![one.name.clone()],
+        |(site, ..)| site.clone(),
+        LIST,
+    )
 }
 
 pub(super) async fn show(ctl: &Ctl, name: &str) -> Outcome {
