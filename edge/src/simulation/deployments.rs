@@ -20,7 +20,7 @@ use super::operators::{Operation, Waiting};
 use super::wishes::RoundView;
 use crate::core::admission::ProviderSpec;
 use crate::core::deployments::change::{Ask, AskReplica, Change};
-use crate::core::deployments::reading::{self, Fleet};
+use crate::core::deployments::reading::{self, NodePlaces};
 use crate::core::deployments::{
     ACTOR, DEPLOYMENTS, DeploymentRow, Deployments as Table, Facts, NodeFact, Outcome, REPLICAS, ReplicaRow,
     Standing, Work, bodies,
@@ -51,6 +51,12 @@ pub enum Wish {
     Leave(u32),
     /// One replica is replaced, or tried again.
     Renew(u32),
+}
+
+/// A round on its way to the disk, and the table as it is once that is written.
+pub(super) struct Decided {
+    outcome: Outcome,
+    after: Table,
 }
 
 /// The deployments of the process.
@@ -108,13 +114,16 @@ impl Edge {
         // As it is, not as a fault lets the program see it.
         let before = RoundView::before(&self.deployments.table, &facts);
         self.spoil_facts(&mut facts);
-        let mut places = Fleet::of(&nodes, &self.deployments.table, moment);
+        let mut given = reading::given(&self.deployments.table, job);
         if self.is("a GPU is given twice") {
-            places = Fleet::of(&nodes, &EMPTY, moment);
+            drop(std::mem::take(&mut given));
         }
+        let mut places = NodePlaces::of(&nodes, given, moment);
+        // On a copy: what the store refuses has not happened in memory either.
+        let mut after = self.deployments.table.clone();
         let luck = &mut self.luck;
         let mut ids = || uuid::Builder::from_random_bytes(luck.id()).into_uuid().hyphenated().to_string();
-        let mut outcome = self.deployments.table.decide(&facts, &mut places, &mut ids);
+        let mut outcome = after.decide(&facts, &mut places, &mut ids);
         self.spoil_outcome(&mut outcome);
         let lost = before.lost();
         let anew = std::mem::replace(&mut self.deployments.lost, lost.clone()) != lost;
@@ -123,6 +132,7 @@ impl Edge {
             self.deployments.rounds.push(before.and(&outcome));
         }
         if empty {
+            self.deployments.table = after;
             return self.expect(now);
         }
         self.deployments.turn = true;
@@ -132,7 +142,7 @@ impl Edge {
         {
             commit = commit.remove(REPLICAS, key.engine());
         }
-        self.disk.propose(commit, Then::Round(Box::new(outcome)));
+        self.disk.propose(commit, Then::Round(Box::new(Decided { outcome, after })));
     }
 
     // Faults that only the world switches on.
@@ -186,14 +196,16 @@ impl Edge {
 
     pub(super) fn round_written(
         &mut self,
-        outcome: &Outcome,
+        decided: Decided,
         result: Result<(), CommitError>,
         now: Instant,
         wall: Wall,
     ) {
         self.deployments.turn = false;
+        let Decided { outcome, mut after } = decided;
         if result.is_ok() {
-            self.deployments.table.applied(outcome);
+            after.applied(&outcome);
+            self.deployments.table = after;
             self.deployments.version += 1;
             self.expect(now);
             for order in &outcome.orders {
@@ -278,5 +290,3 @@ impl Edge {
         std::mem::take(&mut self.deployments.rounds)
     }
 }
-
-static EMPTY: std::sync::LazyLock<Table> = std::sync::LazyLock::new(Table::default);

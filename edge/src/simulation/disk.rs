@@ -43,7 +43,7 @@ pub(super) enum Then {
     /// A job's new row.
     Job(Box<super::jobs::Writing>),
     /// What a round of the reconciler came to.
-    Round(Box<crate::core::deployments::Outcome>),
+    Round(Box<super::deployments::Decided>),
 }
 
 pub(super) struct Enrolling {
@@ -301,7 +301,7 @@ impl Edge {
                     self.renumbered(*proposal, result.ok().map(Position), now);
                 }
                 Then::Job(writing) => self.job_written(*writing, result.map(drop), now, wall),
-                Then::Round(outcome) => self.round_written(&outcome, result.map(drop), now, wall),
+                Then::Round(decided) => self.round_written(*decided, result.map(drop), now, wall),
                 Then::Command(id) => self.command_written(&id, result.map(Position), now, wall),
             }
         }
