@@ -199,8 +199,8 @@ fn row_80_a_damaged_entry_costs_only_itself() {
     assert_eq!(pids(&s), before, "both went on");
 }
 
-/// The node's state directory is full: unloading ends the engine all the same, the node says what is wrong, and a load is refused by
-/// name; with room again all of it is over, and nothing of the unloaded engine comes back with the next agent.
+/// The node's state directory is full: unloading ends the engine all the same, the node says what is wrong, and a load is refused
+/// for that; with room again all of it is over, and nothing of the unloaded engine comes back with the next agent.
 #[test]
 fn an_unload_needs_no_disk() {
     let mut s = site(&["gpu-1"]);
@@ -237,8 +237,8 @@ fn an_unload_needs_no_disk() {
     fillers.push(volume.fill_as("again"));
     let problem = |node: &Value| node["problems"].to_string().contains("STATE_NOT_WRITABLE");
     let _ = s.edge.ctl(&["model", "load", "tiny", "--detach"]).ok();
-    wait::until("the load to be refused by name", SOON, || {
-        s.shown().to_string().contains("STATE_NOT_WRITABLE")
+    wait::until("the load to be refused for that", SOON, || {
+        s.shown().to_string().contains("cannot be kept in the state directory")
     });
     s.edge.wait_node("gpu-1", "saying that its disk is full", SOON, problem);
     assert_eq!(s.engines(), Vec::<Value>::new());
