@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
 use umbel_tests::engine::Script;
-use umbel_tests::fleet::{Edge, EdgeOptions, Fleet, Node, NodeOptions, SOON};
+use umbel_tests::fleet::{Edge, EdgeOptions, Fleet, Node, NodeOptions, SOON, Signal};
 use umbel_tests::http::{Ask, Target};
 use umbel_tests::wait;
 

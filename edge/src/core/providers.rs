@@ -73,6 +73,7 @@ fn state(state: ProviderState) -> admission::ProviderState {
         ProviderState::Available => admission::ProviderState::Available,
         ProviderState::Loading => admission::ProviderState::Loading,
         ProviderState::Draining => admission::ProviderState::Draining,
+        ProviderState::Leaving => admission::ProviderState::Leaving,
         ProviderState::Unavailable => admission::ProviderState::Unavailable,
         ProviderState::Failed => admission::ProviderState::Failed,
     }

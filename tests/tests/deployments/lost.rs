@@ -53,6 +53,31 @@ fn nodes_lost_together_are_waited_for_and_one_that_stays_away_is_replaced() {
     assert!(shown["ready"] == 2 && !on(&shown, "gpu-1"), "{shown}");
 }
 
+/// An agent that ends by SIGTERM is like one that is away: its engine stays, and what comes meanwhile waits for the next agent.
+#[test]
+fn row_93_requests_wait_while_the_only_agent_ends_and_starts_anew() {
+    let mut s = site(&["gpu-1"]);
+    s.apply("");
+    let (node, engine) = s.replica();
+    let (at, pid) = (s.engine_at(&node, &engine), s.runs_as(&node, &engine));
+    let script = json!({"events": 6, "gate": "go", "gate_at": 2});
+    let mut running = s.edge.chat("org/tiny", "runs", true, &script).ask(&s.edge.target()).unwrap();
+    running.read_to("tok0").unwrap();
+    s.nodes[0].daemon.signal(Signal::Term);
+    wait::until("its engine to take nothing new", SOON, || {
+        s.edge.node("gpu-1")["providers"][0]["status"] == "draining"
+    });
+    let asked = s.edge.chat("org/tiny", "answers", true, &json!({})).send(&s.edge.target()).unwrap();
+    wait::until("it to wait", SOON, || s.edge.ctl(&["queue", "-o", "json"]).ok().json()[0]["depth"] == 1);
+    assert_eq!(Ask::post("/_gate/go", "").whole(&Target::Tcp(at)).unwrap().status, 200);
+    assert!(running.rest().text().ends_with("data: [DONE]\n\n"));
+    assert!(s.nodes[0].daemon.wait_end(SOON).success());
+    s.nodes[0].daemon.start();
+    let whole = asked.head().unwrap().rest();
+    assert!(whole.text().ends_with("data: [DONE]\n\n"), "{}", whole.text());
+    assert_eq!(s.runs_as(&node, &engine), pid);
+}
+
 /// A deployment that is deleted while its node is away, and applied anew as another model under its name; the edge is killed in
 /// between. What comes back meets nothing of the other, and the old engine ends.
 #[test]

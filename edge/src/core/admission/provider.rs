@@ -56,6 +56,8 @@ pub(crate) enum ProviderState {
     Loading,
     /// Finishes what it has and takes nothing new.
     Draining,
+    /// The same, for as long as its node's agent ends: the next agent takes it up again, so requests wait for it.
+    Leaving,
     /// Not serving now, may come back by itself.
     #[default]
     Unavailable,

@@ -274,7 +274,7 @@ impl Node {
             return (ProviderState::Failed, problem.message.clone());
         }
         if self.session.as_ref().is_some_and(|session| session.leaving) {
-            return (ProviderState::Draining, "its agent ends; running requests finish".to_owned());
+            return (ProviderState::Leaving, "its agent ends; running requests finish".to_owned());
         }
         let Some(status) = self.engines.get(name) else {
             return (ProviderState::Unavailable, "the node has not said its state yet".to_owned());
@@ -302,6 +302,8 @@ pub(crate) enum ProviderState {
     Available,
     Loading,
     Draining,
+    /// Its node's agent ends, and the next one may take it up: shown as draining, and waited for.
+    Leaving,
     Unavailable,
     Failed,
 }

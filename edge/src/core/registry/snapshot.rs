@@ -150,13 +150,13 @@ fn provider(node: &Node, engine: &Declared, figures: &dyn Fn(&str) -> Option<Fig
         _ if node.row.draining => ProviderStatus::Draining,
         ProviderState::Available => ProviderStatus::Available,
         ProviderState::Loading => ProviderStatus::Loading,
-        ProviderState::Draining => ProviderStatus::Draining,
+        ProviderState::Draining | ProviderState::Leaving => ProviderStatus::Draining,
         ProviderState::Unavailable => ProviderStatus::Unavailable,
     };
     let health = match state {
         ProviderState::Unavailable if node.absent_gpu_of(&engine.name).is_some() => ProviderHealth::Offline,
         ProviderState::Available if figures.unconfirmed > 0 => ProviderHealth::Degraded,
-        ProviderState::Available | ProviderState::Draining => ProviderHealth::Ok,
+        ProviderState::Available | ProviderState::Draining | ProviderState::Leaving => ProviderHealth::Ok,
         ProviderState::Loading | ProviderState::Unavailable => ProviderHealth::Unknown,
         ProviderState::Failed => ProviderHealth::Offline,
     };

@@ -172,7 +172,7 @@ fn provider_notice(node: &Node, engine: &str, state: ProviderState) -> Notice {
     let (kind, word) = match state {
         ProviderState::Available => ("provider_available", "takes requests"),
         ProviderState::Loading => ("provider_loading", "is loading"),
-        ProviderState::Draining => ("provider_draining", "takes no new request"),
+        ProviderState::Draining | ProviderState::Leaving => ("provider_draining", "takes no new request"),
         ProviderState::Unavailable => ("provider_unavailable", "is not available"),
         ProviderState::Failed => ("provider_failed", "has failed"),
     };

@@ -78,7 +78,9 @@ const SETS: [Set; 3] = [
         &[
             ("available", |queue| engines(queue, |one| one.open)),
             ("loading", |queue| engines(queue, |one| one.state == ProviderState::Loading)),
-            ("draining", |queue| engines(queue, |one| one.state == ProviderState::Draining)),
+            ("draining", |queue| {
+                engines(queue, |one| matches!(one.state, ProviderState::Draining | ProviderState::Leaving))
+            }),
             ("failed", |queue| engines(queue, |one| one.state == ProviderState::Failed)),
             ("unavailable", |queue| {
                 engines(queue, |one| {

@@ -29,6 +29,7 @@ impl Arbitrary for Step {
             ProviderState::Loading,
             ProviderState::Unavailable,
             ProviderState::Draining,
+            ProviderState::Leaving,
             ProviderState::Failed,
         ];
         let node = u8::arbitrary(g) % 3;
