@@ -293,7 +293,9 @@ fn the_host_is_checked_before_anything_starts() {
         process.port = port;
         config
     };
-    assert!(refused(&llama(0), &here).message.contains("model_file"));
+    assert_eq!(refused(&llama(0), &here).message, "the model's file m.gguf cannot be read: entity not found");
+    std::fs::write(&file, b"").unwrap();
+    assert_eq!(refused(&llama(0), &here).message, "the model's file m.gguf is too short for a GGUF file");
     std::fs::write(&file, b"PK\x03\x04").unwrap();
     assert!(refused(&llama(0), &here).message.contains("GGUF"));
     std::fs::write(&file, b"GGUF\x03").unwrap();
