@@ -179,7 +179,7 @@ impl Deployments {
 
     /// Checks one against this host, keeps it, and makes an engine of it. Whether it is new.
     async fn take(&self, wanted: Kept) -> Result<bool, JobFailure> {
-        let before = self.changes(&*self.kept.lock().await, &wanted)?;
+        let before = self.changes(&self.kept.lock().await, &wanted)?;
         if matches!(before, Taken::Same) {
             return Ok(false);
         }
@@ -205,18 +205,13 @@ impl Deployments {
     }
 
     /// What would become of the list with this one, if there is room for it, and for nobody else on its GPUs.
-    fn changes(&self, kept: &[Kept], wanted: &Kept) -> Result<Taken, JobFailure> {
+    fn changes(&self, kept: &[Kept], wanted: &Kept) -> Result<Taken, Refusal> {
         let salvaged = self.engines.salvaged(&wanted.engine);
         if let Some(started) = &salvaged {
             let wanted = wanted.config(&self.engines.grounds());
             if started.source.kind() != wanted.source.kind() || started.digest() != wanted.digest() {
                 let says = "runs as it was started before the list of deployments was lost, and that is not this: unload it first";
-                return Err(failure(
-                    Cause::EngineDiffers,
-                    "engine",
-                    format!("{} {says}", wanted.name),
-                    false,
-                ));
+                return Err(Refusal::new(Cause::EngineDiffers, "engine", format!("{} {says}", wanted.name)));
             }
         }
         let there = match &salvaged {
