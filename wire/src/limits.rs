@@ -19,10 +19,11 @@ pub const DATA_MAX: usize = 16 * KIB;
 pub const INLINE_MAX: usize = 16 * KIB;
 /// The typed message of HEAD: response headers, as large as common servers allow.
 pub const HEAD_MESSAGE_MAX: usize = 16 * KIB;
-/// The typed message of OPEN: method arguments, request headers.
-pub const OPEN_MESSAGE_MAX: usize = 32 * KIB;
 /// Typed message of a REQUEST, RESPONSE, EVENT, END or handshake. Longer answers are called as streams.
 pub const MESSAGE_MAX: usize = 60 * KIB;
+/// The typed message of OPEN: request headers, or the arguments of a method whose answer may be long. What it takes of the frame
+/// is not there for the body ([`inline_room`]).
+pub const OPEN_MESSAGE_MAX: usize = MESSAGE_MAX;
 /// Room a frame needs beside message and inline body: header, method, error texts.
 pub const FRAME_OVERHEAD: usize = 4 * KIB;
 /// Key of an event.
@@ -105,9 +106,16 @@ pub const DRAIN_STREAMS: Duration = Duration::from_secs(600);
 /// Pause after accept() failed, for instance at the descriptor limit.
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
+/// Part of a body that fits into OPEN beside a message of `message` bytes, at most [`INLINE_MAX`].
+#[must_use]
+pub const fn inline_room(message: usize) -> usize {
+    let room = (FRAME_MAX - FRAME_OVERHEAD).saturating_sub(message);
+    if room < INLINE_MAX { room } else { INLINE_MAX }
+}
+
 const _: () = {
     assert!(FRAME_UNKNOWN_PEER <= FRAME_MAX && FRAME_MAX <= FRAME_CEILING);
-    assert!(OPEN_MESSAGE_MAX + INLINE_MAX + FRAME_OVERHEAD <= FRAME_MAX);
+    assert!(OPEN_MESSAGE_MAX + FRAME_OVERHEAD <= FRAME_MAX);
     assert!(HEAD_MESSAGE_MAX + INLINE_MAX + FRAME_OVERHEAD <= FRAME_MAX);
     assert!(MESSAGE_MAX + FRAME_OVERHEAD <= FRAME_MAX);
     assert!(INLINE_MAX <= RESPONSE_WINDOW / 2 && INLINE_MAX <= REQUEST_WINDOW / 2);

@@ -23,7 +23,7 @@ use crate::session::timers::Timer;
 pub struct Open {
     /// Number of the boundary's method.
     pub method: u32,
-    /// The method's typed message, at most 32 KiB.
+    /// The method's typed message, at most [`limits::OPEN_MESSAGE_MAX`].
     pub message: Vec<u8>,
     /// The whole body or its first part. Up to 16 KiB travel inside OPEN, the rest follows as DATA under credit.
     pub body: Bytes,

@@ -196,14 +196,15 @@ impl Session {
                 let Some(part) = stream.opener().and_then(|opener| opener.opening.take()) else { return };
                 stream.id = id;
                 stream.held = false;
-                let fits = stream.sending.waiting() <= limits::INLINE_MAX;
+                let room = limits::inline_room(part.message.len());
+                let fits = stream.sending.waiting() <= room;
                 let mut flags = 0;
                 if fits && stream.outflow == Outflow::Ending {
                     stream.outflow = Outflow::Done;
                     flags = END;
                 }
                 let kind = Kind::Open as u32;
-                stream.sending.drain(limits::INLINE_MAX, |payload| {
+                stream.sending.drain(room, |payload| {
                     let header = Header { kind, id, flags, payload, ..Header::default() };
                     frame::put_with(out, header, 23, &part);
                 });

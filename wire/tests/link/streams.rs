@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use umbel_wire::{CloseReason, Code, Error, GoawayReason, IncomingStream, Open, Terminal};
+use umbel_wire::{CloseReason, Code, Error, GoawayReason, IncomingStream, Open, Terminal, limits};
 
 use crate::rig::{Recorder, echo_stream, link, nobody, read_all, some_bytes, until, within};
 
@@ -40,6 +40,36 @@ async fn bodies_of_all_sizes_are_echoed() {
         assert_eq!(terminals.lock().unwrap().len(), 1);
     }
     until("gauges at base", || link.dialer.stats().streams_out + link.acceptor.stats().streams_in == 0).await;
+}
+
+/// The message comes first in the frame: the larger it is, the less of the body is beside it.
+#[tokio::test]
+async fn messages_of_all_sizes_come_with_their_bodies() {
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let handler = {
+        let seen = seen.clone();
+        Recorder::streams(move |stream| {
+            seen.lock().unwrap().push(stream.message().to_vec());
+            echo_stream(stream);
+        })
+    };
+    let link = link(nobody(), handler).await;
+    let ask = |size: usize, body: &Bytes| {
+        let message = some_bytes(size).to_vec();
+        link.dialer
+            .open(Open { method: 3, message, body: body.clone(), end: true, ..Open::default() }, |_| ())
+    };
+    let largest = limits::OPEN_MESSAGE_MAX;
+    for size in [0, 44 * 1024, 44 * 1024 + 1, largest - 1, largest] {
+        for body in [0, 1, 16 * 1024, 16 * 1024 + 1].map(some_bytes) {
+            let mut stream = ask(size, &body).unwrap();
+            assert_eq!(within("data", read_all(&mut stream)).await, body, "{size} and {}", body.len());
+            assert_eq!(seen.lock().unwrap().pop().unwrap(), some_bytes(size));
+        }
+    }
+    assert_eq!(ask(largest + 1, &Bytes::new()).err().unwrap().reason, "OPEN_TOO_LARGE");
+    let mut stream = ask(1, &Bytes::new()).unwrap();
+    assert_eq!(within("the connection goes on", read_all(&mut stream)).await, b"");
 }
 
 #[tokio::test]
