@@ -65,8 +65,9 @@ fn a_plan_of_a_document_changes_nothing_and_says_where_it_would_run() {
     let text = format!(
         "name = \"pair\"\nnodes_per_replica = 2\nfabric_label = \"ib\"\n[engine]\nkind = \"vllm\"\n[gpus]\ncount = 1\n\
          memory_bytes = \"40GiB\"\n[artifact]\nrepository = \"org/pair\"\nrevision = \"895c8d1\"\nsource = \"hub\"\n\
-         files = [{{ path = \"model.safetensors\", bytes = 16000000000, sha256 = \"{}\" }}]\n",
-        "0".repeat(64)
+         files = [{{ path = \"model.safetensors\", bytes = 16000000000, sha256 = \"{digest}\" }},\n\
+         {{ path = \"config.json\", bytes = 600, sha256 = \"{digest}\" }}]\n",
+        digest = "0".repeat(64)
     );
     std::fs::write(&file, &text).unwrap();
     let ran = server.ctl(&["model", "plan", file.to_str().unwrap()]);
