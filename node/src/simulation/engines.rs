@@ -67,6 +67,7 @@ impl Node {
 
     /// The process starts: what runs is gone on with, what nobody wants is ended, what is missing is started.
     pub(super) fn start_engines(&mut self, now: Instant) {
+        self.machine.taken_up();
         let all: Vec<(u64, String)> = self.machine.all().map(|one| (one.nonce, one.name.clone())).collect();
         let ends = self.setup.mutation == Some("a new agent ends what it finds");
         for (nonce, name) in all {

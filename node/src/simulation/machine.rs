@@ -65,6 +65,11 @@ impl Machine {
         self.calm = true;
     }
 
+    /// Another agent reads how what it finds has ended.
+    pub(super) fn taken_up(&mut self) {
+        self.processes.iter_mut().for_each(|one| one.told_exit = false);
+    }
+
     pub(super) fn is_calm(&self) -> bool {
         self.calm
     }

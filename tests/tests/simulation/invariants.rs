@@ -47,6 +47,8 @@ pub(crate) struct Judge {
     /// Of those, the ones whose entries somebody cut off.
     cut_off: BTreeSet<String>,
     fresh: bool,
+    /// Leases of each engine when it was looked at last.
+    held: BTreeMap<String, u32>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -83,6 +85,7 @@ impl Judge {
             ran: BTreeSet::new(),
             cut_off: BTreeSet::new(),
             fresh: false,
+            held: BTreeMap::new(),
         }
     }
 
@@ -176,7 +179,7 @@ impl World {
     fn edge_is_right(&mut self, view: &View) -> Found {
         self.site_is_shown()?;
         growing(&mut self.judge, view)?;
-        views_agree(view)?;
+        views_agree(&mut self.judge, view)?;
         for node in &view.nodes {
             of_node(&mut self.judge, node)?;
         }
@@ -470,8 +473,9 @@ fn of_node(judge: &mut Judge, node: &NodeView) -> Found {
     Ok(())
 }
 
-fn views_agree(view: &View) -> Found {
+fn views_agree(judge: &mut Judge, view: &View) -> Found {
     let mut online = 0;
+    let held = std::mem::take(&mut judge.held);
     for node in &view.nodes {
         let told = &node.snapshot;
         online += u32::from(node.state == "online");
@@ -481,9 +485,12 @@ fn views_agree(view: &View) -> Found {
             must(may || !open, "no work for a node that is not online", || {
                 format!("{id} takes requests; connected {}, {}", told.connected, node.state)
             })?;
-            must(in_flight <= capacity, "no lease above the capacity", || {
-                format!("{id}: {in_flight} of {capacity}")
+            // What a document takes back is given to nobody again; who has it keeps it to the end.
+            let before = held.get(id).copied().unwrap_or_default();
+            must(in_flight <= capacity || *in_flight <= before, "no lease above the capacity", || {
+                format!("{id}: {in_flight} of {capacity}, {before} before")
             })?;
+            judge.held.insert(id.clone(), *in_flight);
             let provider = told.providers.iter().find(|one| one.provider_id == *id);
             let ready = provider.is_some_and(|one| one.status() == ProviderStatus::Available);
             must(ready || !open, "capacity is of ready engines", || {
