@@ -75,8 +75,14 @@ impl Node {
     }
 
     fn missing(&self, wanted: &Wanted) -> u64 {
-        let part = self.disk.quarantine.get(&wanted.digest).map(|part| Kept::Part(part.bytes));
-        wanted.files.iter().map(|file| Step::of(file, part).missing(file)).sum()
+        // They come one after the other.
+        let mut came = self.disk.quarantine.get(&wanted.digest).map_or(0, |part| part.bytes);
+        let missing = wanted.files.iter().map(|file| {
+            let kept = if came >= file.bytes { Kept::Verified } else { Kept::Part(came) };
+            came = came.saturating_sub(file.bytes);
+            Step::of(file, Some(kept)).missing(file)
+        });
+        missing.sum()
     }
 
     /// A look at it; the artifact's digest once it is in place.

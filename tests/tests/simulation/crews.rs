@@ -42,7 +42,10 @@ pub(crate) fn document(name: &str, replicas: u64, files: u64, capacity: u64, del
         "gpus": { "count": 1 },
         "artifact": {
             "repository": "site/model", "revision": REVISION, "source": "hub",
-            "files": [{ "path": "model.safetensors", "bytes": 1_000_000_000_u64, "sha256": sha256 }]
+            "files": [
+                { "path": "config.json", "bytes": 700, "sha256": format!("{:064x}", 0xC0F1) },
+                { "path": "model.safetensors", "bytes": 1_000_000_000_u64, "sha256": sha256 },
+            ]
         },
         "capacity": capacity,
         "drain_deadline": format!("{}s", delay % 7),
