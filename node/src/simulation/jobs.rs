@@ -313,10 +313,11 @@ impl Node {
                 }
                 let done = self.download_goes_on(download, now)?;
                 Some(done.map(|digest| {
-                    Report::ArtifactAcquire(ArtifactAcquireReport {
-                        digest,
-                        ..ArtifactAcquireReport::default()
-                    })
+                    let here = self.disk.artifacts.get(&digest).cloned().unwrap_or_default();
+                    let (root, path) = (here.root, here.path);
+                    let report =
+                        ArtifactAcquireReport { digest, root, path, ..ArtifactAcquireReport::default() };
+                    Report::ArtifactAcquire(report)
                 }))
             }
         }
