@@ -1,6 +1,6 @@
 //! A site in a hand-made world: the cores of edge and nodes with a network, disks, clocks and people out of a seed.
 //!
-//! `cargo test -p umbel-tests simulation` runs 46 seeds; `scripts/simulate` runs thousands, or one again with its
+//! `cargo test -p umbel-tests simulation` runs 60 seeds; `scripts/simulate` runs thousands, or one again with its
 //! history. After each step every named invariant is checked, and at the end that everybody has got on. A history is
 //! the same whenever its seed is the same.
 
@@ -28,8 +28,8 @@ use std::time::{Duration, Instant};
 use history::Failure;
 use world::World;
 
-/// Seeds of the test run: about 30 seconds of one core.
-const SEEDS: u64 = 46;
+/// Seeds of the test run: about 35 seconds of one core.
+const SEEDS: u64 = 60;
 /// Where a planted fault is looked for that its own seed does not show any more.
 const OTHERS: u64 = 60;
 
@@ -45,7 +45,7 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-/// `UMBEL_SEED` runs that one, loudly; `UMBEL_SEEDS` runs so many from a chosen start instead of the usual 46.
+/// `UMBEL_SEED` runs that one, loudly; `UMBEL_SEEDS` runs so many from a chosen start instead of the usual 60.
 #[test]
 fn every_promise_holds_in_every_world() {
     if let Some(seed) = number("UMBEL_SEED") {
