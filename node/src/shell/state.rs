@@ -10,6 +10,7 @@ use std::{
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
 };
 
 use prost::Message;
@@ -43,6 +44,9 @@ const SALVAGED: &str = "deployments.salvaged.json";
 const PARKED: &str = "stopped.json";
 const RUNTIMES: &str = "runtimes.json";
 const LOCK: &str = "agent.lock";
+/// A process that is being started has all open files of who starts it, until it is another program: that long the lock of one
+/// that has just ended may still be held.
+const LENT: Duration = Duration::from_millis(500);
 /// The first key's file name; rotations use both of the names in turn.
 pub(crate) const KEY: &str = KEY_FILES[0];
 
@@ -86,7 +90,7 @@ impl State {
             .mode(0o600)
             .open(folder.join(LOCK))
             .map_err(|error| failed("is not writable", error))?;
-        if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if !is_taken(&lock) {
             let mut owner = String::new();
             // Only for the sentence.
             let _ = (&mut lock).take(32).read_to_string(&mut owner);
@@ -441,6 +445,20 @@ fn read_sequences(folder: &Path) -> (Sequences, Option<String>) {
             );
             (Sequences::default(), Some(what))
         }
+    }
+}
+
+/// Takes the lock, if nobody has it for longer than [`LENT`].
+fn is_taken(lock: &File) -> bool {
+    let until = Instant::now() + LENT;
+    loop {
+        if rustix::fs::flock(lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            return true;
+        }
+        if Instant::now() >= until {
+            return false;
+        }
+        std::thread::sleep(LENT / 50);
     }
 }
 
