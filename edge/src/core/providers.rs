@@ -87,9 +87,17 @@ pub(crate) fn is_expected(node: NodeId) -> bool {
     node == NOWHERE
 }
 
-/// A provider that a deployment wants and that is not there yet: requests for its model wait for it.
-pub(crate) fn expected(spec: &DeploymentSpec) -> ProviderSpec {
-    ProviderSpec {
+/// What stands for a deployment's model while no replica serves it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Expected {
+    pub(crate) spec: ProviderSpec,
+    /// A replica comes by itself, so requests wait; else they are refused at once, as of a model that is known.
+    pub(crate) comes: bool,
+}
+
+/// A provider that a deployment wants and that is not there yet.
+pub(crate) fn expected(spec: &DeploymentSpec, comes: bool) -> Expected {
+    let spec = ProviderSpec {
         provider_id: format!("deployment/{}", spec.name).into(),
         node_id: NOWHERE,
         model: spec.model().to_owned(),
@@ -99,26 +107,31 @@ pub(crate) fn expected(spec: &DeploymentSpec) -> ProviderSpec {
         max_context_tokens: spec.max_context_tokens.unwrap_or_default(),
         long_context_threshold_tokens: spec.long_context_threshold_tokens.unwrap_or_default(),
         long_context_capacity: spec.long_context_capacity.unwrap_or_default(),
-    }
+    };
+    Expected { spec, comes }
 }
 
-/// Admission waits with requests for what is expected; what no longer is goes. `known` is what it was told before.
+/// Admission waits with requests for what is expected and comes; what no longer is expected goes. `known` is what it was told
+/// before.
 pub(crate) fn expect(
     admission: &mut Admission,
     now: Instant,
-    known: &mut Vec<ProviderSpec>,
-    expected: Vec<ProviderSpec>,
+    known: &mut Vec<Expected>,
+    expected: Vec<Expected>,
 ) {
     if *known == expected {
         return;
     }
-    for old in known.iter().filter(|old| !expected.iter().any(|new| new.provider_id == old.provider_id)) {
-        admission.undeclare(now, &old.provider_id);
+    let is_in = |old: &Expected| expected.iter().any(|new| new.spec.provider_id == old.spec.provider_id);
+    for old in known.iter().filter(|old| !is_in(old)) {
+        admission.undeclare(now, &old.spec.provider_id);
     }
     admission.node_eligible(now, NOWHERE, true);
     for new in expected.iter().filter(|new| !known.contains(new)) {
+        let state =
+            if new.comes { admission::ProviderState::Loading } else { admission::ProviderState::Draining };
         // One that does not fit any more is not waited for: its replicas will not be served either.
-        let _ = admission.provider_up(now, new.clone(), Generation(1), admission::ProviderState::Loading);
+        let _ = admission.provider_up(now, new.spec.clone(), Generation(1), state);
     }
     *known = expected;
 }

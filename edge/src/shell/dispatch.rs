@@ -21,12 +21,13 @@ use umbel_wire::{Connection, Generation, NodeId};
 use gauges::Gauges;
 pub(crate) use slot::{Slot, Waiting};
 
-use crate::core::admission::{Admission, Decision, Grant, Output, ProviderIndex, ProviderSpec, RetryBudget};
+use crate::core::admission::{Admission, Decision, Grant, Output, ProviderIndex, RetryBudget};
 pub(crate) use crate::core::admission::{
     Ask, Avoid, ChoiceFigures, Class, Figures, KeyNumber, LeaseCounts, LeaseId, LeaseReading, Limits,
     ModelIndex, NotTaken, Outcome, Prefix, ProviderState, QueueReading, Reading, Refusal, RefusalReason,
     Released, Ticket,
 };
+use crate::core::providers::Expected;
 use crate::core::registry::Call;
 use crate::core::usage::Usage;
 use crate::metrics::{Metrics, ModelMetrics};
@@ -64,7 +65,7 @@ struct State {
     /// Models that admission forgot and whose metrics are still there.
     forgotten: Vec<Known>,
     /// Providers that are wanted and not there yet.
-    expected: Vec<ProviderSpec>,
+    expected: Vec<Expected>,
     /// When the clock task wakes next.
     armed: Option<Instant>,
 }

@@ -18,7 +18,6 @@ use super::disk::Then;
 use super::jobs::Act;
 use super::operators::{Operation, Waiting};
 use super::wishes::RoundView;
-use crate::core::admission::ProviderSpec;
 use crate::core::deployments::change::{Ask, AskReplica, Change};
 use crate::core::deployments::reading::{self, NodePlaces};
 use crate::core::deployments::{
@@ -67,7 +66,7 @@ pub(super) struct Deployments {
     pub(super) turn: bool,
     pub(super) queue: VecDeque<Waiting>,
     round_at: Option<Instant>,
-    expected: Vec<ProviderSpec>,
+    expected: Vec<providers::Expected>,
     pub(super) rounds: Vec<RoundView>,
     /// Nodes that were lost in the last round that was told.
     lost: BTreeSet<String>,

@@ -21,12 +21,11 @@ use super::{
     DeploymentRow, Deployments, EngineFact, EngineWord, Facts, JobFact, NodeFact, Place, Places, ReplicaRow,
     ReplicaState, Standing, Wanted,
 };
-use crate::core::admission::ProviderSpec;
 use crate::core::jobs::JobView;
 use crate::core::placement::candidate::{Given, candidates};
 use crate::core::placement::explain::{funnel, sentence};
 use crate::core::placement::{Fleet, Plan, Request, Shard};
-use crate::core::providers;
+use crate::core::providers::{self, Expected};
 use crate::core::registry::Moment;
 use crate::core::registry::node::{Lifecycle, Node};
 use crate::core::registry::selecting;
@@ -204,17 +203,18 @@ impl Places for NodePlaces<'_> {
 }
 
 /// Models of which a replica is wanted and none is ready on a node that `takes` requests: providers that are not there yet.
-/// After a restart a row says that a replica is ready before its node has said hello. What nobody brings up by himself is waited
-/// for by nobody: replicas that were given up or stopped, or that are on nodes that are not eligible.
-pub(crate) fn expected(table: &Deployments, takes: impl Fn(&NodeId) -> bool) -> Vec<ProviderSpec> {
+/// After a restart a row says that a replica is ready before its node has said hello. What nobody brings up by himself does not
+/// come: replicas that were given up or stopped, or that are on nodes that are not eligible.
+pub(crate) fn expected(table: &Deployments, takes: impl Fn(&NodeId) -> bool) -> Vec<Expected> {
     let serves = |one: &ReplicaRow| one.state == ReplicaState::Ready && takes(&one.node);
     let hopeless = |one: &ReplicaRow| {
         one.given_up() || one.state == ReplicaState::Stopped || table.idle.contains_key(&one.node)
     };
-    let waited_for = |row: &&DeploymentRow| {
+    let of = |row: &DeploymentRow| {
         let replicas = || table.replicas_of(&row.spec.name);
         let comes = replicas().next().is_none() || !replicas().all(hopeless);
-        row.wanted() > 0 && comes && !replicas().any(serves)
+        let is_unserved = row.wanted() > 0 && !replicas().any(serves);
+        is_unserved.then(|| providers::expected(&row.spec, comes))
     };
-    table.rows.values().filter(waited_for).map(|row| providers::expected(&row.spec)).collect()
+    table.rows.values().filter_map(of).collect()
 }

@@ -86,7 +86,8 @@ impl Failure {
             RefusalReason::KeyRevoked => return Self::key(KeyRefusal::Invalid),
             RefusalReason::NoneWanted => {
                 let message = format!(
-                    "Model `{model}` is known, but all its providers are drained or not eligible for traffic."
+                    "Model `{model}` is known, but nothing serves it now: its providers are drained, not eligible for \
+                     traffic, or have failed."
                 );
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "model_unavailable", message)
                     .because("unavailable")

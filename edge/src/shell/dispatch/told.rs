@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use umbel_wire::{Connection, Generation, NodeId};
 
 use super::{Dispatch, LeaseId, Link, NotTaken};
-use crate::core::admission::{Admission, ProviderSpec};
+use crate::core::admission::Admission;
 use crate::core::providers;
 use crate::core::registry::Call;
 
@@ -50,8 +50,8 @@ impl Dispatch {
         })
     }
 
-    /// Providers that are wanted and not there yet: requests for their models wait.
-    pub(crate) fn expect(&self, expected: Vec<ProviderSpec>) {
+    /// Providers that are wanted and not there yet: requests for the models of those that come wait.
+    pub(crate) fn expect(&self, expected: Vec<providers::Expected>) {
         self.change(|state, now| {
             providers::expect(&mut state.admission, now, &mut state.expected, expected);
         });
