@@ -157,7 +157,7 @@ fn a_running_load_is_cancelled() {
         record["pid"].as_u64().filter(|pid| *pid > 0).ok_or_else(|| record.to_string())
     });
     let told = s.edge.ctl(&["job", "cancel", &id, "-m", "the wrong model"]).ok();
-    assert!(told.err.contains("umbel ctl model pause silent"), "{}", told.err);
+    assert!(told.err.contains("umbel ctl model load silent"), "{}", told.err);
     let watched = s.edge.ctl(&["job", "watch", &id]);
     assert!(watched.code == 1 && watched.err.contains("was cancelled"), "{watched:?}");
     wait::until("its engine is gone", SOON, || !Path::new(&format!("/proc/{pid}")).exists());

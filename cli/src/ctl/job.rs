@@ -209,7 +209,7 @@ async fn cancel(ctl: &Ctl, wanted: &str) -> Outcome {
     );
     if let Some(name) = job.owner.as_deref().and_then(|owner| owner.strip_prefix("deployment/")) {
         done.push_str(&format!(
-            " The deployment {name} wants it; it stays so until umbel ctl model load {name}"
+            " (the deployment {name} wants it: it is not begun again until umbel ctl model load {name})"
         ));
     }
     command::send(ctl, &site, &call, &done).await
