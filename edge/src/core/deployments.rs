@@ -36,7 +36,7 @@ use umbel_wire::NodeId;
 pub(crate) use facts::{EngineFact, EngineWord, Facts, JobFact, NodeFact, Place, Places, Standing, Wanted};
 pub(crate) use files::NeededFiles;
 pub(crate) use guard::Held;
-pub(crate) use round::{ACTOR, Order, Outcome, Told, Work};
+pub(crate) use round::{Order, Outcome, Told, Work};
 pub(crate) use rows::{DeploymentRow, JobKind, ReplicaKey, ReplicaRow, ReplicaState};
 pub(crate) use stands::Stands;
 

@@ -22,10 +22,8 @@ use umbel_wire::{Error, NodeId, clock};
 use crate::core::deployments::change::Change;
 use crate::core::deployments::reading::{self, NodePlaces};
 use crate::core::deployments::{
-    ACTOR, DEPLOYMENTS, DeploymentRow, Deployments as Table, Order, Outcome, REPLICAS, ReplicaRow, Told,
-    bodies,
+    DEPLOYMENTS, DeploymentRow, Deployments as Table, Order, Outcome, REPLICAS, ReplicaRow, Told, bodies,
 };
-use crate::core::jobs;
 use crate::core::registry::Moment;
 use crate::core::registry::abilities::ArtifactRow;
 use crate::core::registry::node::Node;
@@ -211,14 +209,7 @@ async fn submit(site: &Site, order: &Order) {
             return;
         }
     };
-    let job = jobs::Order {
-        id: Some(order.id.clone()),
-        node: order.node,
-        body,
-        owner: format!("deployment/{}", order.deployment),
-        actor: ACTOR.to_owned(),
-        reason: String::new(),
-    };
+    let job = order.of_job(body);
     // One that is not taken is asked for again: its row names it.
     if let Err(error) = crate::shell::jobs::submit(site, job).await {
         tracing::warn!(deployment = %order.deployment, node = %order.node, %error, "a job was not taken");

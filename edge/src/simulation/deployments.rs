@@ -21,10 +21,9 @@ use super::wishes::RoundView;
 use crate::core::deployments::change::{Ask, AskReplica, Change};
 use crate::core::deployments::reading::{self, NodePlaces};
 use crate::core::deployments::{
-    ACTOR, DEPLOYMENTS, DeploymentRow, Deployments as Table, Facts, NodeFact, Outcome, REPLICAS, ReplicaRow,
+    DEPLOYMENTS, DeploymentRow, Deployments as Table, Facts, NodeFact, Outcome, REPLICAS, ReplicaRow,
     Standing, Work, bodies,
 };
-use crate::core::jobs;
 use crate::core::providers;
 use crate::core::registry::Moment;
 
@@ -210,14 +209,7 @@ impl Edge {
             for order in &outcome.orders {
                 let held = self.registry.node(&order.node).map(|node| node.report.artifacts.clone());
                 let Ok(body) = bodies::of(order, &held.unwrap_or_default()) else { continue };
-                let order = jobs::Order {
-                    id: Some(order.id.clone()),
-                    node: order.node,
-                    body,
-                    owner: format!("deployment/{}", order.deployment),
-                    actor: ACTOR.to_owned(),
-                    reason: String::new(),
-                };
+                let order = order.of_job(body);
                 self.submit_job(&order.id.clone().unwrap_or_default(), order, wall);
             }
             for id in &outcome.cancels {

@@ -9,9 +9,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use prost::Message;
 use umbel_contracts::{
     causes::Cause,
-    proto::node::{JobFailure, JobLease, JobProgress, JobRefusal, RunningJob, job_complete::Report},
+    method,
+    proto::node::{
+        JobComplete, JobFail, JobFailure, JobLease, JobProgress, JobRefusal, RunningJob, job_complete::Report,
+    },
 };
 use umbel_wire::{Code, Error};
 
@@ -75,6 +79,24 @@ impl Word {
         match self {
             Self::Progress(progress) => (&progress.job_id, &progress.lease_id),
             Self::End { job_id, lease_id, .. } => (job_id, lease_id),
+        }
+    }
+
+    /// The method that says it, and its message.
+    pub(crate) fn message(&self) -> (u32, Vec<u8>) {
+        let (job_id, lease_id, outcome) = match self {
+            Self::Progress(progress) => return (method::NODE_JOB_PROGRESS, progress.encode_to_vec()),
+            Self::End { job_id, lease_id, outcome } => (job_id.clone(), lease_id.clone(), outcome),
+        };
+        match outcome.clone() {
+            Outcome::Complete(report) => {
+                let said = JobComplete { job_id, lease_id, report: Some(*report) };
+                (method::NODE_JOB_COMPLETE, said.encode_to_vec())
+            }
+            Outcome::Fail(failure) => {
+                let said = JobFail { job_id, lease_id, failure: Some(*failure) };
+                (method::NODE_JOB_FAIL, said.encode_to_vec())
+            }
         }
     }
 }

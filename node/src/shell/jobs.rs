@@ -20,8 +20,8 @@ use umbel_contracts::{
     causes::Cause,
     method,
     proto::node::{
-        JobComplete, JobEndAck, JobFail, JobFailure, JobLease, JobLeaseAck, JobProgressAck, JobReady,
-        JobReadyAck, JobRefusal, RunningJob,
+        JobEndAck, JobFailure, JobLease, JobLeaseAck, JobProgressAck, JobReady, JobReadyAck, JobRefusal,
+        RunningJob,
     },
 };
 use umbel_wire::{Code, Connection, Error, contained};
@@ -250,30 +250,11 @@ impl Jobs {
     }
 
     async fn say(&self, connection: &Connection, word: Word) {
-        let said = match &word {
-            Word::Progress(progress) => {
-                let bytes = progress.encode_to_vec();
-                let answer = connection.request(method::NODE_JOB_PROGRESS, bytes, TIMEOUT).await;
-                answer
-                    .and_then(|answer| bounds::decode::<JobProgressAck>(&answer))
-                    .map(|ack| ack.cancel_requested)
-            }
-            Word::End { job_id, lease_id, outcome } => {
-                let (job_id, lease_id) = (job_id.clone(), lease_id.clone());
-                let (number, bytes) = match outcome.clone() {
-                    Outcome::Complete(report) => {
-                        let said = JobComplete { job_id, lease_id, report: Some(*report) };
-                        (method::NODE_JOB_COMPLETE, said.encode_to_vec())
-                    }
-                    Outcome::Fail(failure) => {
-                        let said = JobFail { job_id, lease_id, failure: Some(*failure) };
-                        (method::NODE_JOB_FAIL, said.encode_to_vec())
-                    }
-                };
-                let answer = connection.request(number, bytes, TIMEOUT).await;
-                answer.and_then(|answer| bounds::decode::<JobEndAck>(&answer)).map(|_| false)
-            }
-        };
+        let (number, bytes) = word.message();
+        let said = connection.request(number, bytes, TIMEOUT).await.and_then(|answer| match &word {
+            Word::Progress(_) => bounds::decode::<JobProgressAck>(&answer).map(|ack| ack.cancel_requested),
+            Word::End { .. } => bounds::decode::<JobEndAck>(&answer).map(|_| false),
+        });
         let heard = match said {
             Ok(cancel) => Heard::Taken(cancel),
             Err(error) => {

@@ -284,17 +284,7 @@ impl Engine {
     pub(super) fn status(&self) -> EngineStatus {
         EngineStatus {
             name: self.kept.engine.clone(),
-            state: match self.state() {
-                State::Validating => EngineState::Validating,
-                State::Starting | State::Restarting => EngineState::Starting,
-                State::Loading => EngineState::Loading,
-                State::Ready => EngineState::Ready,
-                State::Draining => EngineState::Draining,
-                State::Stopping => EngineState::Stopping,
-                State::Stopped => EngineState::Stopped,
-                State::Failed => EngineState::Failed,
-            }
-            .into(),
+            state: EngineState::from(self.state()).into(),
             cause: self.supervisor.cause().to_owned(),
             ..EngineStatus::default()
         }

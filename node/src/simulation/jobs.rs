@@ -14,8 +14,8 @@ use umbel_contracts::proto::node::job_complete::Report;
 use umbel_contracts::proto::node::job_lease::Body as Work;
 use umbel_contracts::proto::node::{
     ArtifactAcquireReport, DeploymentDrainReport, DeploymentLoad, DeploymentLoadReport,
-    DeploymentUnloadReport, JobComplete, JobEndAck, JobFail, JobFailure, JobLease, JobLeaseAck, JobProgress,
-    JobProgressAck, JobReady, JobReadyAck, JobRefusal,
+    DeploymentUnloadReport, JobEndAck, JobFailure, JobLease, JobLeaseAck, JobProgress, JobProgressAck,
+    JobReady, JobReadyAck, JobRefusal,
 };
 use umbel_contracts::{bounds, method};
 use umbel_wire::Error;
@@ -379,7 +379,7 @@ impl Node {
                 self.jobs.words = self.jobs.table.due(now).into();
             }
             let Some(word) = self.jobs.words.pop_front() else { return };
-            let (number, bytes) = said(&word);
+            let (number, bytes) = word.message();
             (number, bytes, Saying::Word(word))
         };
         let Some(entry) = self.links.get_mut(&link) else { return };
@@ -427,24 +427,5 @@ impl Node {
             }
         }
         true
-    }
-}
-
-fn said(word: &Word) -> (u32, Vec<u8>) {
-    match word {
-        Word::Progress(progress) => (method::NODE_JOB_PROGRESS, progress.encode_to_vec()),
-        Word::End { job_id, lease_id, outcome } => {
-            let (job_id, lease_id) = (job_id.clone(), lease_id.clone());
-            match outcome.clone() {
-                Outcome::Complete(report) => {
-                    let said = JobComplete { job_id, lease_id, report: Some(*report) };
-                    (method::NODE_JOB_COMPLETE, said.encode_to_vec())
-                }
-                Outcome::Fail(failure) => {
-                    let said = JobFail { job_id, lease_id, failure: Some(*failure) };
-                    (method::NODE_JOB_FAIL, said.encode_to_vec())
-                }
-            }
-        }
     }
 }

@@ -8,16 +8,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use umbel_contracts::deployment::{ArtifactSpec, DeploymentSpec};
+use umbel_contracts::proto::node::job_lease::Body;
 use umbel_store::{AuditRecord, Commit};
 use umbel_wire::NodeId;
 
 use super::facts::{Facts, JobFact, Places, Standing};
 use super::rows::{DeploymentRow, JobKind, JobRef, ReplicaKey, ReplicaRow};
 use super::{DEPLOYMENTS, Deployments, REPLICAS, STEPS_A_ROUND};
-use crate::core::jobs::FilesAt;
+use crate::core::jobs::{self, FilesAt};
 
 /// Who is named in the audit for what follows from the rows.
-pub(crate) const ACTOR: &str = "edge";
+const ACTOR: &str = "edge";
 
 /// A stray engine's end is asked for again no sooner than this, and not while its job has not ended.
 const AGAIN: Duration = Duration::from_secs(60);
@@ -43,6 +44,20 @@ pub(crate) struct Order {
     /// The deployment it is for.
     pub(crate) deployment: String,
     pub(crate) work: Work,
+}
+
+impl Order {
+    /// The same, as jobs have it.
+    pub(crate) fn of_job(&self, body: Body) -> jobs::Order {
+        jobs::Order {
+            id: Some(self.id.clone()),
+            node: self.node,
+            body,
+            owner: format!("deployment/{}", self.deployment),
+            actor: ACTOR.to_owned(),
+            reason: String::new(),
+        }
+    }
 }
 
 /// What people are told once it is stored.

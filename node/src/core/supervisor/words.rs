@@ -4,6 +4,8 @@
 
 use std::time::Duration;
 
+use umbel_contracts::proto::node::EngineState;
+
 /// State of an engine, as the boundary has it.
 ///
 /// ```text
@@ -34,6 +36,21 @@ pub(crate) enum State {
     Stopped,
     /// It does not run, and will not by itself.
     Failed,
+}
+
+impl From<State> for EngineState {
+    fn from(state: State) -> Self {
+        match state {
+            State::Validating => Self::Validating,
+            State::Starting | State::Restarting => Self::Starting,
+            State::Loading => Self::Loading,
+            State::Ready => Self::Ready,
+            State::Draining => Self::Draining,
+            State::Stopping => Self::Stopping,
+            State::Stopped => Self::Stopped,
+            State::Failed => Self::Failed,
+        }
+    }
 }
 
 impl std::fmt::Display for State {

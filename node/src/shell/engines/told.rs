@@ -6,7 +6,7 @@ use umbel_contracts::causes::Cause;
 use umbel_contracts::proto::node::{DeclaredEngine, EngineState, EngineStatus};
 
 use super::Engine;
-use crate::core::supervisor::{Exit, State};
+use crate::core::supervisor::Exit;
 
 impl Engine {
     /// Its state, as the boundary has it.
@@ -14,17 +14,7 @@ impl Engine {
         let view = self.view();
         EngineStatus {
             name: self.name.clone(),
-            state: match view.state {
-                State::Validating => EngineState::Validating,
-                State::Starting | State::Restarting => EngineState::Starting,
-                State::Loading => EngineState::Loading,
-                State::Ready => EngineState::Ready,
-                State::Draining => EngineState::Draining,
-                State::Stopping => EngineState::Stopping,
-                State::Stopped => EngineState::Stopped,
-                State::Failed => EngineState::Failed,
-            }
-            .into(),
+            state: EngineState::from(view.state).into(),
             cause: view.cause,
             output_tail: view.tail,
             in_flight: self.in_flight(),
