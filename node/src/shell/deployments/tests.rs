@@ -60,6 +60,25 @@ fn profile(kind: EngineKind, table: serde_json::Value) -> Profile {
     Profile::read(kind, &table, "profile").unwrap()
 }
 
+/// A llama-server of `org/m`, whose files are in a folder of the root `models`.
+fn llama_at(digest: String, path: String) -> DeploymentLoad {
+    let llama = profile(EngineKind::LlamaServer, json!({}));
+    DeploymentLoad {
+        kind: "llama-server".into(),
+        profile_json: llama.canonical(),
+        profile_digest: llama.digest(),
+        artifact: Some(EngineArtifact {
+            repository: "org/m".into(),
+            revision: "r1".into(),
+            digest,
+            root: "models".into(),
+            path,
+            main_file: "m.gguf".into(),
+        }),
+        ..sim("m", 4)
+    }
+}
+
 fn sim(name: &str, capacity: u32) -> DeploymentLoad {
     let profile = profile(EngineKind::Sim, json!({ "tokens": 3 }));
     DeploymentLoad {
@@ -300,21 +319,7 @@ async fn a_file_that_was_changed_is_taken_away_and_one_that_never_fitted_is_not(
         json!({ "repository": "org/m", "revision": "r1", "digest": digest, "bytes": 5, "files": files });
     std::fs::write(folder.join(umbel_contracts::artifact::MANIFEST), manifest.to_string()).unwrap();
     let here = node(&dir.path().join("state"), &more);
-    let llama = profile(EngineKind::LlamaServer, json!({}));
-    let body = DeploymentLoad {
-        kind: "llama-server".into(),
-        profile_json: llama.canonical(),
-        profile_digest: llama.digest(),
-        artifact: Some(EngineArtifact {
-            repository: "org/m".into(),
-            revision: "r1".into(),
-            digest,
-            root: "models".into(),
-            path,
-            main_file: "m.gguf".into(),
-        }),
-        ..sim("m", 4)
-    };
+    let body = llama_at(digest, path);
     let refused = load(&here, &body).await.unwrap_err();
     assert_eq!((refused.code.as_str(), refused.retry), ("ARTIFACT_UNFIT", false), "{refused:?}");
     assert!(folder.exists());

@@ -45,21 +45,7 @@ async fn a_root_that_hangs_holds_up_nobody_else() {
     assert!(std::process::Command::new("mkfifo").arg(&manifest).status().unwrap().success());
     let here = node(&dir.path().join("state"), &more);
     load(&here, &sim("qwen", 4)).await.unwrap();
-    let llama = profile(EngineKind::LlamaServer, json!({}));
-    let body = DeploymentLoad {
-        kind: "llama-server".into(),
-        profile_json: llama.canonical(),
-        profile_digest: llama.digest(),
-        artifact: Some(EngineArtifact {
-            repository: "org/m".into(),
-            revision: "r1".into(),
-            digest,
-            root: "models".into(),
-            path,
-            main_file: "m.gguf".into(),
-        }),
-        ..sim("m", 4)
-    };
+    let body = llama_at(digest, path);
     let deployments = Arc::clone(&here.deployments);
     let hanging =
         tokio::spawn(async move { deployments.load(&body, |_| {}, &CancellationToken::new()).await });
