@@ -1,18 +1,17 @@
-//! Jobs at a simulated edge: given, followed, ended, as `shell/jobs` does it, without waiting.
+//! Jobs at a simulated edge: asked for, changed, ended, as `shell/jobs` does it, without waiting.
 //!
 //! Owns the order: a change is decided, proposed to the disk, applied once that answered, and only then told. Leaves the rules
-//! to `core/jobs`. Invariant: changes of one job stand in a row; what cannot be decided yet waits until the one before is written.
+//! to `core/jobs`, leases to [`give`], what nodes say to [`answer`]. Invariant: changes of one job stand in a row; what cannot be
+//! decided yet waits until the one before is written.
+
+mod answer;
+mod give;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use prost::Message;
 use umbel_contracts::objects::JobState;
-use umbel_contracts::proto::node::{
-    JobComplete, JobEndAck, JobFail, JobLease, JobLeaseAck, JobProgress, JobProgressAck, JobReady,
-    JobReadyAck,
-};
-use umbel_contracts::{bounds, method};
+use umbel_contracts::proto::node::{JobComplete, JobFail, JobLease, JobLeaseAck};
 use umbel_store::simulation::Disk;
 use umbel_store::{Commit, CommitError};
 use umbel_wire::clock::Wall;
@@ -21,7 +20,8 @@ use umbel_wire::{Code, Error, NodeId};
 
 use super::disk::Then;
 use super::{Edge, LinkId};
-use crate::core::jobs::{JOBS, JobRow, Jobs as Table, LEASE, LeaseRow, Order, Speaker, capability};
+use crate::core::jobs::{JOBS, JobRow, Jobs as Table, Order, Speaker};
+use give::Gift;
 
 /// A node's answer to a lease.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -46,13 +46,6 @@ pub(super) enum After {
     Nothing,
     Answer(LinkId, Asked, Vec<u8>),
     Give(Box<Gift>),
-}
-
-pub(super) struct Gift {
-    node: NodeId,
-    link: LinkId,
-    ran: bool,
-    message: JobLease,
 }
 
 /// A change of one job that is on its way to the disk.
@@ -165,24 +158,6 @@ impl Edge {
         }
     }
 
-    pub(super) fn give_jobs(&mut self, now: Instant, wall: Wall) {
-        let mut wanting = self.jobs.table.wanting();
-        wanting.sort_unstable();
-        for node in
-            wanting.into_iter().filter(|node| !self.jobs.giving.contains_key(node)).collect::<Vec<_>>()
-        {
-            let generation = self.registry.slots.owner(&node).map(|owner| owner.generation);
-            let next = generation.and_then(|generation| self.jobs.table.next(node, generation));
-            match next.map(str::to_owned) {
-                Some(id) => {
-                    self.jobs.giving.insert(node, None);
-                    self.act(Act::Give(node, id), now, wall);
-                }
-                None => drop(self.jobs.giving.insert(node, Some(now + PAUSE))),
-            }
-        }
-    }
-
     /// A job of a deployment or of an operator.
     pub(super) fn submit_job(&mut self, id: &str, order: Order, wall: Wall) {
         let gone = self.registry.node(&order.node).is_none_or(|node| node.is_tombstone());
@@ -194,20 +169,6 @@ impl Edge {
         self.jobs.busy.insert(id.to_owned());
         self.disk
             .propose(commit, Then::Job(Box::new(Writing { id: id.to_owned(), row, after: After::Nothing })));
-    }
-
-    // A fault that only the world switches on: what is done is given once more, with the next word of its node.
-    fn give_again(&mut self, id: &str, row: &JobRow) {
-        let node = NodeId::parse(&row.node).ok().filter(|_| row.state == JobState::Succeeded);
-        let Some(node) = node.filter(|_| self.is("a job that is done is given again")) else { return };
-        let message = JobLease {
-            job_id: id.to_owned(),
-            lease_id: row.ended_lease.clone(),
-            attempt: row.attempt(),
-            lease_ms: 60_000,
-            body: row.work(),
-        };
-        self.jobs.again.insert(node, message);
     }
 
     fn change_job(&mut self, id: &str, mut row: JobRow, after: After) {
@@ -258,46 +219,6 @@ impl Edge {
         }
     }
 
-    fn lease_job(&mut self, gift: Gift, now: Instant) {
-        let Gift { node, link, ran, message } = gift;
-        let (id, lease) = (message.job_id.clone(), message.lease_id.clone());
-        self.jobs.table.leased(&id, ran);
-        let sent = self.links.get_mut(&link).and_then(|entry| {
-            entry.end.request(now, method::NODE_JOB_LEASE, message.encode_to_vec(), PATIENCE).ok()
-        });
-        match sent {
-            Some(call) => drop(self.jobs.asked.insert((link, call), (node, id, lease))),
-            None => drop(self.jobs.giving.insert(node, Some(now + PAUSE))),
-        }
-    }
-
-    /// Whether this was a node's answer to a lease.
-    pub(super) fn lease_answered(
-        &mut self,
-        link: LinkId,
-        call: Call,
-        answer: &Result<bytes::Bytes, Error>,
-        now: Instant,
-        wall: Wall,
-    ) -> bool {
-        let Some((node, id, lease)) = self.jobs.asked.remove(&(link, call)) else { return false };
-        let ack = answer.clone().and_then(|bytes| bounds::decode::<JobLeaseAck>(&bytes));
-        match ack {
-            Ok(ack) if ack.claimed => {
-                self.jobs.table.claimed(&id, &lease);
-                self.jobs.giving.remove(&node);
-            }
-            Ok(ack) => {
-                self.jobs.giving.remove(&node);
-                self.act(Act::Refused(id, lease, ack), now, wall);
-            }
-            // Whether it took the job is said by its next word, or by none until the lease ends.
-            Err(_) => drop(self.jobs.giving.insert(node, Some(now + PAUSE))),
-        }
-        self.give_jobs(now, wall);
-        true
-    }
-
     /// A connection is over: what was asked over it is not answered.
     pub(super) fn jobs_link_closed(&mut self, link: LinkId, now: Instant) {
         let asked = std::mem::take(&mut self.jobs.asked);
@@ -311,113 +232,6 @@ impl Edge {
         if let Some(serving) = self.serving(link) {
             self.jobs.table.closed(serving.own.id, serving.own.generation);
         }
-    }
-
-    /// What a node says of its jobs, over the connection that owns it.
-    pub(super) fn job_said(
-        &mut self,
-        link: LinkId,
-        asked: Asked,
-        (number, payload): (u32, &[u8]),
-        now: Instant,
-        wall: Wall,
-    ) {
-        let owner = self.serving(link).and_then(|serving| {
-            let owner = self.registry.slots.owner(&serving.own.id)?;
-            let current = owner.generation == serving.own.generation;
-            current.then(|| Speaker {
-                node: serving.own.id,
-                instance: owner.instance.to_string(),
-                generation: owner.generation,
-            })
-        });
-        let Some(speaker) = owner else {
-            return self.answer(link, asked, Err(crate::core::registry::reports::stale_error()));
-        };
-        let done = match number {
-            method::NODE_JOB_READY => bounds::decode::<JobReady>(payload).map(|said| {
-                self.jobs_named(link, asked, &speaker, &said, now, wall);
-            }),
-            method::NODE_JOB_PROGRESS => bounds::decode::<JobProgress>(payload).map(|said| {
-                let answer = self.job_progress(&speaker, said, now);
-                self.answer(link, asked, answer);
-            }),
-            method::NODE_JOB_COMPLETE => bounds::decode::<JobComplete>(payload)
-                .map(|said| self.act(Act::Complete(link, asked, speaker, said), now, wall)),
-            _ => bounds::decode::<JobFail>(payload)
-                .map(|said| self.act(Act::Fail(link, asked, speaker, said), now, wall)),
-        };
-        if let Err(error) = done {
-            self.answer(link, asked, Err(error));
-        }
-    }
-
-    fn jobs_named(
-        &mut self,
-        link: LinkId,
-        asked: Asked,
-        speaker: &Speaker,
-        said: &JobReady,
-        now: Instant,
-        wall: Wall,
-    ) {
-        if let Some(again) = self.jobs.again.remove(&speaker.node)
-            && let Some(entry) = self.links.get_mut(&link)
-        {
-            drop(entry.end.request(now, method::NODE_JOB_LEASE, again.encode_to_vec(), PATIENCE));
-        }
-        let named = self.jobs.table.ready(speaker, said);
-        for id in named.lost {
-            self.act(Act::Lost(id, speaker.clone()), now, wall);
-        }
-        self.answer(link, asked, Ok(JobReadyAck { cancel_job_ids: named.cancel }.encode_to_vec()));
-        self.give_jobs(now, wall);
-    }
-
-    fn job_progress(
-        &mut self,
-        speaker: &Speaker,
-        mut said: JobProgress,
-        now: Instant,
-    ) -> Result<Vec<u8>, Error> {
-        let (job, lease) = (said.job_id.clone(), said.lease_id.clone());
-        let before = self.jobs.table.view(&job);
-        let in_force = before.as_ref().and_then(|view| view.row.lease.as_ref().map(|lease| lease.id.clone()));
-        if self.is("an old lease is heard") {
-            said.lease_id = in_force.clone().unwrap_or_default();
-        }
-        let taken = self.jobs.table.progress(speaker.node, said, now);
-        self.jobs.heard.push(JobHeard { job, lease, in_force, changed: taken.is_ok() });
-        let lease_ms = u32::try_from(LEASE.as_millis()).unwrap_or(u32::MAX);
-        taken.map(|cancel_requested| JobProgressAck { cancel_requested, lease_ms }.encode_to_vec())
-    }
-
-    fn lease_in_force(&self, job: &str) -> Option<String> {
-        self.jobs.table.view(job)?.row.lease.as_ref().map(|lease| lease.id.clone())
-    }
-
-    fn end_heard(
-        &mut self,
-        (link, asked): (LinkId, Asked),
-        job: &str,
-        lease: &str,
-        row: Result<Option<JobRow>, Error>,
-    ) {
-        let in_force = self.lease_in_force(job);
-        let changed = matches!(row, Ok(Some(_)));
-        self.jobs.heard.push(JobHeard { job: job.to_owned(), lease: lease.to_owned(), in_force, changed });
-        match row {
-            Ok(Some(row)) => {
-                self.change_job(job, row, After::Answer(link, asked, JobEndAck {}.encode_to_vec()))
-            }
-            Ok(None) => self.answer(link, asked, Ok(JobEndAck {}.encode_to_vec())),
-            Err(error) => self.answer(link, asked, Err(error)),
-        }
-    }
-
-    fn spoken(&self, job: &str, lease: &str) -> String {
-        let in_force = self.lease_in_force(job).filter(|_| self.is("an old lease is heard"));
-        in_force.unwrap_or_else(|| lease.to_owned())
     }
 
     pub(super) fn act(&mut self, act: Act, now: Instant, wall: Wall) {
@@ -453,47 +267,6 @@ impl Edge {
         if let Some(row) = row {
             self.change_job(&id, row, After::Nothing);
         }
-    }
-
-    fn give_job(&mut self, node: NodeId, id: &str, now: Instant, wall: Wall) {
-        let owner = self.registry.slots.owner(&node).cloned();
-        let (Some(view), Some(owner)) = (self.jobs.table.view(id), owner) else {
-            self.jobs.giving.insert(node, Some(now + PAUSE));
-            return;
-        };
-        let needs = capability(&view.row.kind);
-        let able = self.registry.node(&node).is_some_and(|node| node.capabilities.contains(&needs));
-        let Some(body) = view.row.work().filter(|_| able) else {
-            self.jobs.giving.remove(&node);
-            if let Some(row) = self.jobs.table.unable(id, wall) {
-                self.change_job(id, row, After::Nothing);
-            }
-            return;
-        };
-        let lease = LeaseRow {
-            id: self.job_id(),
-            instance: owner.instance.to_string(),
-            generation: owner.generation.0,
-        };
-        let lease_id = lease.id.clone();
-        let ran = self.jobs.table.is_held(id);
-        let Some(row) = self.jobs.table.lease(id, lease, wall) else {
-            self.jobs.giving.remove(&node);
-            return;
-        };
-        let message = JobLease {
-            job_id: id.to_owned(),
-            lease_id,
-            attempt: row.attempt(),
-            lease_ms: u32::try_from(LEASE.as_millis()).unwrap_or(u32::MAX),
-            body: Some(body),
-        };
-        let mut link = owner.handle;
-        if self.is("a job is given to another node") {
-            let mut others = self.links.keys().copied().filter(|other| *other != link);
-            link = others.rfind(|other| self.serving(*other).is_some()).unwrap_or(link);
-        }
-        self.change_job(id, row, After::Give(Box::new(Gift { node, link, ran, message })));
     }
 
     pub(super) fn job_id(&mut self) -> String {
