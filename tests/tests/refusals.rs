@@ -19,7 +19,9 @@ fn behaviour_17_keys_and_models_are_refused_in_openais_words() {
     let s = site(1);
     let to = s.edge.target();
     let secret = s.edge.key.clone();
-    let wrong = format!("{}x", &secret[..secret.len() - 1]);
+    // One in 64 keys ends in an x of its own.
+    let other = if secret.ends_with('x') { 'y' } else { 'x' };
+    let wrong = format!("{}{other}", &secret[..secret.len() - 1]);
     let got = Ask::get("/v1/models").bearer(&wrong).whole(&to).unwrap();
     let error = refused(&got, 401);
     assert_eq!((&error["code"], got.header("www-authenticate")), (&json!("invalid_api_key"), Some("Bearer")));

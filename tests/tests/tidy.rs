@@ -32,12 +32,14 @@ fn walk(dir: &Path, to: &mut Vec<PathBuf>) {
     for entry in entries.flatten() {
         let path = entry.path();
         let name = entry.file_name();
-        if path.is_dir() {
-            if name != "target" && name != ".git" && name != "__pycache__" {
-                walk(&path, to);
-            }
-        } else {
+        // A folder, or in a further work tree a file.
+        if name == ".git" {
+            continue;
+        }
+        if !path.is_dir() {
             to.push(path);
+        } else if name != "target" && name != "__pycache__" {
+            walk(&path, to);
         }
     }
 }
