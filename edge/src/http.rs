@@ -7,12 +7,13 @@
 mod answer;
 mod body;
 mod connection;
-mod ear;
 mod error;
 mod exchange;
 mod exposition;
+mod h1;
 mod headers;
 mod health;
+mod incoming;
 mod inference;
 mod limits;
 mod listen;

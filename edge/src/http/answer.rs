@@ -4,20 +4,16 @@
 //! flowing to [`super::relay`]. Invariants: an event stream is never held back; a small answer that turns out
 //! cut is a 502 and never a short 200.
 
-use std::convert::Infallible;
-use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use http::header::{self, HeaderValue};
 use http::{Response, StatusCode};
-use http_body::{Body, Frame, SizeHint};
 use memchr::memmem;
 use umbel_contracts::inference::reading::{self, Field};
 use umbel_wire::{OutgoingStream, Terminal, within};
 
-use super::connection::Busy;
 use super::error::{Again, Failure, RETRY_AFTER_MAX};
 use super::exchange::{Exchange, Miss};
 use super::exposition::{Exposition, Pieces};
@@ -32,79 +28,46 @@ use crate::shell::dispatch::{Outcome, Slot};
 const WHOLE_MAX: usize = 64 * 1024;
 
 /// The body of an answer.
-pub(super) struct Answer {
-    content: Content,
-    /// The connection is busy until the answer is gone.
-    busy: Option<Busy>,
-}
-
-enum Content {
+pub(super) enum Answer {
     Whole(Bytes),
     Flowing(Box<Relay>),
     Metrics(Pieces),
 }
 
 impl Answer {
-    /// A body that is here.
-    pub(super) fn whole(bytes: Bytes) -> Self {
-        Self { content: Content::Whole(bytes), busy: None }
-    }
-
     /// The metrics. Their text has an end of its own, so that a cut one is known by any version of HTTP.
     pub(super) fn exposition(exposition: Exposition) -> Self {
         match exposition {
-            Exposition::Whole(bytes) => Self::whole(bytes),
-            Exposition::Flowing(pieces) => Self { content: Content::Metrics(pieces), busy: None },
+            Exposition::Whole(bytes) => Self::Whole(bytes),
+            Exposition::Flowing(pieces) => Self::Metrics(pieces),
         }
     }
 
     fn flowing(relay: Relay) -> Self {
-        Self { content: Content::Flowing(Box::new(relay)), busy: None }
+        Self::Flowing(Box::new(relay))
     }
 
-    /// Keeps the connection busy as long as the answer exists.
-    pub(super) fn keep_busy(&mut self, busy: Busy) {
-        if let Content::Flowing(relay) = &mut self.content {
-            relay.abort_with(busy.abort());
-        }
-        self.busy = Some(busy);
-    }
-}
-
-impl Body for Answer {
-    type Data = Bytes;
-    type Error = Broken;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
-        match &mut self.content {
-            Content::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
-            Content::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
-            Content::Flowing(relay) => relay.poll(cx).map(|next| next.map(|next| next.map(Frame::data))),
-            Content::Metrics(pieces) => pieces.poll(cx).map(|next| next.map(|next| next.map(Frame::data))),
+    /// How many bytes it has, where all of them are here.
+    pub(super) fn length(&self) -> Option<u64> {
+        match self {
+            Self::Whole(bytes) => Some(bytes.len() as u64),
+            Self::Flowing(_) | Self::Metrics(_) => None,
         }
     }
 
-    fn is_end_stream(&self) -> bool {
-        match &self.content {
-            Content::Whole(bytes) => bytes.is_empty(),
-            Content::Flowing(relay) => relay.is_over(),
-            Content::Metrics(pieces) => pieces.is_over(),
-        }
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match &self.content {
-            Content::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
-            Content::Flowing(_) | Content::Metrics(_) => SizeHint::default(),
+    /// The next bytes of it.
+    ///
+    /// # Errors
+    /// It breaks off here, and its connection must.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Broken>>> {
+        match self {
+            Self::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
+            Self::Whole(bytes) => Poll::Ready(Some(Ok(std::mem::take(bytes)))),
+            Self::Flowing(relay) => relay.poll(cx),
+            Self::Metrics(pieces) => pieces.poll(cx),
         }
     }
 }
-
-/// The service itself never fails; a failure is an answer.
-pub(super) type Answered = Result<Response<Answer>, Infallible>;
 
 /// Turns an engine's head into an answer.
 pub(super) async fn from_engine(
@@ -250,11 +213,10 @@ fn whole(
     }
     let body = if status == StatusCode::BAD_REQUEST { string_code(body) } else { body };
     let length = body.len();
-    let mut response = Response::new(Answer::whole(body));
+    let mut response = Response::new(Answer::Whole(body));
     *response.status_mut() = status;
     let to = response.headers_mut();
     headers::to_client(fields, to);
-    to.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
     again_from_engine(status, fields, to);
     if status.is_success() {
         exchange.counted(0);

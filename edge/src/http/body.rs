@@ -5,20 +5,19 @@
 //! waits holds its body once, in memory that the body fills.
 
 use std::future::poll_fn;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body::{Body, Frame};
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::Front;
-use super::connection::BUFFER;
 use super::error::Failure;
-use super::headers::Said;
+use super::incoming::{Gone, Incoming};
+use super::socket::Socket;
 use crate::core::keys::Key;
 
 /// A body that comes slower than this, after a grace, is too slow.
@@ -29,8 +28,8 @@ const DISCARD_MAX: usize = 128 << 20;
 const DISCARD_TIME: Duration = Duration::from_secs(10);
 /// Memory is reserved up to this at once, whatever length a client announces.
 const RESERVE_MAX: usize = 1 << 20;
-/// Bodies up to this are kept in the buffers that they were read into. Beside a larger one, those do not matter.
-const PARTS_MAX: usize = 256 * 1024;
+/// What is thrown away is read in pieces of this.
+const PIECE: usize = 64 * 1024;
 
 /// Request bytes that count as held by the edge, and by their key.
 #[derive(Debug)]
@@ -82,183 +81,63 @@ impl Drop for Held {
     }
 }
 
-/// What a request's head says of its body.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Announced {
-    length: Option<u64>,
-    expects_continue: bool,
-}
-
-impl Announced {
-    pub(super) fn of(said: &Said<'_>) -> Self {
-        let length =
-            said.content_length.and_then(|value| value.to_str().ok()).and_then(|value| value.parse().ok());
-        let expects_continue =
-            said.expect.is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
-        Self { length, expects_continue }
-    }
-}
-
-/// A body that is here.
-#[derive(Debug, Default)]
-pub(super) struct Text {
-    /// All of it in one piece; empty while it was set aside.
-    whole: Bytes,
-    /// The buffers that it was read into, where it fills them.
-    parts: Vec<Bytes>,
-}
-
-impl Text {
-    /// All of it in one piece.
-    pub(super) fn whole(&mut self) -> &Bytes {
-        if self.whole.is_empty() {
-            self.whole = Bytes::from(self.parts.concat());
-        }
-        &self.whole
-    }
-
-    /// The same, of which nothing is set aside any more.
-    pub(super) fn used(&mut self) -> &Bytes {
-        self.whole();
-        self.parts = Vec::new();
-        &self.whole
-    }
-
-    /// It has to wait: what it was read into is kept, and no second copy. The buffer of the connection is one of those,
-    /// so that a waiting request has none beside its body.
-    pub(super) fn set_aside(&mut self) {
-        if !self.parts.is_empty() {
-            self.whole = Bytes::new();
-        }
-    }
-}
-
-/// A body that comes: in the buffers that it is read into as long as it fills them, else copied together.
-struct Gathering {
-    /// What the client announced, within the limit.
-    announced: Option<usize>,
-    received: usize,
-    parts: Vec<Bytes>,
-    copied: Vec<u8>,
-}
-
-impl Gathering {
-    fn new(announced: Option<usize>) -> Self {
-        Self { announced, received: 0, parts: Vec::new(), copied: Vec::new() }
-    }
-
-    fn push(&mut self, data: Bytes) {
-        if data.is_empty() {
-            return;
-        }
-        self.received = self.received.saturating_add(data.len());
-        if self.copied.is_empty() {
-            self.parts.push(data);
-            // A small read keeps a whole buffer of its connection.
-            let fills = self.parts.len() * BUFFER <= self.received.saturating_add(2 * BUFFER);
-            if self.received > PARTS_MAX || !fills {
-                for part in std::mem::take(&mut self.parts) {
-                    self.copy(&part);
-                }
-            }
-        } else {
-            self.copy(&data);
-        }
-    }
-
-    fn copy(&mut self, data: &[u8]) {
-        let needed = self.copied.len().saturating_add(data.len());
-        if needed > self.copied.capacity() {
-            // A client may announce anything; what has come is believed twice.
-            let believed = RESERVE_MAX.max(2 * needed);
-            let all = self.announced.unwrap_or(2 * self.received).min(believed).max(needed);
-            self.copied.reserve_exact(all - self.copied.len());
-        }
-        self.copied.extend_from_slice(data);
-    }
-
-    fn whole(mut self) -> Text {
-        if !self.copied.is_empty() {
-            if self.copied.capacity() > self.copied.len() + self.copied.len() / 8 {
-                self.copied.shrink_to_fit();
-            }
-            return Text { whole: self.copied.into(), parts: Vec::new() };
-        }
-        // The usual body is one part, and is passed on as it is.
-        if self.parts.len() <= 1 {
-            return Text { whole: self.parts.pop().unwrap_or_default(), parts: Vec::new() };
-        }
-        self.parts.shrink_to_fit();
-        Text { whole: Bytes::new(), parts: self.parts }
-    }
-}
-
-/// Reads the whole body into `text`.
-pub(super) async fn collect<B>(
+/// Reads the whole body, into memory of its own size.
+pub(super) async fn collect<S: Socket>(
     front: &Front,
-    body: B,
-    announced: Announced,
+    incoming: &mut Incoming<'_, '_, S>,
     held: &mut Held,
-    text: &mut Text,
-) -> Result<(), Failure>
-where
-    B: Body<Data = Bytes>,
-{
-    let mut body = pin!(body);
+) -> Result<Bytes, Failure> {
     let limit = front.options().body_max;
-    if announced.length.is_some_and(|length| length > limit as u64) {
-        Box::pin(discard_rest(body, announced)).await;
+    if incoming.left().is_some_and(|left| left > limit as u64) {
+        discard(incoming).await;
         return Err(Failure::too_large(limit));
     }
     let mut clock = Clock::new(front.options().body_timeout);
-    let mut gathering = Gathering::new(announced.length.and_then(|length| usize::try_from(length).ok()));
-    loop {
-        let Some(frame) = next_frame(body.as_mut(), &mut clock, gathering.received).await else {
-            return Err(Failure::too_slow());
+    let mut body = Vec::new();
+    while !incoming.is_over() {
+        make_room(&mut body, incoming.room());
+        let received = body.len();
+        let came = match next(incoming, &mut clock, received, &mut body).await {
+            Some(Ok(came)) => came,
+            Some(Err(Gone)) => return Err(Failure::broken_body()),
+            None => return Err(Failure::too_slow()),
         };
-        let data = match frame {
-            Some(Err(_)) => return Err(Failure::broken_body()),
-            Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
-            None => {
-                *text = gathering.whole();
-                return Ok(());
-            }
-        };
-        let received = gathering.received.saturating_add(data.len());
-        let refusal =
-            if received > limit { Some(Failure::too_large(limit)) } else { held.add(data.len()).err() };
+        let refusal = if body.len() > limit { Some(Failure::too_large(limit)) } else { held.add(came).err() };
         if let Some(refusal) = refusal {
-            drop((gathering, data));
-            Box::pin(discard_rest(body, announced)).await;
+            drop(body);
+            discard(incoming).await;
             return Err(refusal);
         }
-        gathering.push(data);
     }
+    if body.capacity() > body.len() + body.len() / 8 {
+        body.shrink_to_fit();
+    }
+    Ok(Bytes::from(body))
+}
+
+/// Makes room for the next read. A client may announce anything; what has come is believed twice.
+fn make_room(body: &mut Vec<u8>, announced: u64) {
+    if announced == 0 || body.capacity() > body.len() {
+        return;
+    }
+    let believed = RESERVE_MAX.max(body.len()) as u64;
+    body.reserve_exact(usize::try_from(announced.min(believed)).unwrap_or(RESERVE_MAX));
 }
 
 /// Reads a body that nobody wants, within bounds, so that the client gets to read the answer: closing a
 /// connection with unread input would throw the answer away.
-pub(super) async fn discard<B>(body: B, announced: Announced)
-where
-    B: Body<Data = Bytes>,
-{
-    if announced.length != Some(0) {
-        discard_rest(pin!(body), announced).await;
-    }
-}
-
-async fn discard_rest<B>(mut body: Pin<&mut B>, announced: Announced)
-where
-    B: Body<Data = Bytes>,
-{
+pub(super) async fn discard<S: Socket>(incoming: &mut Incoming<'_, '_, S>) {
     // Whoever waits for a 100 has sent nothing, and reads the refusal instead.
-    if announced.expects_continue || body.is_end_stream() {
+    if incoming.is_over() || incoming.is_awaited() {
         return;
     }
     let mut clock = Clock::new(DISCARD_TIME);
     let mut left = DISCARD_MAX;
-    while let Some(Some(Ok(frame))) = next_frame(body.as_mut(), &mut clock, 0).await {
-        let Some(rest) = left.checked_sub(frame.data_ref().map_or(0, Bytes::len)) else { return };
+    let mut piece = Vec::with_capacity(PIECE);
+    while !incoming.is_over() {
+        let Some(Ok(came)) = next(incoming, &mut clock, 0, &mut piece).await else { return };
+        piece.clear();
+        let Some(rest) = left.checked_sub(came) else { return };
         left = rest;
     }
 }
@@ -267,34 +146,25 @@ where
 /// had to be waited for.
 struct Clock {
     grace: Duration,
-    /// What is here already was asked for.
-    asked: bool,
     timer: Option<(Instant, Pin<Box<Sleep>>)>,
 }
 
 impl Clock {
     fn new(grace: Duration) -> Self {
-        Self { grace, asked: false, timer: None }
+        Self { grace, timer: None }
     }
 }
 
-/// The next frame; `None` inside if the body is over, outside if its time is.
-async fn next_frame<B>(
-    mut body: Pin<&mut B>,
+/// Appends what comes next to `to`; `None` if the body's time is over.
+async fn next<S: Socket>(
+    incoming: &mut Incoming<'_, '_, S>,
     clock: &mut Clock,
     received: usize,
-) -> Option<Option<Result<Frame<Bytes>, B::Error>>>
-where
-    B: Body<Data = Bytes>,
-{
+    to: &mut Vec<u8>,
+) -> Option<Result<usize, Gone>> {
     poll_fn(|cx| {
-        if let Poll::Ready(frame) = body.as_mut().poll_frame(cx) {
-            return Poll::Ready(Some(frame));
-        }
-        // hyper hands over what it has read already only in the turn after it was asked.
-        if !std::mem::replace(&mut clock.asked, true) {
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
+        if let Poll::Ready(came) = incoming.poll(cx, to) {
+            return Poll::Ready(Some(came));
         }
         let grace = clock.grace;
         let (started, timer) = clock.timer.get_or_insert_with(|| {
@@ -318,68 +188,28 @@ where
 mod tests {
     use super::*;
 
-    fn gathered(announced: Option<usize>, reads: &[usize]) -> (Text, Vec<u8>) {
-        let mut gathering = Gathering::new(announced);
-        let mut sent = Vec::new();
-        for (at, length) in reads.iter().enumerate() {
-            let data = vec![u8::try_from(at % 251).unwrap_or_default(); *length];
-            sent.extend_from_slice(&data);
-            gathering.push(data.into());
-        }
-        (gathering.whole(), sent)
-    }
-
     #[test]
-    fn a_body_that_fills_its_buffers_waits_in_them_and_is_whole_again_for_the_engine() {
-        let mut reads = vec![BUFFER / 2 - 300];
-        reads.extend([BUFFER; 5]);
-        reads.push(BUFFER / 2);
-        let (mut text, sent) = gathered(Some(reads.iter().sum()), &reads);
-        assert_eq!(text.whole(), &sent);
-        text.set_aside();
-        assert!(text.whole.is_empty(), "no second copy is held");
-        assert_eq!(text.parts.len(), reads.len());
-        assert_eq!(text.used(), &sent);
-        assert!(text.parts.is_empty(), "nor are the buffers held beside what is used");
-        text.set_aside();
-        assert_eq!(text.used(), &sent, "a second try");
-    }
-
-    #[test]
-    fn small_reads_keep_no_buffers() {
-        for (announced, reads) in
-            [(Some(14_000), [1_400; 10]), (None, [1_400; 10]), (Some(400_000), [40_000; 10])]
-        {
-            let (mut text, sent) = gathered(announced, &reads);
-            assert!(text.parts.is_empty());
-            text.set_aside();
-            assert_eq!(text.used(), &sent);
-        }
-    }
-
-    #[test]
-    fn a_large_body_takes_its_length_whatever_was_announced() {
-        let megabytes = [1 << 20; 20];
-        for announced in [Some(20 << 20), Some(40 << 20), None] {
-            let mut gathering = Gathering::new(announced);
-            for length in megabytes {
-                gathering.push(vec![0; length].into());
-                let most = RESERVE_MAX.max(2 * gathering.received);
-                assert!(gathering.copied.capacity() <= most, "{announced:?}: reserved for an announcement");
+    fn a_body_gets_the_room_that_it_needs_whatever_was_announced() {
+        for announced in [100_000, 20 << 20, u64::MAX] {
+            let (mut body, mut left) = (Vec::new(), announced);
+            while left > 0 && body.len() < 20 << 20 {
+                make_room(&mut body, left);
+                let most = RESERVE_MAX.max(2 * body.len());
+                assert!(body.capacity() <= most, "{announced}: reserved for an announcement");
+                let came = (body.capacity() - body.len())
+                    .min(150_000)
+                    .min(usize::try_from(left).unwrap_or(usize::MAX));
+                body.resize(body.len() + came, 0);
+                left -= came as u64;
             }
-            assert_eq!(gathering.whole().used().len(), 20 << 20);
+            assert!(left > 0 || body.capacity() == body.len(), "{announced}: more than it needs");
         }
     }
 
     #[test]
-    fn bodies_of_none_and_one_read_are_passed_on_as_they_are() {
-        let (mut text, _) = gathered(Some(0), &[]);
-        assert!(text.used().is_empty());
-        let data = Bytes::from_static(b"{}");
-        let mut gathering = Gathering::new(None);
-        gathering.push(data.clone());
-        let mut text = gathering.whole();
-        text.set_aside();
-        assert_eq!(text.used().as_ptr(), data.as_ptr());
+    fn what_is_here_or_comes_in_chunks_needs_no_room() {
+        let mut body = Vec::new();
+        make_room(&mut body, 0);
+        assert_eq!(body.capacity(), 0);
     }
 }

@@ -1,39 +1,33 @@
-//! One client connection: its HTTP driver and its clocks.
+//! One client connection: its requests, one after the other, and its clocks.
 //!
-//! Owns the times that hyper does not: slow heads, idle connections, clients that stop reading. Leaves bytes to
-//! [`super::socket`] and requests to the service it is given. Invariant: a connection costs one task and one
-//! timer, and its clocks are not touched by each request.
+//! Owns the order of a conversation and its times: slow heads, idle connections, clients that stop reading. Leaves bytes to
+//! [`super::socket`], what they mean to [`super::h1`] and requests to the service it is given. Invariants: a connection costs
+//! one task and one timer, and its clocks are not touched by each request; a request is begun once the answer before it is
+//! written; a client that leaves is noticed in every phase.
 
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
-use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::{Request, Version};
-use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
-use hyper::server::conn::http1;
-use hyper::service::Service;
-use hyper_util::rt::TokioIo;
+use http::Response;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use umbel_wire::Patience;
 
-use super::answer::{Answer, Answered};
-use super::socket::{Socket, Watched};
-use super::{Front, FrontOptions, ear};
+use super::answer::Answer;
+use super::h1::{self, Framing, Head, To, Unread};
+use super::incoming::{Gone, Incoming};
+use super::relay::Broken;
+use super::socket::{Io, Socket};
+use super::{Front, FrontOptions, unread};
 use crate::core::keys::Shown;
 
-/// hyper's buffer in either direction: a stalled stream holds little.
-pub(super) const BUFFER: usize = 16 * 1024;
-/// Of a request's line and headers: they must fit the buffer.
-pub(super) const HEAD_BYTES_MAX: usize = BUFFER;
-/// hyper's own limit.
-pub(super) const HEADERS_MAX: usize = 100;
+/// More than this is not gathered before it is written: a stalled stream holds little.
+const BUFFER: usize = 16 * 1024;
 
 /// Who is at the other end.
 #[derive(Debug)]
@@ -70,171 +64,57 @@ impl Peer {
     }
 }
 
-/// What the connection's parts know of each other.
+/// What answers the requests of a connection. Only while it receives one does it have the connection's bytes.
+pub(super) trait Service: Sync {
+    /// A request of which the body is here, or is not wanted.
+    type Received: Send;
+
+    /// Takes the body of a request, or what it wants of it.
+    fn receive<S: Socket>(
+        &self,
+        head: Head,
+        incoming: &mut Incoming<'_, '_, S>,
+    ) -> impl Future<Output = Self::Received> + Send;
+
+    /// Answers it; a failure is an answer. Dropped when the client leaves.
+    fn answer(&self, received: Self::Received) -> impl Future<Output = Response<Answer>> + Send;
+}
+
+/// What a connection's clocks know of its conversation.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
-    /// Requests whose answer is not gone: 0 or 1, HTTP/1.1 has one at a time.
-    pub(super) busy: AtomicU32,
-    /// Requests so far.
-    pub(super) requests: AtomicU64,
-    /// The request's body is wanted, and not over.
-    pub(super) uploading: AtomicBool,
+    /// A request's answer is not gone.
+    busy: AtomicBool,
     /// Counts reads and writes that moved bytes.
     pub(super) reads: AtomicU64,
     pub(super) writes: AtomicU64,
     /// A write waits for the client.
     pub(super) blocked: AtomicBool,
-    /// The connection must break, not end.
-    pub(super) abort: Arc<AtomicBool>,
-}
-
-/// A request or its answer exists.
-#[derive(Debug)]
-pub(super) struct Busy {
-    shared: Arc<Shared>,
-    /// Only the connection's end tells the answer's.
-    ends_with_connection: bool,
-}
-
-impl Busy {
-    fn new(shared: &Arc<Shared>, version: Version) -> Self {
-        shared.busy.fetch_add(1, Ordering::Relaxed);
-        shared.requests.fetch_add(1, Ordering::Relaxed);
-        Self { shared: Arc::clone(shared), ends_with_connection: version < Version::HTTP_11 }
-    }
-
-    /// Set it where an end of the connection would look like the answer's end.
-    pub(super) fn abort(&self) -> Option<Arc<AtomicBool>> {
-        self.ends_with_connection.then(|| Arc::clone(&self.shared.abort))
-    }
-}
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        self.shared.busy.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// A request's body. When it is dropped it is over, or nobody wants the rest.
-pub(super) struct Upload {
-    body: Incoming,
-    shared: Arc<Shared>,
-}
-
-impl Upload {
-    fn new(body: Incoming, shared: &Arc<Shared>) -> Self {
-        shared.uploading.store(true, Ordering::Relaxed);
-        Self { body, shared: Arc::clone(shared) }
-    }
-}
-
-impl Body for Upload {
-    type Data = Bytes;
-    type Error = hyper::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let next = |body: &mut Incoming, cx: &mut Context<'_>| Pin::new(body).poll_frame(cx);
-        ear::take(&mut self.body, cx, next, Body::is_end_stream)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
-impl Drop for Upload {
-    fn drop(&mut self) {
-        self.shared.uploading.store(false, Ordering::Relaxed);
-    }
-}
-
-/// Gives each request to `answer` and marks the connection busy until the answer is gone.
-struct Serve<F> {
-    answer: F,
-    shared: Arc<Shared>,
-}
-
-impl<F, A> Service<Request<Incoming>> for Serve<F>
-where
-    F: Fn(Request<Upload>) -> A,
-    A: Future<Output = Answered>,
-{
-    type Response = http::Response<Answer>;
-    type Error = std::convert::Infallible;
-    type Future = Answering<A>;
-
-    fn call(&self, request: Request<Incoming>) -> Answering<A> {
-        let busy = Busy::new(&self.shared, request.version());
-        let request = request.map(|body| Upload::new(body, &self.shared));
-        Answering { answer: Box::pin((self.answer)(request)), busy: Some(busy) }
-    }
-}
-
-/// A request's future, with its mark.
-struct Answering<A> {
-    // Boxed once a request: hyper keeps the future inline in the connection, idle ones included.
-    answer: Pin<Box<A>>,
-    busy: Option<Busy>,
-}
-
-impl<A: Future<Output = Answered>> Future for Answering<A> {
-    type Output = Answered;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Answered> {
-        let mut answered = ready!(self.answer.as_mut().poll(cx));
-        if let (Ok(response), Some(busy)) = (&mut answered, self.busy.take()) {
-            response.body_mut().keep_busy(busy);
-        }
-        Poll::Ready(answered)
-    }
+    /// No request is taken any more, but for those whose bytes are here.
+    pub(super) draining: AtomicBool,
 }
 
 /// Serves a connection to its end.
-pub(super) async fn drive<S, F, A>(socket: S, front: &Arc<Front>, shutdown: &CancellationToken, answer: F)
-where
-    S: Socket,
-    F: Fn(Request<Upload>) -> A,
-    A: Future<Output = Answered>,
-{
+pub(super) async fn drive<S: Socket, V: Service>(
+    socket: S,
+    front: &Front,
+    shutdown: &CancellationToken,
+    service: &V,
+) {
     // Only times of the connection itself are used here; they do not change.
     let options = &*front.options.load_full();
-    let shared = Arc::new(Shared::default());
-    let watched = Watched::new(socket, &shared, front);
-    let service = Serve { answer, shared: Arc::clone(&shared) };
-    let mut http = http1::Builder::new();
-    // Small events are cheaper copied into one buffer than written as three pieces.
-    http.max_buf_size(BUFFER).writev(false).pipeline_flush(false);
-    // hyper would keep a buffer to read into while a request waits, only to see the client's end: the socket sees it.
-    http.half_close(true);
-    let mut connection = pin!(http.serve_connection(TokioIo::new(watched), service));
+    let shared = Shared::default();
+    let mut conversation = pin!(converse(Io::new(socket, &shared), &shared, front, service));
     let mut clocks = Clocks::new(options, &shared);
     let mut timer = pin!(sleep_until(clocks.next));
     let mut cancelled = pin!(shutdown.cancelled());
-    let mut draining = false;
-    let mut waker = None;
     poll_fn(|cx| {
-        let waker = match &mut waker {
-            Some((task, waker)) if cx.waker().will_wake(task) => waker,
-            other => &mut other.insert((cx.waker().clone(), ear::listening(cx.waker()))).1,
-        };
         loop {
-            if connection.as_mut().poll(&mut Context::from_waker(waker)).is_ready() {
+            if conversation.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(());
             }
-            if !draining && cancelled.as_mut().poll(cx).is_ready() {
-                draining = true;
-            }
-            // hyper would mark the running answer as the connection's last; it is told between answers only.
-            if draining && shared.busy.load(Ordering::Relaxed) == 0 && !clocks.told {
-                clocks.told = true;
-                connection.as_mut().graceful_shutdown();
+            if !shared.draining.load(Ordering::Relaxed) && cancelled.as_mut().poll(cx).is_ready() {
+                shared.draining.store(true, Ordering::Relaxed);
                 continue;
             }
             if timer.as_mut().poll(cx).is_pending() {
@@ -249,6 +129,103 @@ where
     .await;
 }
 
+/// One request after the other.
+async fn converse<S: Socket, V: Service>(mut io: Io<'_, S>, shared: &Shared, front: &Front, service: &V) {
+    loop {
+        let head = match poll_fn(|cx| io.poll_head(cx)).await {
+            Ok(Some(head)) => head,
+            Ok(None) => break,
+            Err(unread) => return refuse(io, unread, front).await,
+        };
+        shared.busy.store(true, Ordering::Relaxed);
+        let mut to = To::of(&head);
+        let mut incoming = Incoming::new(&mut io, &head);
+        // Boxed once a request: an idle connection has no room for one.
+        let received = Box::pin(service.receive(head, &mut incoming)).await;
+        // Behind a body that nobody took, no request can be found.
+        to.keeps &= incoming.is_over();
+        let mut answering = Box::pin(service.answer(received));
+        let answered = poll_fn(|cx| {
+            if let Poll::Ready(response) = answering.as_mut().poll(cx) {
+                return Poll::Ready(Some(response));
+            }
+            io.poll_left(cx).map(|()| None)
+        });
+        let Some(response) = answered.await else { return };
+        drop(answering);
+        let framing = h1::write(&response, response.body().length(), &mut to, io.out());
+        let mut delivery = Delivery { answer: Some(response.into_body()), framing, whole: false };
+        if poll_fn(|cx| delivery.poll(&mut io, cx)).await.is_err() {
+            return;
+        }
+        if !delivery.whole {
+            if framing == Framing::UntilClose {
+                return io.breaks();
+            }
+            break;
+        }
+        if !to.keeps {
+            break;
+        }
+        shared.busy.store(false, Ordering::Relaxed);
+        io.rest();
+    }
+    shared.busy.store(false, Ordering::Relaxed);
+    poll_fn(|cx| io.poll_close(cx)).await;
+}
+
+/// Tells the client why nothing more of it is read.
+async fn refuse<S: Socket>(mut io: Io<'_, S>, unread: Unread, front: &Front) {
+    let refusal = unread::refusal(&unread::failure(unread), front);
+    io.out().extend_from_slice(&refusal);
+    if poll_fn(|cx| io.poll_write(cx)).await.is_ok() {
+        poll_fn(|cx| io.poll_close(cx)).await;
+    }
+}
+
+/// An answer on its way over the connection.
+struct Delivery {
+    /// Until its last byte is gathered: its drop tells that nobody waits for it any more.
+    answer: Option<Answer>,
+    framing: Framing,
+    /// It ended as it should.
+    whole: bool,
+}
+
+impl Delivery {
+    fn poll<S: Socket>(&mut self, io: &mut Io<'_, S>, cx: &mut Context<'_>) -> Poll<Result<(), Gone>> {
+        loop {
+            let waits = self.gather(io, cx);
+            ready!(io.poll_write(cx))?;
+            if self.answer.is_none() {
+                return Poll::Ready(Ok(()));
+            }
+            if waits {
+                return io.poll_left(cx).map(|()| Err(Gone));
+            }
+        }
+    }
+
+    /// Takes what is there of the answer, as far as it is to be written next; whether more of it has to be waited for.
+    fn gather<S: Socket>(&mut self, io: &mut Io<'_, S>, cx: &mut Context<'_>) -> bool {
+        while let Some(answer) = &mut self.answer
+            && io.owed() < BUFFER
+        {
+            match answer.poll(cx) {
+                Poll::Ready(Some(Ok(part))) => {
+                    self.framing.push(&part, io.out());
+                    continue;
+                }
+                Poll::Ready(None) => self.whole = self.framing.finish(io.out()),
+                Poll::Ready(Some(Err(Broken))) => {}
+                Poll::Pending => return true,
+            }
+            self.answer = None;
+        }
+        false
+    }
+}
+
 /// The connection's times, judged when the one timer fires.
 struct Clocks {
     next: Instant,
@@ -257,14 +234,13 @@ struct Clocks {
     state: (bool, u64, u64, bool),
     /// Reads counted when the last request was over.
     reads_before: u64,
-    told: bool,
 }
 
 impl Clocks {
     fn new(options: &FrontOptions, shared: &Shared) -> Self {
         let now = Instant::now();
         let state = Self::look(shared);
-        Self { next: now + Self::period(options), since: now, state, reads_before: 0, told: false }
+        Self { next: now + Self::period(options), since: now, state, reads_before: 0 }
     }
 
     /// Twice a limit's accuracy is enough: a few looks in the shortest of them.
@@ -273,7 +249,7 @@ impl Clocks {
     }
 
     fn look(shared: &Shared) -> (bool, u64, u64, bool) {
-        let busy = shared.busy.load(Ordering::Relaxed) > 0;
+        let busy = shared.busy.load(Ordering::Relaxed);
         let blocked = shared.blocked.load(Ordering::Relaxed);
         // While a head is read, bytes may trickle in: only requests and writes count as progress then.
         let reads = if busy { shared.reads.load(Ordering::Relaxed) } else { 0 };

@@ -322,7 +322,7 @@ impl Failure {
 
     /// The answer.
     pub(super) fn response(&self) -> Response<Answer> {
-        let mut response = Response::new(Answer::whole(self.body()));
+        let mut response = Response::new(Answer::Whole(self.body()));
         *response.status_mut() = self.status;
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));

@@ -12,7 +12,12 @@ use umbel_contracts::daemon::exposition::TextFormat;
 
 use super::Front;
 use super::answer::Answer;
+use super::body::discard;
+use super::connection::Service;
 use super::error::Failure;
+use super::h1::Head;
+use super::incoming::Incoming;
+use super::socket::Socket;
 
 /// Answers a path of health; `None` if it is none.
 pub(super) fn answer(
@@ -65,20 +70,38 @@ pub(super) fn answer(
     Some(plain(if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE }, content_type, text))
 }
 
-/// Answers a request on the metrics listener.
-pub(super) async fn metrics_listener(
+/// What is given on the metrics listener.
+pub(super) struct Metrics<'a> {
+    pub(super) front: &'a Front,
+}
+
+impl Service for Metrics<'_> {
+    type Received = Head;
+
+    async fn receive<S: Socket>(&self, head: Head, incoming: &mut Incoming<'_, '_, S>) -> Head {
+        discard(incoming).await;
+        head
+    }
+
+    async fn answer(&self, head: Head) -> Response<Answer> {
+        let accept = head.fields.get("accept");
+        metrics_listener(self.front, &head.method, head.path(), head.query(), accept).await
+    }
+}
+
+async fn metrics_listener(
     front: &Front,
     method: &Method,
     path: &str,
     query: Option<&str>,
-    accept: Option<&HeaderValue>,
+    accept: Option<&[u8]>,
 ) -> Response<Answer> {
     if let Some(response) = answer(front, method, path, query) {
         return response;
     }
     match path {
         "/metrics" if *method == Method::GET => {
-            let format = TextFormat::accepted(accept.and_then(|accept| accept.to_str().ok()));
+            let format = TextFormat::accepted(accept.and_then(|accept| std::str::from_utf8(accept).ok()));
             let Ok(exposition) = front.scrapes.take(Arc::clone(&front.metrics), format).await else {
                 let text = "the metrics could not be written\n".to_owned();
                 return plain(StatusCode::INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8", text);
@@ -94,7 +117,7 @@ pub(super) async fn metrics_listener(
 }
 
 fn plain(status: StatusCode, content_type: &'static str, text: String) -> Response<Answer> {
-    let mut response = Response::new(Answer::whole(Bytes::from(text)));
+    let mut response = Response::new(Answer::Whole(Bytes::from(text)));
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     response

@@ -10,18 +10,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use http::Response;
 use http::header::HeaderValue;
-use http::request::Parts;
-use http::{Response, header};
 use umbel_contracts::inference;
 use umbel_contracts::proto::node;
 use umbel_wire::{Open, OutgoingStream, clock};
 
 use super::answer::{Answer, from_engine};
-use super::body::{Held, Text};
+use super::body::Held;
 use super::connection::Peer;
 use super::error::Failure;
 use super::exchange::{self, Arrived, Exchange, Miss, judge, told};
+use super::h1::Head;
 use super::headers::Said;
 use super::openai::refuse;
 use super::request::{self, Asked, BadRequest};
@@ -57,18 +57,18 @@ impl Opening {
         endpoint: Endpoint,
         caller: Caller,
         arrived: Arrived,
-        parts: &Parts,
+        head: &Head,
         said: &Said<'_>,
         request_id: &HeaderValue,
     ) -> Self {
-        let kind = || parts.headers.get(header::CONTENT_TYPE).map_or(&[][..], HeaderValue::as_bytes);
-        let passed = headers::to_engine(&parts.headers);
+        let kind = || head.fields.get("content-type").unwrap_or_default();
+        let passed = headers::to_engine(&head.fields);
         let asked = inference::Asked::new("POST", endpoint.path, passed, request_id.as_bytes());
         Self {
             endpoint,
             caller,
             arrived,
-            retried: said.retry_count.is_some_and(|count| count != "0"),
+            retried: said.retry_count.is_some_and(|count| count != b"0"),
             form: endpoint.takes_a_form().then(|| kind().to_vec()),
             asked,
         }
@@ -84,8 +84,8 @@ pub(super) struct Inference<'a> {
 }
 
 impl Inference<'_> {
-    pub(super) async fn run(&mut self, body: &mut Text, held: &mut Held) -> Response<Answer> {
-        let asked = match self.read(body.whole()).await {
+    pub(super) async fn run(&mut self, body: &Bytes, held: &mut Held) -> Response<Answer> {
+        let asked = match self.read(body).await {
             Ok(asked) => asked,
             Err(bad) => return self.refuse(&Failure::bad_request(bad)),
         };
@@ -100,8 +100,7 @@ impl Inference<'_> {
         if self.opening.retried {
             known.metrics.client_retried();
         }
-        let bytes = body.whole().len() as u64;
-        let request = self.request(asked.stream, bytes, asked.prompt_bytes);
+        let request = self.request(asked.stream, body.len() as u64, asked.prompt_bytes);
         let mut exchange = Exchange::new(Arc::clone(self.front), known, request);
         let now = clock::now();
         if let Err(limit) = exchange.enter(now) {
@@ -148,14 +147,14 @@ impl Inference<'_> {
         &mut self,
         mut now: Instant,
         asked: &Asked,
-        body: &mut Text,
+        body: &Bytes,
         held: &mut Held,
         mut exchange: Box<Exchange>,
     ) -> Response<Answer> {
         let caller = &self.opening.caller;
         let mut ask = Ask {
             prompt_bytes: asked.prompt_bytes,
-            prefix: self.front.dispatch.prefix(asked.prompt(body.whole())),
+            prefix: self.front.dispatch.prefix(asked.prompt(body)),
             events: asked.stream,
             request: exchange.number(),
             ..Ask::new(exchange.known.model, caller.number(), caller.class())
@@ -176,7 +175,6 @@ impl Inference<'_> {
             let admitted = match self.front.dispatch.admit(since, &ask) {
                 Admitted::Slot(slot) => Ok(slot),
                 Admitted::Waiting(waiting) => {
-                    body.set_aside();
                     let admitted = waiting.await;
                     now = clock::now();
                     admitted
@@ -199,7 +197,7 @@ impl Inference<'_> {
                 return refused(&mut exchange, |_| Failure::key(KeyRefusal::Invalid));
             }
             exchange.uses(now, &slot);
-            let miss = match self.attempt(now, &mut slot, asked, body.used(), take_usage).await {
+            let miss = match self.attempt(now, &mut slot, asked, body, take_usage).await {
                 Ok((head, stream)) => {
                     let now = clock::now();
                     exchange.streaming(now);

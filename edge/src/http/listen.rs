@@ -9,18 +9,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use http::Request;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use umbel_wire::tls::TlsServer;
 
-use super::answer::Answered;
-use super::connection::{Peer, Upload, drive};
+use super::connection::{Peer, drive};
 use super::error::Failure;
+use super::health::Metrics;
+use super::openai::Applications;
 use super::socket::{Socket, prepare};
-use super::{Front, health, openai, unread};
+use super::{Front, unread};
 
 /// Of a TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -64,19 +64,7 @@ pub(crate) async fn serve_tls(
 pub(crate) async fn serve_metrics(listener: TcpListener, front: Arc<Front>, shutdown: CancellationToken) {
     accept(listener, Arc::clone(&front), shutdown, move |socket, _, shutdown| {
         let front = Arc::clone(&front);
-        async move {
-            let answer = |request: Request<Upload>| {
-                let front = Arc::clone(&front);
-                async move {
-                    let uri = request.uri();
-                    let accept = request.headers().get(http::header::ACCEPT);
-                    let (path, query) = (uri.path(), uri.query());
-                    let answer = health::metrics_listener(&front, request.method(), path, query, accept);
-                    Answered::Ok(answer.await)
-                }
-            };
-            drive(socket, &front, &shutdown, answer).await;
-        }
+        async move { drive(socket, &front, &shutdown, &Metrics { front: &front }).await }
     })
     .await;
 }
@@ -87,9 +75,8 @@ async fn applications<S: Socket>(
     front: Arc<Front>,
     shutdown: CancellationToken,
 ) {
-    let peer = Arc::new(Peer::new(address));
-    let answer = |request| openai::answer(Arc::clone(&front), Arc::clone(&peer), request);
-    drive(socket, &front, &shutdown, answer).await;
+    let service = Applications { front: Arc::clone(&front), peer: Peer::new(address) };
+    drive(socket, &front, &shutdown, &service).await;
 }
 
 async fn accept<F, C>(listener: TcpListener, front: Arc<Front>, shutdown: CancellationToken, connected: F)

@@ -61,7 +61,7 @@ pub(super) fn answer(front: &Front, caller: &Caller, id: Option<&str>) -> Result
         }
     };
     // Strings and integers always serialize.
-    let mut response = Response::new(Answer::whole(Bytes::from(body.unwrap_or_default())));
+    let mut response = Response::new(Answer::Whole(Bytes::from(body.unwrap_or_default())));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     Ok(response)
 }

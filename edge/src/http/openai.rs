@@ -4,56 +4,109 @@
 //! [`super::body`], and what an engine is asked for to [`super::inference`]. Invariants: no slot is taken before
 //! caller and body are there; every request is answered, and every answer has its id.
 
-use std::future::Future;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use http::header::HeaderValue;
-use http::request::Parts;
-use http::{Method, Request, Response};
+use http::{Method, Response};
 use umbel_wire::clock;
 
-use super::answer::{Answer, Answered};
-use super::body::{Announced, Held, Text, collect, discard};
-use super::connection::{Peer, Upload};
+use super::answer::Answer;
+use super::body::{Held, collect, discard};
+use super::connection::{Peer, Service};
 use super::error::Failure;
 use super::exchange::Arrived;
+use super::h1::Head;
 use super::headers::Said;
+use super::incoming::Incoming;
 use super::inference::{Inference, Opening};
 use super::routes::endpoint;
+use super::socket::Socket;
 use super::{Front, headers, health, limits, models};
 use crate::core::keys::{Caller, KeyRefusal};
 use crate::metrics::{Route, UNKNOWN_MODEL};
 
+/// What applications are given on one connection.
+pub(super) struct Applications {
+    pub(super) front: Arc<Front>,
+    pub(super) peer: Peer,
+}
+
 /// How a request begins: what its head comes to, before anything of its body is read.
 enum Begun {
-    /// Its body has no sure end.
+    /// Somebody else could read another request out of it.
     Ambiguous,
     /// It asks for no inference.
-    Beside(Box<Parts>),
+    Beside(Box<Head>),
     /// It is refused, and who it is all the same.
     Refused { route: Route, failure: Box<Failure>, caller: Option<Caller> },
     /// An engine is to be asked.
-    Inference(Opening),
+    Inference(Box<Opening>),
 }
 
-/// Answers one request. What the future holds is held as long as the request waits, so it takes the request apart before.
-pub(super) fn answer(
-    front: Arc<Front>,
-    peer: Arc<Peer>,
-    request: Request<Upload>,
-) -> impl Future<Output = Answered> {
-    let arrived = Arrived::now();
-    let request_id = front.request_ids.of(arrived.at_wall, request.headers());
-    let (parts, body) = request.into_parts();
-    let said = Said::of(&parts.headers);
-    let announced = Announced::of(&said);
-    let mut begun = if said.is_ambiguous(parts.version) {
-        Begun::Ambiguous
-    } else if let Some(endpoint) = endpoint(parts.uri.path()) {
-        let caller = caller(&front, &peer, &parts, &said);
-        match (caller, not_now(&front, &parts)) {
+/// A request of which the body is here, or is not wanted.
+pub(super) struct Received {
+    begun: Begun,
+    request_id: HeaderValue,
+    /// Of inference.
+    body: Result<Bytes, Box<Failure>>,
+    held: Held,
+}
+
+impl Service for Applications {
+    type Received = Received;
+
+    async fn receive<S: Socket>(&self, head: Head, incoming: &mut Incoming<'_, '_, S>) -> Received {
+        let arrived = Arrived::now();
+        let request_id = self.front.request_ids.of(arrived.at_wall, &head.fields);
+        let begun = self.begin(head, arrived, &request_id);
+        let key = if let Begun::Inference(opening) = &begun { opening.caller.key() } else { None };
+        let mut held = Held::new(&self.front, key);
+        let mut body = Ok(Bytes::new());
+        match &begun {
+            // Nothing behind it is read.
+            Begun::Ambiguous => {}
+            Begun::Beside(_) | Begun::Refused { .. } => discard(incoming).await,
+            Begun::Inference(_) => body = collect(&self.front, incoming, &mut held).await.map_err(Box::new),
+        }
+        Received { begun, request_id, body, held }
+    }
+
+    async fn answer(&self, received: Received) -> Response<Answer> {
+        let Self { front, peer } = self;
+        let Received { begun, request_id, body, mut held } = received;
+        let mut response = match begun {
+            Begun::Ambiguous => refuse(front, Route::Other, &Failure::malformed()),
+            Begun::Beside(head) => beside(front, peer, &head),
+            Begun::Refused { route, failure, caller } => refuse_told(front, route, &failure, caller.as_ref()),
+            Begun::Inference(mut opening) => {
+                let opening = &mut *opening;
+                let mut inference = Inference { front, peer, request_id: &request_id, opening };
+                match body {
+                    Ok(body) => inference.run(&body, &mut held).await,
+                    Err(failure) => inference.refuse(&failure),
+                }
+            }
+        };
+        response.headers_mut().insert(headers::REQUEST_ID, request_id);
+        response
+    }
+}
+
+impl Applications {
+    fn begin(&self, head: Head, arrived: Arrived, request_id: &HeaderValue) -> Begun {
+        let said = Said::of(&head.fields);
+        if said.is_ambiguous(&head) {
+            return Begun::Ambiguous;
+        }
+        let Some(endpoint) = endpoint(head.path()) else {
+            return Begun::Beside(Box::new(head));
+        };
+        let caller = caller(&self.front, &self.peer, &head, &said);
+        match (caller, not_now(&self.front, &head)) {
             (Ok(caller), None) => {
-                Begun::Inference(Opening::new(endpoint, caller, arrived, &parts, &said, &request_id))
+                let opening = Opening::new(endpoint, caller, arrived, &head, &said, request_id);
+                Begun::Inference(Box::new(opening))
             }
             (Ok(caller), Some(failure)) => {
                 Begun::Refused { route: endpoint.route, failure: Box::new(failure), caller: Some(caller) }
@@ -63,57 +116,29 @@ pub(super) fn answer(
                 Begun::Refused { route: endpoint.route, failure: Box::new(failure), caller: None }
             }
         }
-    } else {
-        Begun::Beside(Box::new(parts))
-    };
-    async move {
-        let mut response = match &mut begun {
-            // Nothing behind it is read.
-            Begun::Ambiguous => refuse(&front, Route::Other, &Failure::malformed()),
-            Begun::Beside(parts) => {
-                discard(body, announced).await;
-                beside(&front, &peer, parts)
-            }
-            Begun::Refused { route, failure, caller } => {
-                discard(body, announced).await;
-                refuse_told(&front, *route, failure, caller.as_ref())
-            }
-            Begun::Inference(opening) => {
-                let (mut held, mut text) = (Held::new(&front, opening.caller.key()), Text::default());
-                let mut inference =
-                    Inference { front: &front, peer: &peer, request_id: &request_id, opening };
-                if let Err(failure) = collect(&front, body, announced, &mut held, &mut text).await {
-                    inference.refuse(&failure)
-                } else {
-                    inference.run(&mut text, &mut held).await
-                }
-            }
-        };
-        response.headers_mut().insert(headers::REQUEST_ID, request_id);
-        Ok(response)
     }
 }
 
 /// Why nobody is served on an engine's route like this, or now.
-fn not_now(front: &Front, parts: &Parts) -> Option<Failure> {
-    if parts.method != Method::POST {
+fn not_now(front: &Front, head: &Head) -> Option<Failure> {
+    if head.method != Method::POST {
         return Some(Failure::method_not_allowed("POST"));
     }
     front.is_draining().then(Failure::draining)
 }
 
 /// Everything but inference: models, health, and what does not exist.
-fn beside(front: &Arc<Front>, peer: &Peer, parts: &Parts) -> Response<Answer> {
-    let path = parts.uri.path();
-    if let Some(response) = health::answer(front, &parts.method, path, parts.uri.query()) {
+fn beside(front: &Arc<Front>, peer: &Peer, head: &Head) -> Response<Answer> {
+    let path = head.path();
+    if let Some(response) = health::answer(front, &head.method, path, head.query()) {
         return response;
     }
     let Some(id) = models::requested(path) else {
-        let caller = caller(front, peer, parts, &Said::of(&parts.headers)).ok();
+        let caller = caller(front, peer, head, &Said::of(&head.fields)).ok();
         return refuse_told(front, Route::Other, &Failure::unknown_url(), caller.as_ref());
     };
-    match caller(front, peer, parts, &Said::of(&parts.headers)) {
-        caller if parts.method != Method::GET => {
+    match caller(front, peer, head, &Said::of(&head.fields)) {
+        caller if head.method != Method::GET => {
             let failure = Failure::method_not_allowed("GET");
             refuse_told(front, Route::Models, &failure, caller.ok().as_ref())
         }
@@ -132,11 +157,10 @@ fn beside(front: &Arc<Front>, peer: &Peer, parts: &Parts) -> Response<Answer> {
     }
 }
 
-fn caller(front: &Front, peer: &Peer, parts: &Parts, said: &Said<'_>) -> Result<Caller, KeyRefusal> {
-    let authorization = said.authorization.map(HeaderValue::as_bytes);
+fn caller(front: &Front, peer: &Peer, head: &Head, said: &Said<'_>) -> Result<Caller, KeyRefusal> {
     // A proxy on this host speaks for callers elsewhere, and so does a web page.
-    let of_this_host = || peer.is_loopback && headers::is_of_this_host(&parts.headers);
-    front.keys.check_again(&peer.shown, authorization, of_this_host)
+    let of_this_host = || peer.is_loopback && headers::is_of_this_host(&head.fields);
+    front.keys.check_again(&peer.shown, said.authorization, of_this_host)
 }
 
 /// A refusal of a caller who may be known: every answer to a limited key says where it stands.

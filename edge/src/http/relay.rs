@@ -6,8 +6,6 @@
 //! broken connection; nothing passes after it; dropping the relay resets the stream.
 
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -42,17 +40,12 @@ pub(super) struct Relay {
     meter: Meter,
     /// Bytes that came before the relay was made.
     before: Bytes,
-    /// Of an answer that announced its length: what of it has not come, and its last bytes. They wait for the engine's
-    /// end, since hyper asks for nothing behind them.
+    /// Of an answer that announced its length: what of it has not come.
     left: Option<u64>,
-    last: Bytes,
     over: bool,
-    /// The connection is to break, once what was passed on before is written.
-    breaking: bool,
     quiet: Quiet,
     /// Until the engine's end is not waited for any longer.
     rest: Option<Pin<Box<Sleep>>>,
-    abort: Option<Arc<AtomicBool>>,
 }
 
 impl Relay {
@@ -92,30 +85,7 @@ impl Relay {
     ) -> Self {
         let quiet = Quiet::default();
         let meter = Meter::default();
-        Self {
-            stream,
-            slot,
-            exchange,
-            events,
-            meter,
-            before,
-            left: None,
-            last: Bytes::new(),
-            over: false,
-            breaking: false,
-            quiet,
-            rest: None,
-            abort: None,
-        }
-    }
-
-    /// Where to say that the connection must not end cleanly.
-    pub(super) fn abort_with(&mut self, abort: Option<Arc<AtomicBool>>) {
-        self.abort = abort;
-    }
-
-    pub(super) fn is_over(&self) -> bool {
-        self.over && !self.breaking
+        Self { stream, slot, exchange, events, meter, before, left: None, over: false, quiet, rest: None }
     }
 
     /// The next bytes for the client.
@@ -131,7 +101,7 @@ impl Relay {
 
     fn poll_bytes(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Broken>>> {
         if self.over {
-            return Poll::Ready(if std::mem::take(&mut self.breaking) { Some(Err(Broken)) } else { None });
+            return Poll::Ready(None);
         }
         if !self.before.is_empty() {
             return Poll::Ready(Some(Ok(std::mem::take(&mut self.before))));
@@ -153,7 +123,7 @@ impl Relay {
                 Poll::Ready(None) => {
                     let rest = self.meter.rest();
                     let rest = self.tracked(rest);
-                    return if rest.is_empty() { self.finish(cx) } else { Poll::Ready(Some(Ok(rest))) };
+                    return if rest.is_empty() { self.finish() } else { Poll::Ready(Some(Ok(rest))) };
                 }
                 Poll::Pending if self.is_done() => return self.poll_rest(cx),
                 Poll::Pending => return self.poll_quiet(cx),
@@ -171,16 +141,16 @@ impl Relay {
         self.tracked(chunk)
     }
 
-    /// The same bytes, or none if they are the last ones of the announced length.
     fn counted_down(&mut self, chunk: Bytes) -> Bytes {
-        let Some(left) = &mut self.left else { return chunk };
-        *left = left.saturating_sub(chunk.len() as u64);
-        if *left > 0 || chunk.is_empty() {
-            return chunk;
+        if let Some(left) = &mut self.left
+            && !chunk.is_empty()
+        {
+            *left = left.saturating_sub(chunk.len() as u64);
+            if *left == 0 {
+                self.exchange.complete();
+            }
         }
-        self.exchange.complete();
-        self.last = chunk;
-        Bytes::new()
+        chunk
     }
 
     fn tracked(&mut self, mut chunk: Bytes) -> Bytes {
@@ -194,7 +164,7 @@ impl Relay {
     }
 
     fn is_done(&self) -> bool {
-        !self.last.is_empty() || self.events.as_ref().is_some_and(Tracker::is_done)
+        self.left == Some(0) || self.events.as_ref().is_some_and(Tracker::is_done)
     }
 
     /// Waits a little for the engine's end. Without it the stream is reset, which loses nothing but work that
@@ -214,7 +184,7 @@ impl Relay {
                     return match self.events.as_ref().map(Tracker::ending) {
                         // Only its blank line is owed.
                         Some(Ending::Done(missing)) => Poll::Ready(self.succeed(missing)),
-                        _ => self.fail(Miss::TimedOut, cx),
+                        _ => self.fail(Miss::TimedOut),
                     };
                 }
                 Due::Stall => self.slot.stalls(),
@@ -227,25 +197,25 @@ impl Relay {
     }
 
     /// The engine's part is over: was it whole?
-    fn finish(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Broken>>> {
+    fn finish(&mut self) -> Poll<Option<Result<Bytes, Broken>>> {
         let terminal = self.stream.terminal();
         self.count();
         if terminal.as_ref().is_some_and(is_unread) {
             // This side gave it up since the client takes nothing: neither the engine's fault nor its end.
             self.over = true;
             self.exchange.left();
-            return self.break_off(cx);
+            return Poll::Ready(Some(Err(Broken)));
         }
         self.slot.ended();
         let miss = self.exchange.judge(terminal.as_ref());
         let ending = self.events.as_ref().map(Tracker::ending);
         let missing = match (ending, miss) {
-            _ if !self.last.is_empty() => "",
+            _ if self.left == Some(0) => "",
             (Some(Ending::Done(missing)), _) => missing,
             (None, None) => "",
-            (_, Some(miss)) => return self.fail(miss, cx),
+            (_, Some(miss)) => return self.fail(miss),
             // An engine that ends without `[DONE]` has failed.
-            (Some(_), None) => return self.fail(Miss::Broke, cx),
+            (Some(_), None) => return self.fail(Miss::Broke),
         };
         // What the client has is complete, whatever happened to the connection behind it.
         if let Some(miss) = miss {
@@ -262,17 +232,14 @@ impl Relay {
     fn succeed(&mut self, missing: &'static str) -> Option<Result<Bytes, Broken>> {
         self.over = true;
         self.count();
-        let last = match missing {
-            "" => std::mem::take(&mut self.last),
-            missing => Bytes::from_static(missing.as_bytes()),
-        };
+        let last = Bytes::from_static(missing.as_bytes());
         self.exchange.passed(last.len());
         self.exchange.answered(200);
         (!last.is_empty()).then_some(Ok(last))
     }
 
     /// Ends the answer so that no client takes it for success.
-    fn fail(&mut self, miss: Miss, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Broken>>> {
+    fn fail(&mut self, miss: Miss) -> Poll<Option<Result<Bytes, Broken>>> {
         self.over = true;
         self.count();
         let failure = self.exchange.broke(&mut self.slot, miss);
@@ -285,18 +252,8 @@ impl Relay {
             Some(Ending::MissingBlank(blank)) => {
                 Some(Ok(Bytes::from([blank.as_bytes(), &failure.event(grammar)].concat())))
             }
-            _ => return self.break_off(cx),
+            _ => Some(Err(Broken)),
         })
-    }
-
-    fn break_off(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, Broken>>> {
-        if let Some(abort) = &self.abort {
-            abort.store(true, Ordering::Release);
-        }
-        // hyper throws away what it has not written when a body fails; it writes on a pause.
-        self.breaking = true;
-        cx.waker().wake_by_ref();
-        Poll::Pending
     }
 }
 

@@ -1,28 +1,30 @@
-//! A client's socket as hyper sees it.
+//! A client's socket with what was read ahead and what is still to be written.
 //!
-//! Owns what hyper's reading and writing alone would miss: an abort that cannot be taken for an end, words of our
-//! own where hyper refuses a head by itself, and a client that leaves while hyper does not read. Leaves times to
-//! [`super::connection`]. Invariant: bytes of requests and answers pass untouched.
+//! Owns the bytes of a connection. Leaves their meaning to [`super::h1`] and their order to [`super::connection`].
+//! Invariants: a connection that waits, for a request or for an engine, holds no buffer, only bytes that came and are not
+//! understood yet; what is read ahead is bounded; a broken connection never looks like one that ended.
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::BufMut;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio_util::io::poll_read_buf;
 
 use super::connection::Shared;
-use super::{Front, unread};
+use super::h1::{self, Head, Unread};
 
 /// Of the socket: a stalled stream holds little. The kernel doubles it.
 const SEND_BUFFER: usize = 64 * 1024;
-/// Input that is there when the connection ends by a refused head is read up to this: the socket's close would
-/// throw the answer away otherwise.
+/// What is read at once where nobody has said how much comes.
+const READ_MAX: usize = 8 * 1024;
+/// Input that is there when the connection ends is read up to this: the socket's close would throw the answer away
+/// otherwise.
 const DISCARD_MAX: usize = 1 << 20;
 /// Input behind a running request is read up to this. Behind more the client's end could not be seen, so with
 /// more the connection is over.
@@ -51,24 +53,36 @@ pub(super) fn prepare(socket: &TcpStream) {
     let _ = socket2::SockRef::from(socket).set_send_buffer_size(SEND_BUFFER);
 }
 
-/// hyper's view of the socket, with an eye on what moves.
-pub(super) struct Watched<S: Socket> {
-    socket: S,
-    shared: Arc<Shared>,
-    front: Arc<Front>,
-    /// Requests whose answers are written to the last byte.
-    written: u64,
-    /// What is left of our answer to a head that hyper refused.
-    refusal: Option<Bytes>,
-    /// hyper waits for input, and with it for the client's end.
-    awaits_input: bool,
-    /// Input behind the running request, read to see the client's end behind it.
-    ahead: BytesMut,
+/// Reads once and shows what came, which is nothing at the input's end.
+fn poll_glimpse<S: Socket, T>(
+    socket: &mut S,
+    cx: &mut Context<'_>,
+    look: impl FnOnce(&[u8]) -> T,
+) -> Poll<io::Result<T>> {
+    // Not cleared: this is asked at each turn of a stream.
+    let mut space = [MaybeUninit::uninit(); READ_MAX];
+    let mut buffer = ReadBuf::uninit(&mut space);
+    ready!(Pin::new(socket).poll_read(cx, &mut buffer))?;
+    Poll::Ready(Ok(look(buffer.filled())))
 }
 
-impl<S: Socket> Drop for Watched<S> {
+/// The bytes of one connection.
+pub(super) struct Io<'a, S: Socket> {
+    socket: S,
+    shared: &'a Shared,
+    /// Input that came and was not taken yet.
+    ahead: Vec<u8>,
+    /// Up to here it is known to hold no whole head.
+    looked: usize,
+    /// What the client is owed, and how much of it is sent.
+    out: Vec<u8>,
+    sent: usize,
+    breaks: bool,
+}
+
+impl<S: Socket> Drop for Io<'_, S> {
     fn drop(&mut self) {
-        if self.shared.abort.load(Ordering::Acquire) {
+        if self.breaks {
             // RST instead of FIN: where the end of the connection is the end of the answer, a clean one would
             // make a cut answer look whole.
             let _ = socket2::SockRef::from(self.socket.tcp()).set_linger(Some(Duration::ZERO));
@@ -76,34 +90,162 @@ impl<S: Socket> Drop for Watched<S> {
     }
 }
 
-impl<S: Socket> Watched<S> {
-    pub(super) fn new(socket: S, shared: &Arc<Shared>, front: &Arc<Front>) -> Self {
-        let (shared, front) = (Arc::clone(shared), Arc::clone(front));
-        let (written, refusal) = (0, None);
-        let (awaits_input, ahead) = (false, BytesMut::new());
-        Self { socket, shared, front, written, refusal, awaits_input, ahead }
+impl<'a, S: Socket> Io<'a, S> {
+    pub(super) fn new(socket: S, shared: &'a Shared) -> Self {
+        Self { socket, shared, ahead: Vec::new(), looked: 0, out: Vec::new(), sent: 0, breaks: false }
     }
 
-    /// Whether the client left while hyper does not look: it does not read while a request runs.
-    fn poll_left(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let busy = self.shared.busy.load(Ordering::Relaxed) > 0;
-        if self.awaits_input || !busy || self.shared.uploading.load(Ordering::Relaxed) {
-            return Poll::Pending;
+    fn has_read(&self) {
+        self.shared.reads.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The next request's head; `None` when the client has no more, or the edge takes no more.
+    pub(super) fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Head>, Unread>> {
+        loop {
+            if !self.ahead.is_empty() && h1::may_be_whole(&self.ahead, self.looked) {
+                if let Some((head, length)) = h1::read(&self.ahead)? {
+                    self.take_off(length);
+                    return Poll::Ready(Ok(Some(head)));
+                }
+                self.looked = self.ahead.len();
+            }
+            if self.ahead.is_empty() && self.shared.draining.load(Ordering::Relaxed) {
+                return Poll::Ready(Ok(None));
+            }
+            let (ahead, looked) = (&mut self.ahead, &mut self.looked);
+            let came = ready!(poll_glimpse(&mut self.socket, cx, |read| {
+                if read.is_empty() {
+                    return Ok(Came::End);
+                }
+                if !ahead.is_empty() {
+                    ahead.extend_from_slice(read);
+                    return Ok(Came::Part);
+                }
+                // The usual request is here with its first byte, and is kept nowhere else.
+                let whole = h1::read(read)?;
+                let (head, length) = whole.map_or((None, 0), |(head, length)| (Some(head), length));
+                *ahead = read.get(length..).unwrap_or_default().to_vec();
+                *looked = if head.is_some() { 0 } else { ahead.len() };
+                Ok(head.map_or(Came::Part, Came::Whole))
+            }));
+            match came {
+                Ok(Ok(Came::Part)) => self.has_read(),
+                Ok(Ok(Came::Whole(head))) => {
+                    self.has_read();
+                    return Poll::Ready(Ok(Some(head)));
+                }
+                Ok(Err(unread)) => return Poll::Ready(Err(unread)),
+                Ok(Ok(Came::End)) | Err(_) => return Poll::Ready(Ok(None)),
+            }
         }
-        // Not cleared: this is asked at each turn of a stream.
-        let mut space = [MaybeUninit::uninit(); 8 * 1024];
+    }
+
+    fn take_off(&mut self, length: usize) {
+        self.looked = 0;
+        if length >= self.ahead.len() {
+            self.ahead = Vec::new();
+        } else {
+            self.ahead.drain(..length);
+        }
+    }
+
+    /// Whether there is input that was read and not taken.
+    pub(super) fn has_ahead(&self) -> bool {
+        !self.ahead.is_empty()
+    }
+
+    /// Appends up to `most` bytes of input to `to`, and says how many; 0 at the input's end. What is read from the socket goes
+    /// into the room that `to` has.
+    pub(super) fn poll_take(
+        &mut self,
+        cx: &mut Context<'_>,
+        to: &mut Vec<u8>,
+        most: usize,
+    ) -> Poll<io::Result<usize>> {
+        let here = self.ahead.len().min(most);
+        if here > 0 {
+            if here == self.ahead.len() && to.is_empty() {
+                *to = std::mem::take(&mut self.ahead);
+            } else {
+                to.extend_from_slice(self.ahead.get(..here).unwrap_or_default());
+                self.take_off(here);
+            }
+            return Poll::Ready(Ok(here));
+        }
+        let room = (to.capacity() - to.len()).clamp(1, most);
+        let read = ready!(poll_read_buf(Pin::new(&mut self.socket), cx, &mut to.limit(room)))?;
+        self.has_read();
+        Poll::Ready(Ok(read))
+    }
+
+    /// Shows input to `take`, which says how much of it is taken; nothing at the input's end.
+    pub(super) fn poll_input<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        take: impl FnOnce(&[u8]) -> (usize, T),
+    ) -> Poll<io::Result<T>> {
+        if !self.ahead.is_empty() {
+            let (taken, result) = take(&self.ahead);
+            self.take_off(taken);
+            return Poll::Ready(Ok(result));
+        }
+        let ahead = &mut self.ahead;
+        let result = ready!(poll_glimpse(&mut self.socket, cx, |read| {
+            let (taken, result) = take(read);
+            *ahead = read.get(taken..).unwrap_or_default().to_vec();
+            result
+        }))?;
+        self.has_read();
+        Poll::Ready(Ok(result))
+    }
+
+    /// Whether the client left while nobody reads of it. What it sends meanwhile is kept.
+    pub(super) fn poll_left(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         while self.ahead.len() <= AHEAD_MAX {
-            let mut buffer = ReadBuf::uninit(&mut space);
-            let read = ready!(Pin::new(&mut self.socket).poll_read(cx, &mut buffer));
-            if read.is_err() || buffer.filled().is_empty() {
+            let ahead = &mut self.ahead;
+            let look = |read: &[u8]| {
+                ahead.extend_from_slice(read);
+                read.is_empty()
+            };
+            if ready!(poll_glimpse(&mut self.socket, cx, look)).unwrap_or(true) {
                 return Poll::Ready(());
             }
-            self.ahead.extend_from_slice(buffer.filled());
         }
         Poll::Ready(())
     }
 
-    fn wrote<T>(&self, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+    /// What is to be written next.
+    pub(super) fn out(&mut self) -> &mut Vec<u8> {
+        &mut self.out
+    }
+
+    /// What is to be written and has not been taken by the socket.
+    pub(super) fn owed(&self) -> usize {
+        self.out.len() - self.sent
+    }
+
+    /// Writes all that is owed.
+    pub(super) fn poll_write(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.out.is_empty() {
+            return Poll::Ready(Ok(()));
+        }
+        while self.owed() > 0 {
+            let rest = self.out.get(self.sent..).unwrap_or_default();
+            let result = Pin::new(&mut self.socket).poll_write(cx, rest);
+            match ready!(self.watched(result))? {
+                0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                written => self.sent += written,
+            }
+        }
+        // Within TLS it is the flush that waits for the client.
+        let result = Pin::new(&mut self.socket).poll_flush(cx);
+        ready!(self.watched(result))?;
+        self.out.clear();
+        self.sent = 0;
+        Poll::Ready(Ok(()))
+    }
+
+    fn watched<T>(&self, result: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         match &result {
             Poll::Ready(Ok(_)) => {
                 self.shared.writes.fetch_add(1, Ordering::Relaxed);
@@ -115,108 +257,36 @@ impl<S: Socket> Watched<S> {
         result
     }
 
-    /// No request was given to the service since all answers were written: what hyper writes now is its own
-    /// answer to a head that it could not read, and its last. Behind an answer that is still to be written
-    /// hyper's bytes cannot be told from that answer's and stay as they are.
-    fn is_between_requests(&self) -> bool {
-        self.shared.busy.load(Ordering::Relaxed) == 0
-            && self.shared.requests.load(Ordering::Relaxed) == self.written
+    /// Nothing is owed any more: the buffer that it was written in is not needed before the next answer.
+    pub(super) fn rest(&mut self) {
+        self.out = Vec::new();
+        self.sent = 0;
     }
 
-    /// Writes our refusal instead of hyper's bytes.
-    fn poll_refuse(&mut self, cx: &mut Context<'_>, bare: &[u8]) -> Poll<io::Result<usize>> {
-        let mut left = self.refusal.take().unwrap_or_else(|| unread::instead_of(bare, &self.front));
-        while left.has_remaining() {
-            let result = Pin::new(&mut self.socket).poll_write(cx, &left);
-            match self.wrote(result) {
-                Poll::Ready(Ok(0)) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
-                Poll::Ready(Ok(written)) => left.advance(written),
-                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-                Poll::Pending => {
-                    self.refusal = Some(left);
-                    return Poll::Pending;
-                }
-            }
-        }
-        self.refusal = Some(left);
-        Poll::Ready(Ok(bare.len()))
+    /// The connection is to break, not to end.
+    pub(super) fn breaks(&mut self) {
+        self.breaks = true;
     }
 
-    /// Reads and forgets what has come, without waiting for more.
-    fn discard(&mut self, cx: &mut Context<'_>) {
-        let mut space = [0; 8 * 1024];
-        for _ in 0..DISCARD_MAX / space.len() {
-            let mut buffer = ReadBuf::new(&mut space);
-            let read = Pin::new(&mut self.socket).poll_read(cx, &mut buffer);
-            if !matches!(read, Poll::Ready(Ok(()))) || buffer.filled().is_empty() {
-                return;
+    /// Ends the connection so that what was written arrives.
+    pub(super) fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if ready!(Pin::new(&mut self.socket).poll_shutdown(cx)).is_err() {
+            return Poll::Ready(());
+        }
+        // Reads and forgets what has come, without waiting for more.
+        for _ in 0..DISCARD_MAX / READ_MAX {
+            let look = |read: &[u8]| read.is_empty();
+            if !matches!(poll_glimpse(&mut self.socket, cx, look), Poll::Ready(Ok(false))) {
+                break;
             }
         }
+        Poll::Ready(())
     }
 }
 
-impl<S: Socket> AsyncRead for Watched<S> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        if !self.ahead.is_empty() {
-            let length = self.ahead.len().min(buffer.remaining());
-            buffer.put_slice(&self.ahead.split_to(length));
-            self.awaits_input = false;
-            self.shared.reads.fetch_add(1, Ordering::Relaxed);
-            return Poll::Ready(Ok(()));
-        }
-        let before = buffer.filled().len();
-        let read = Pin::new(&mut self.socket).poll_read(cx, buffer);
-        self.awaits_input = read.is_pending();
-        ready!(read)?;
-        if buffer.filled().len() > before {
-            self.shared.reads.fetch_add(1, Ordering::Relaxed);
-        }
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl<S: Socket> AsyncWrite for Watched<S> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        if self.is_between_requests() {
-            return self.poll_refuse(cx, bytes);
-        }
-        let result = Pin::new(&mut self.socket).poll_write(cx, bytes);
-        self.wrote(result)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // hyper flushes the socket only when it has nothing left to write.
-        if self.shared.busy.load(Ordering::Relaxed) == 0 {
-            self.written = self.shared.requests.load(Ordering::Relaxed);
-        }
-        // And it does so at the end of each of its turns.
-        if self.poll_left(cx).is_ready() {
-            return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
-        }
-        let result = Pin::new(&mut self.socket).poll_flush(cx);
-        match &result {
-            // Within TLS it is the flush that waits for the client.
-            Poll::Pending => self.shared.blocked.store(true, Ordering::Relaxed),
-            // hyper flushes when there is nothing to flush, too: that is no progress.
-            Poll::Ready(_) if self.shared.blocked.load(Ordering::Relaxed) => return self.wrote(result),
-            Poll::Ready(_) => {}
-        }
-        result
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.shared.abort.load(Ordering::Acquire) {
-            // No FIN, no close_notify: the drop breaks the connection.
-            return Poll::Ready(Ok(()));
-        }
-        ready!(Pin::new(&mut self.socket).poll_shutdown(cx))?;
-        if self.refusal.is_some() {
-            self.discard(cx);
-        }
-        Poll::Ready(Ok(()))
-    }
+/// What a read brought of a head.
+enum Came {
+    Whole(Head),
+    Part,
+    End,
 }
