@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::Response;
@@ -154,17 +154,15 @@ async fn converse<S: Socket, V: Service>(mut io: Io<'_, S>, shared: &Shared, fro
         let Some(response) = answered.await else { return };
         drop(answering);
         let framing = h1::write(&response, response.body().length(), &mut to, io.out());
-        let mut delivery = Delivery { answer: Some(response.into_body()), framing, whole: false };
-        if poll_fn(|cx| delivery.poll(&mut io, cx)).await.is_err() {
+        io.breaks(framing == Framing::UntilClose);
+        let mut delivery =
+            Delivery { answer: Some(response.into_body()), framing, whole: false, blocked: false };
+        let delivered = poll_fn(|cx| delivery.poll(&mut io, cx)).await;
+        if delivered.is_err() || (!delivery.whole && framing == Framing::UntilClose) {
             return;
         }
-        if !delivery.whole {
-            if framing == Framing::UntilClose {
-                return io.breaks();
-            }
-            break;
-        }
-        if !to.keeps {
+        io.breaks(false);
+        if !delivery.whole || !to.keeps {
             break;
         }
         shared.busy.store(false, Ordering::Relaxed);
@@ -190,18 +188,20 @@ struct Delivery {
     framing: Framing,
     /// It ended as it should.
     whole: bool,
+    /// A write waits for the client.
+    blocked: bool,
 }
 
 impl Delivery {
     fn poll<S: Socket>(&mut self, io: &mut Io<'_, S>, cx: &mut Context<'_>) -> Poll<Result<(), Gone>> {
         loop {
-            let waits = self.gather(io, cx);
-            ready!(io.poll_write(cx))?;
+            let waits = !self.blocked && self.gather(io, cx);
+            self.blocked = io.poll_write(cx)?.is_pending();
+            if self.blocked || (waits && self.answer.is_some()) {
+                return io.poll_left(cx).map(|()| Err(Gone));
+            }
             if self.answer.is_none() {
                 return Poll::Ready(Ok(()));
-            }
-            if waits {
-                return io.poll_left(cx).map(|()| Err(Gone));
             }
         }
     }
@@ -234,13 +234,15 @@ struct Clocks {
     state: (bool, u64, u64, bool),
     /// Reads counted when the last request was over.
     reads_before: u64,
+    /// Since when there is a part of a head, as far as anybody looked.
+    head_since: Option<Instant>,
 }
 
 impl Clocks {
     fn new(options: &FrontOptions, shared: &Shared) -> Self {
         let now = Instant::now();
         let state = Self::look(shared);
-        Self { next: now + Self::period(options), since: now, state, reads_before: 0 }
+        Self { next: now + Self::period(options), since: now, state, reads_before: 0, head_since: None }
     }
 
     /// Twice a limit's accuracy is enough: a few looks in the shortest of them.
@@ -265,16 +267,47 @@ impl Clocks {
             self.state = state;
             self.since = now;
             self.reads_before = reads;
+            self.head_since = None;
             return false;
         }
         let (busy, _, _, blocked) = state;
-        let limit = match (busy, blocked) {
-            (_, true) => options.write_stall,
+        let (since, limit) = match (busy, blocked) {
+            (_, true) => (self.since, options.write_stall),
             (true, false) => return false,
-            // Bytes came, but no request of them.
-            (false, false) if reads > self.reads_before => options.header_timeout,
-            (false, false) => options.idle_connection,
+            // Bytes came, but no request of them. How long nothing came before is not their fault.
+            (false, false) if reads > self.reads_before => {
+                (*self.head_since.get_or_insert(now), options.header_timeout)
+            }
+            (false, false) => (self.since, options.idle_connection),
         };
-        now.saturating_duration_since(self.since) >= limit
+        now.saturating_duration_since(since) >= limit
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn row_24_the_time_of_a_head_begins_with_its_first_bytes() {
+        let options = FrontOptions::default();
+        let shared = Shared::default();
+        let mut clocks = Clocks::new(&options, &shared);
+        let mut after = async |passes: Duration| {
+            tokio::time::advance(passes).await;
+            clocks.is_over(&options, &shared)
+        };
+        let second = Duration::from_secs(1);
+        assert!(!after(options.idle_connection - second).await, "an idle connection may be idle");
+        shared.reads.fetch_add(1, Ordering::Relaxed);
+        assert!(!after(second).await, "a head is coming");
+        assert!(!after(options.header_timeout - second).await);
+        shared.reads.fetch_add(1, Ordering::Relaxed);
+        assert!(after(second).await, "bytes that trickle buy no time");
+        shared.busy.store(true, Ordering::Relaxed);
+        assert!(!after(second).await && !after(options.idle_connection).await);
+        shared.busy.store(false, Ordering::Relaxed);
+        assert!(!after(second).await && !after(options.header_timeout).await);
+        assert!(after(options.idle_connection).await);
     }
 }

@@ -78,9 +78,7 @@ impl<'a, 'b, S: Socket> Incoming<'a, 'b, S> {
         if self.is_over() {
             return Poll::Ready(Ok(0));
         }
-        if self.awaited {
-            ready!(self.poll_go_on(cx))?;
-        }
+        ready!(self.poll_go_on(cx))?;
         match &mut self.left {
             Left::Length(left) => {
                 let most = usize::try_from(*left).unwrap_or(usize::MAX);
@@ -114,15 +112,10 @@ impl<'a, 'b, S: Socket> Incoming<'a, 'b, S> {
 
     /// Tells the client to send, unless it did so unasked.
     fn poll_go_on(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Gone>> {
-        if self.io.out().is_empty() {
-            if self.io.has_ahead() {
-                self.awaited = false;
-                return Poll::Ready(Ok(()));
-            }
+        if std::mem::take(&mut self.awaited) && !self.io.has_ahead() {
             self.io.out().extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
         }
         ready!(self.io.poll_write(cx))?;
-        self.awaited = false;
         Poll::Ready(Ok(()))
     }
 }

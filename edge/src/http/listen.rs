@@ -30,7 +30,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Serves the OpenAI surface and health on plain HTTP until `shutdown`; then it accepts no more, idle
 /// connections close, busy ones finish their request, and it returns when all are gone.
 pub(crate) async fn serve(listener: TcpListener, front: Arc<Front>, shutdown: CancellationToken) {
-    accept(listener, Arc::clone(&front), shutdown, move |socket, address, shutdown| {
+    accept(listener, Arc::clone(&front), shutdown, turn_away, move |socket, address, shutdown| {
         applications(socket, address, Arc::clone(&front), shutdown)
     })
     .await;
@@ -43,7 +43,9 @@ pub(crate) async fn serve_tls(
     front: Arc<Front>,
     shutdown: CancellationToken,
 ) {
-    accept(listener, Arc::clone(&front), shutdown, move |socket, address, shutdown| {
+    // Within TLS there is nothing to be said before its handshake.
+    let turn_away = |_: &TcpStream, _: &Front| {};
+    accept(listener, Arc::clone(&front), shutdown, turn_away, move |socket, address, shutdown| {
         let acceptor = TlsAcceptor::from(tls.config());
         let front = Arc::clone(&front);
         async move {
@@ -62,7 +64,7 @@ pub(crate) async fn serve_tls(
 
 /// Serves `/metrics` and health on plain HTTP.
 pub(crate) async fn serve_metrics(listener: TcpListener, front: Arc<Front>, shutdown: CancellationToken) {
-    accept(listener, Arc::clone(&front), shutdown, move |socket, _, shutdown| {
+    accept(listener, Arc::clone(&front), shutdown, turn_away, move |socket, _, shutdown| {
         let front = Arc::clone(&front);
         async move { drive(socket, &front, &shutdown, &Metrics { front: &front }).await }
     })
@@ -79,8 +81,13 @@ async fn applications<S: Socket>(
     drive(socket, &front, &shutdown, &service).await;
 }
 
-async fn accept<F, C>(listener: TcpListener, front: Arc<Front>, shutdown: CancellationToken, connected: F)
-where
+async fn accept<F, C>(
+    listener: TcpListener,
+    front: Arc<Front>,
+    shutdown: CancellationToken,
+    turn_away: impl Fn(&TcpStream, &Front),
+    connected: F,
+) where
     F: Fn(TcpStream, SocketAddr, CancellationToken) -> C,
     C: Future<Output = ()> + Send + 'static,
 {

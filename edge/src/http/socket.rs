@@ -77,6 +77,9 @@ pub(super) struct Io<'a, S: Socket> {
     /// What the client is owed, and how much of it is sent.
     out: Vec<u8>,
     sent: usize,
+    /// Within TLS, what was written may still be on this side.
+    flushed: bool,
+    /// Its end, whatever it comes from, must not look like one.
     breaks: bool,
 }
 
@@ -92,7 +95,8 @@ impl<S: Socket> Drop for Io<'_, S> {
 
 impl<'a, S: Socket> Io<'a, S> {
     pub(super) fn new(socket: S, shared: &'a Shared) -> Self {
-        Self { socket, shared, ahead: Vec::new(), looked: 0, out: Vec::new(), sent: 0, breaks: false }
+        let (ahead, out) = (Vec::new(), Vec::new());
+        Self { socket, shared, ahead, looked: 0, out, sent: 0, flushed: true, breaks: false }
     }
 
     fn has_read(&self) {
@@ -101,6 +105,9 @@ impl<'a, S: Socket> Io<'a, S> {
 
     /// The next request's head; `None` when the client has no more, or the edge takes no more.
     pub(super) fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Head>, Unread>> {
+        if blank(&self.ahead) == self.ahead.len() {
+            self.ahead = Vec::new();
+        }
         loop {
             if !self.ahead.is_empty() && h1::may_be_whole(&self.ahead, self.looked) {
                 if let Some((head, length)) = h1::read(&self.ahead)? {
@@ -121,6 +128,11 @@ impl<'a, S: Socket> Io<'a, S> {
                     ahead.extend_from_slice(read);
                     return Ok(Came::Part);
                 }
+                // What old clients send behind a body begins no request.
+                let read = read.get(blank(read)..).unwrap_or_default();
+                if read.is_empty() {
+                    return Ok(Came::Nothing);
+                }
                 // The usual request is here with its first byte, and is kept nowhere else.
                 let whole = h1::read(read)?;
                 let (head, length) = whole.map_or((None, 0), |(head, length)| (Some(head), length));
@@ -129,6 +141,7 @@ impl<'a, S: Socket> Io<'a, S> {
                 Ok(head.map_or(Came::Part, Came::Whole))
             }));
             match came {
+                Ok(Ok(Came::Nothing)) => {}
                 Ok(Ok(Came::Part)) => self.has_read(),
                 Ok(Ok(Came::Whole(head))) => {
                     self.has_read();
@@ -164,7 +177,8 @@ impl<'a, S: Socket> Io<'a, S> {
     ) -> Poll<io::Result<usize>> {
         let here = self.ahead.len().min(most);
         if here > 0 {
-            if here == self.ahead.len() && to.is_empty() {
+            // A buffer that has its room keeps it.
+            if here == self.ahead.len() && to.capacity() == 0 {
                 *to = std::mem::take(&mut self.ahead);
             } else {
                 to.extend_from_slice(self.ahead.get(..here).unwrap_or_default());
@@ -224,12 +238,10 @@ impl<'a, S: Socket> Io<'a, S> {
         self.out.len() - self.sent
     }
 
-    /// Writes all that is owed.
+    /// Writes all that is owed. While it waits, nothing is to be added: what is sent is let go of only with the rest.
     pub(super) fn poll_write(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.out.is_empty() {
-            return Poll::Ready(Ok(()));
-        }
         while self.owed() > 0 {
+            self.flushed = false;
             let rest = self.out.get(self.sent..).unwrap_or_default();
             let result = Pin::new(&mut self.socket).poll_write(cx, rest);
             match ready!(self.watched(result))? {
@@ -237,11 +249,13 @@ impl<'a, S: Socket> Io<'a, S> {
                 written => self.sent += written,
             }
         }
-        // Within TLS it is the flush that waits for the client.
-        let result = Pin::new(&mut self.socket).poll_flush(cx);
-        ready!(self.watched(result))?;
         self.out.clear();
         self.sent = 0;
+        if !self.flushed {
+            let result = Pin::new(&mut self.socket).poll_flush(cx);
+            ready!(self.watched(result))?;
+            self.flushed = true;
+        }
         Poll::Ready(Ok(()))
     }
 
@@ -263,9 +277,9 @@ impl<'a, S: Socket> Io<'a, S> {
         self.sent = 0;
     }
 
-    /// The connection is to break, not to end.
-    pub(super) fn breaks(&mut self) {
-        self.breaks = true;
+    /// Whether the connection breaks when it ends now, because its end would be the end of an answer.
+    pub(super) fn breaks(&mut self, breaks: bool) {
+        self.breaks = breaks;
     }
 
     /// Ends the connection so that what was written arrives.
@@ -288,5 +302,60 @@ impl<'a, S: Socket> Io<'a, S> {
 enum Came {
     Whole(Head),
     Part,
+    Nothing,
     End,
+}
+
+/// How many bytes of line ends stand at the beginning.
+fn blank(input: &[u8]) -> usize {
+    input.iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test stops at the first surprise")]
+    use super::*;
+
+    /// Takes whatever is written, and never says that it is on its way.
+    struct Unflushed(TcpStream);
+
+    impl Socket for Unflushed {
+        fn tcp(&self) -> &TcpStream {
+            &self.0
+        }
+    }
+
+    impl AsyncRead for Unflushed {
+        fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            Poll::Pending
+        }
+    }
+
+    impl AsyncWrite for Unflushed {
+        fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+            Poll::Ready(Ok(bytes.len()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Pending
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[tokio::test]
+    async fn what_the_socket_took_is_not_kept() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let socket = Unflushed(TcpStream::connect(listener.local_addr().unwrap()).await.unwrap());
+        let shared = Shared::default();
+        let mut io = Io::new(socket, &shared);
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        for _ in 0..3 {
+            io.out().extend_from_slice(&[b'x'; 100]);
+            assert!(io.poll_write(&mut cx).is_pending(), "it waits for the client");
+            assert!(shared.blocked.load(Ordering::Relaxed) && io.out().is_empty());
+        }
+    }
 }

@@ -10,6 +10,7 @@
 
 mod bounds;
 mod client;
+mod connections;
 mod ends;
 mod leaving;
 mod limits;
