@@ -154,14 +154,19 @@ async fn converse<S: Socket, V: Service>(mut io: Io<'_, S>, shared: &Shared, fro
         let Some(response) = answered.await else { return };
         drop(answering);
         let framing = h1::write(&response, response.body().length(), &mut to, io.out());
-        io.breaks(framing == Framing::UntilClose);
+        let ends_with_connection = framing == Framing::UntilClose;
+        if ends_with_connection {
+            io.breaks(true);
+        }
         let mut delivery =
             Delivery { answer: Some(response.into_body()), framing, whole: false, blocked: false };
         let delivered = poll_fn(|cx| delivery.poll(&mut io, cx)).await;
-        if delivered.is_err() || (!delivery.whole && framing == Framing::UntilClose) {
+        if delivered.is_err() || (!delivery.whole && ends_with_connection) {
             return;
         }
-        io.breaks(false);
+        if ends_with_connection {
+            io.breaks(false);
+        }
         if !delivery.whole || !to.keeps {
             break;
         }

@@ -79,24 +79,12 @@ pub(super) struct Io<'a, S: Socket> {
     sent: usize,
     /// Within TLS, what was written may still be on this side.
     flushed: bool,
-    /// Its end, whatever it comes from, must not look like one.
-    breaks: bool,
-}
-
-impl<S: Socket> Drop for Io<'_, S> {
-    fn drop(&mut self) {
-        if self.breaks {
-            // RST instead of FIN: where the end of the connection is the end of the answer, a clean one would
-            // make a cut answer look whole.
-            let _ = socket2::SockRef::from(self.socket.tcp()).set_linger(Some(Duration::ZERO));
-        }
-    }
 }
 
 impl<'a, S: Socket> Io<'a, S> {
     pub(super) fn new(socket: S, shared: &'a Shared) -> Self {
         let (ahead, out) = (Vec::new(), Vec::new());
-        Self { socket, shared, ahead, looked: 0, out, sent: 0, flushed: true, breaks: false }
+        Self { socket, shared, ahead, looked: 0, out, sent: 0, flushed: true }
     }
 
     fn has_read(&self) {
@@ -277,9 +265,10 @@ impl<'a, S: Socket> Io<'a, S> {
         self.sent = 0;
     }
 
-    /// Whether the connection breaks when it ends now, because its end would be the end of an answer.
-    pub(super) fn breaks(&mut self, breaks: bool) {
-        self.breaks = breaks;
+    /// Whether the connection breaks when it ends now, with a RST and not with a FIN: where its end is the end of an answer, a
+    /// clean one would make a cut answer look whole. It is the kernel that does so, also when the process ends.
+    pub(super) fn breaks(&self, breaks: bool) {
+        let _ = socket2::SockRef::from(self.socket.tcp()).set_linger(breaks.then_some(Duration::ZERO));
     }
 
     /// Ends the connection so that what was written arrives.
