@@ -150,25 +150,31 @@ fn varint(bytes: &mut &[u8]) -> Option<u64> {
             *bytes = rest;
             Some(u64::from(first))
         }
-        _ => decode_varint(bytes).ok(),
+        _ => longer(bytes),
     }
+}
+
+/// The other numbers. Kept apart, or the short ones would be as large and called.
+#[inline(never)]
+fn longer(bytes: &mut &[u8]) -> Option<u64> {
+    decode_varint(bytes).ok()
 }
 
 impl Field {
     fn check(&self, shape: &Shape, count: &mut u32, content: Content<'_>) -> Result<(), Error> {
-        let inside = match content {
-            Content::Bytes(inside) => Some(inside),
-            Content::Number(_) | Content::Fixed(_) => None,
+        let (occurs, inside) = match content {
+            // Packed numbers: the last byte of each is below 0x80.
+            Content::Bytes(numbers) if self.longest == 0 => {
+                (numbers.iter().filter(|byte| **byte < 0x80).count(), None)
+            }
+            Content::Bytes(inside) => (1, Some(inside)),
+            Content::Number(_) | Content::Fixed(_) => (1, None),
         };
-        let packed = inside.filter(|_| self.longest == 0);
-        let elements = packed.map_or(1, |numbers| {
-            u32::try_from(numbers.iter().filter(|byte| **byte < 0x80).count()).unwrap_or(u32::MAX)
-        });
-        *count = count.saturating_add(elements);
+        *count = count.saturating_add(u32::try_from(occurs).unwrap_or(u32::MAX));
         if *count > self.most {
             return Err(outside(shape.name, format!("{} occurs more than {} times", self.name, self.most)));
         }
-        let Some(inside) = inside.filter(|_| packed.is_none()) else { return Ok(()) };
+        let Some(inside) = inside else { return Ok(()) };
         if inside.len() > self.longest as usize {
             return Err(outside(shape.name, format!("{} is longer than {} bytes", self.name, self.longest)));
         }

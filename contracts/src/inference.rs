@@ -5,7 +5,7 @@
 
 pub mod reading;
 
-use prost::encoding::{WireType, encode_key, encode_varint};
+use prost::encoding::{WireType, encode_varint};
 
 /// A message being written. A part that is empty or 0 is left out, as protobuf has it.
 #[derive(Clone, Debug, Default)]
@@ -14,14 +14,27 @@ struct Writing(Vec<u8>);
 impl Writing {
     fn number(&mut self, field: u32, value: u64) {
         if value != 0 {
-            encode_key(field, WireType::Varint, &mut self.0);
-            encode_varint(value, &mut self.0);
+            self.key(field, WireType::Varint);
+            self.varint(value);
         }
     }
 
     fn length(&mut self, field: u32, length: usize) {
-        encode_key(field, WireType::LengthDelimited, &mut self.0);
-        encode_varint(length as u64, &mut self.0);
+        self.key(field, WireType::LengthDelimited);
+        self.varint(length as u64);
+    }
+
+    fn key(&mut self, field: u32, kind: WireType) {
+        self.varint(u64::from(field << 3 | kind as u32));
+    }
+
+    /// Nearly all of them are one byte, which is not worth a call.
+    #[inline]
+    fn varint(&mut self, value: u64) {
+        match u8::try_from(value) {
+            Ok(byte) if byte < 0x80 => self.0.push(byte),
+            _ => encode_varint(value, &mut self.0),
+        }
     }
 
     fn bytes(&mut self, field: u32, value: &[u8]) {
