@@ -57,6 +57,8 @@ pub(crate) struct Done {
 pub(crate) struct Artifacts {
     settings: config::Artifacts,
     patience: Patience,
+    /// Bytes of stack of a download's thread.
+    stack: usize,
     /// By root and folder.
     running: Downloads,
     /// What is here, as it was seen last.
@@ -91,6 +93,7 @@ impl Artifacts {
         Self {
             settings,
             patience,
+            stack: sharing::STACK,
             running: Downloads::default(),
             seen: watch::Sender::default(),
             fetched: Arc::default(),

@@ -26,6 +26,9 @@ use crate::core::artifacts::{Failure, Progress, Reason, Wanted};
 /// Downloads at once: each has a thread and some buffers. Jobs are far fewer.
 const RUNNING_MAX: usize = 16;
 
+/// Bytes of stack of a download's thread: what threads have by default.
+pub(super) const STACK: usize = 2 * 1024 * 1024;
+
 /// How far a download is, and how it ended.
 #[derive(Debug, Default)]
 pub(super) struct Told {
@@ -93,14 +96,18 @@ impl Artifacts {
             running: Box::new(move |name| lock(&writers).values().any(|one| one.name == name)),
         };
         let left = Leaves { key: key.clone(), running: Arc::clone(&self.running), told, end: None };
+        running.insert(key.clone(), Running { told: listening.clone(), cancel, waiting: 1, missing, name });
+        drop(running);
+        let seat = Seat { told: listening, key, running: Arc::clone(&self.running) };
+        // Without the lock: where no thread can be made, `left` takes it right here.
         std::thread::Builder::new()
             .name("artifact".into())
+            .stack_size(self.stack)
             .spawn(move || left.end(download(fetch)))
             .map_err(|error| {
                 Failure::new(Reason::Internal, format!("no thread for a download: {}", error.kind()))
             })?;
-        running.insert(key.clone(), Running { told: listening.clone(), cancel, waiting: 1, missing, name });
-        Ok(Seat { told: listening, key, running: Arc::clone(&self.running) })
+        Ok(seat)
     }
 }
 

@@ -57,3 +57,20 @@ async fn whoever_cancels_leaves_the_others_and_the_last_one_ends_it() {
         assert!(site.ranges().iter().flatten().next().is_some(), "it was resumed");
     }
 }
+
+#[tokio::test]
+async fn a_host_without_a_thread_to_spare_fails_one_download_and_nothing_stands_still() {
+    let mut site = Site::new();
+    let wanted = site.wanted(&[("m", &bytes(1000))]);
+    let usual = site.artifacts.stack;
+    // More than any host has.
+    Arc::get_mut(&mut site.artifacts).unwrap().stack = 1 << 60;
+    let failure = site.acquire(&wanted).await.unwrap_err();
+    assert_eq!(failure.reason, Reason::Internal);
+    assert!(failure.retry() && failure.says.starts_with("no thread for a download"), "{failure}");
+    assert!(lock(&site.artifacts.running).is_empty());
+
+    Arc::get_mut(&mut site.artifacts).unwrap().stack = usual;
+    let done = site.acquire(&wanted).await.unwrap();
+    assert_eq!(site.placed(&done, "m"), bytes(1000));
+}
