@@ -1,7 +1,8 @@
 //! Which engine has which GPU: from the check before its start until nothing of it is left there.
 //!
-//! Owns the claims; leaves where an engine belongs to the edge and the node's file. Invariant: an engine is started only on
-//! GPUs that no other engine of this node has or still holds memory of.
+//! Owns the claims; leaves where an engine belongs to the edge and the node's file. Invariants: an engine is started only on
+//! GPUs that no other engine of this node has or still holds memory of; only its driver takes them for it and gives them back,
+//! so that nothing is taken for one that is gone.
 
 use std::{
     collections::BTreeMap,

@@ -27,6 +27,8 @@ use crate::{
 
 mod release;
 mod run;
+#[cfg(test)]
+mod tests;
 
 use run::{Run, exited, gone, suspected};
 
@@ -95,6 +97,7 @@ pub(super) async fn drive(
                 }
                 match input {
                     Input::Gone { tail } => driver.over(tail).await,
+                    Input::Validated(Ok(())) => Input::Validated(driver.claim()),
                     input => {
                         driver.note_check(&input);
                         input
@@ -265,11 +268,21 @@ impl Driver {
                 adapter::validate(&config, &host.facts()).map_err(|refusal| match refusal.code {
                     Cause::PortTaken => format!("{}: {}", refusal.code, refusal.message),
                     _ => refusal.message,
-                })?;
-                host.claim(&config.name, &gpus)
+                })
             });
             Input::Validated(checked.await.unwrap_or_else(|_| Err("the check of its profile failed".into())))
         });
+    }
+
+    /// Takes the GPUs of a start that is fine otherwise. Not in the check, which goes on while the engine may end: nobody would
+    /// give back what is taken after that.
+    fn claim(&self) -> Result<(), String> {
+        if !matches!(self.supervisor.state(), State::Validating | State::Failed) {
+            return Ok(());
+        }
+        let config = self.engine.config();
+        let gpus = config.source.process().map(|process| process.gpus.as_slice()).unwrap_or_default();
+        self.host.claim(&config.name, gpus)
     }
 
     async fn probe(&mut self) {

@@ -1,0 +1,64 @@
+//! One engine's life between its driver, its supervisor and what is asked of it meanwhile; no process is started.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use tokio::{task::yield_now, time::timeout};
+
+use crate::{
+    Config,
+    shell::{
+        engines::{Engines, Inheritance},
+        gpu::Holders,
+        state::State,
+    },
+};
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// A node's file with these engines.
+fn with(engines: &str) -> Config {
+    let text = format!("[node]\nstate_dir = \"/s\"\nallow_sim = true\n[programs]\nllama_server = \"/bin/sh\"\n{engines}");
+    Config::parse(&text, Path::new("/etc/umbel/node.toml")).unwrap()
+}
+
+/// An engine `a` that has a process and a GPU, and runs from this file.
+fn llama(file: &Path) -> String {
+    format!(
+        "[[engine]]\nname = \"a\"\nkind = \"llama-server\"\nmodel = \"m\"\nmodel_file = {file:?}\ngpus = [\"GPU-1\"]\n"
+    )
+}
+
+/// No engine yet.
+fn engines(folder: &Path) -> Arc<Engines> {
+    let state = Arc::new(State::open(&folder.join("state")).unwrap());
+    Engines::start(&with(""), &state, &Arc::new(Holders::new(false)), &[], Inheritance::default())
+}
+
+async fn until(what: &str, is: impl Fn() -> bool) {
+    let waiting = async {
+        while !is() {
+            yield_now().await;
+        }
+    };
+    timeout(LIMIT, waiting).await.unwrap_or_else(|_| panic!("waited in vain for {what}"));
+}
+
+/// A check before a start may be slow, and the engine stopped and gone meanwhile: what the check finds then takes no GPU.
+#[tokio::test]
+async fn row_83_a_check_that_outlives_its_engine_takes_no_gpu() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("m.gguf");
+    std::fs::write(&file, "GGUF").unwrap();
+    let engines = engines(dir.path());
+    // Holds every check up.
+    engines.host.cleared.send_replace(false);
+    engines.apply(&with(&llama(&file)));
+    until("a check to begin", || engines.host.cleared.receiver_count() > 0).await;
+    engines.apply(&with(""));
+    until("the engine to be gone", || !engines.is_there("a")).await;
+    engines.host.cleared.send_replace(true);
+    until("the check to end", || Arc::strong_count(&engines.host) == 1).await;
+    engines.host.claim("b", &["GPU-1".to_owned()]).unwrap();
+}
