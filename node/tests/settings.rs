@@ -174,7 +174,11 @@ async fn row_77_settings_that_do_not_work_are_taken_back() {
     assert_eq!((state.applied_version, state.confirming), (2, true));
     let state = node.edge.settings("they are taken back", |said| said.refused_version == 2).await;
     assert_eq!((state.applied_version, state.confirming), (1, false));
-    assert!(state.refusal.starts_with("engine new: the model's file missing.gguf"), "{}", state.refusal);
+    assert!(
+        state.refusal.starts_with("engine new: ARTIFACT_MISSING: the model's file missing.gguf"),
+        "{}",
+        state.refusal
+    );
     until("the old labels", async || {
         node.edge.heard(|heard| (heard.declared.last()?.labels["rack"] == "r1").then_some(()))
     })

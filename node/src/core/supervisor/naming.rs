@@ -4,10 +4,7 @@
 //! name comes from this agent's own cause or from the run that ended, never from an earlier one; the words are one line of the
 //! tail, which has no addresses, and at most [`WORDS`] bytes.
 
-use umbel_contracts::causes::Cause::{
-    self, CrashLoop, CudaError, EngineExposed, GpuInUse, GpuMemoryHeld, GpuMissing, LeftOver, NotReachable,
-    OutOfMemory, PortTaken, Stalled,
-};
+use umbel_contracts::causes::Cause::{self, CudaError, NotReachable, OutOfMemory, PortTaken, Stalled};
 use umbel_wire::text::shorten;
 
 /// Bytes of an engine's own words in a cause: a sentence fits, a dump does not.
@@ -42,22 +39,10 @@ const MARKS: [(Cause, &[&str]); 3] = [
     (PortTaken, &["address already in use", "couldn't bind"]),
 ];
 
-/// The name of a cause in this agent's words.
+/// The name of a cause in this agent's words: the one that stands in front, whichever it is, else by what it says.
 pub(crate) fn name(cause: &str) -> Option<Cause> {
-    let own = [
-        CrashLoop,
-        GpuMemoryHeld,
-        OutOfMemory,
-        CudaError,
-        PortTaken,
-        EngineExposed,
-        GpuInUse,
-        GpuMissing,
-        LeftOver,
-        Stalled,
-    ];
-    own.into_iter()
-        .find(|own| cause.strip_prefix(own.as_str()).is_some_and(|rest| rest.starts_with(':')))
+    let in_front = cause.split_once(':').and_then(|(word, _)| Cause::named(word));
+    in_front
         .or_else(|| {
             let begins = [("stalled", Stalled), ("not reachable", NotReachable)];
             begins.into_iter().find(|(words, _)| cause.starts_with(words)).map(|(_, name)| name)
@@ -122,9 +107,11 @@ mod tests {
 
     #[test]
     fn own_causes_have_names_of_their_own() {
+        for cause in Cause::ALL {
+            assert_eq!(name(&format!("{cause}: out of memory")), Some(*cause));
+        }
         for (cause, named) in [
-            ("CRASH_LOOP: crashed 5 times", Some(CrashLoop)),
-            ("GPU_MEMORY_HELD: gpu memory held by pid 5", Some(GpuMemoryHeld)),
+            ("OF_TOMORROW: it does not answer", None),
             ("stalled: requests wait", Some(Stalled)),
             ("was ended by signal 9 (killed; the kernel does so when memory runs out)", Some(OutOfMemory)),
             ("restarted by an operator", None),

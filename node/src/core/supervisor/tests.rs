@@ -75,12 +75,14 @@ fn comes_up_and_is_watched() {
 #[test]
 fn a_profile_that_does_not_fit_the_host_never_starts() {
     let mut bench = Bench::new(true);
-    let out = bench.give(Input::Validated(Err("model file is missing".into()))).to_vec();
+    let why = "ARTIFACT_MISSING: model file is missing";
+    let out = bench.give(Input::Validated(Err(why.into()))).to_vec();
     assert_eq!(out, [Output::Report]);
     assert_eq!(bench.supervisor.state(), State::Failed);
+    assert_eq!(bench.supervisor.code(), Some(Cause::ArtifactMissing));
     bench.wait();
     assert_eq!(bench.out, [Output::Validate]);
-    assert!(bench.give(Input::Validated(Err("model file is missing".into()))).is_empty());
+    assert!(bench.give(Input::Validated(Err(why.into()))).is_empty());
     bench.wait();
     assert!(bench.give(Input::Validated(Ok(()))).contains(&Output::Start));
 }

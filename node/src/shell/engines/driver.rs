@@ -10,7 +10,7 @@ use tokio::{
     task::spawn_blocking,
     time::{Instant, sleep_until},
 };
-use umbel_contracts::{causes::Cause, deployment::EngineKind};
+use umbel_contracts::deployment::EngineKind;
 use umbel_wire::{clock::Wall, contained};
 
 use super::{Command, Engine, Host, HttpRoute, Route, View, leftovers::Inherited, ports};
@@ -265,10 +265,9 @@ impl Driver {
             }
             // The files may lie on a network: not on the runtime's thread.
             let checked = spawn_blocking(move || {
-                adapter::validate(&config, &host.facts()).map_err(|refusal| match refusal.code {
-                    Cause::PortTaken => format!("{}: {}", refusal.code, refusal.message),
-                    _ => refusal.message,
-                })
+                // The supervisor reads the name in front: by it the edge judges whether it may be over by itself.
+                adapter::validate(&config, &host.facts())
+                    .map_err(|refusal| format!("{}: {}", refusal.code, refusal.message))
             });
             Input::Validated(checked.await.unwrap_or_else(|_| Err("the check of its profile failed".into())))
         });

@@ -5,9 +5,11 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use tokio::{task::yield_now, time::timeout};
+use umbel_contracts::causes::Cause;
 
 use crate::{
     Config,
+    core::supervisor::State::Failed,
     shell::{
         engines::{Engines, Inheritance},
         gpu::Holders,
@@ -19,7 +21,9 @@ const LIMIT: Duration = Duration::from_secs(20);
 
 /// A node's file with these engines.
 fn with(engines: &str) -> Config {
-    let text = format!("[node]\nstate_dir = \"/s\"\nallow_sim = true\n[programs]\nllama_server = \"/bin/sh\"\n{engines}");
+    let text = format!(
+        "[node]\nstate_dir = \"/s\"\nallow_sim = true\n[programs]\nllama_server = \"/bin/sh\"\n{engines}"
+    );
     Config::parse(&text, Path::new("/etc/umbel/node.toml")).unwrap()
 }
 
@@ -61,4 +65,31 @@ async fn row_83_a_check_that_outlives_its_engine_takes_no_gpu() {
     engines.host.cleared.send_replace(true);
     until("the check to end", || Arc::strong_count(&engines.host) == 1).await;
     engines.host.claim("b", &["GPU-1".to_owned()]).unwrap();
+}
+
+/// What stands in the way of a start has the name that its load would fail by: whoever is told judges by it whether that passes.
+#[tokio::test]
+async fn what_a_start_lacks_is_told_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let (here, away) = (dir.path().join("m.gguf"), dir.path().join("away.gguf"));
+    std::fs::write(&here, "GGUF").unwrap();
+    let engines = engines(dir.path());
+    for (config, code) in [
+        (with(&llama(&away)), Cause::ArtifactMissing),
+        (
+            with(&llama(&here).replace("llama-server", "vllm").replace("model_file", "model_folder")),
+            Cause::ProgramMissing,
+        ),
+    ] {
+        engines.apply(&config);
+        let view = || engines.by_name("a").map(|engine| engine.view());
+        until("its check to fail", || view().is_some_and(|view| view.code == Some(code))).await;
+        let view = view().unwrap();
+        assert!(
+            view.state == Failed && view.looks_again && view.cause.starts_with(code.as_str()),
+            "{view:?}"
+        );
+        engines.apply(&with(""));
+        until("it to be gone", || !engines.is_there("a")).await;
+    }
 }
