@@ -52,7 +52,7 @@ pub(crate) use leftovers::{Inheritance, any_runs, end_all as end_all_inherited, 
 #[cfg(test)]
 pub(crate) use leftovers::{Left, end as end_inherited};
 
-/// One word of a change, and demands to stop: a second one overtakes the first; more are the same.
+/// One word of a change, and what operators want: more at once than are begun with are refused.
 const COMMANDS: usize = 4;
 
 /// The way to a ready engine.
@@ -120,11 +120,16 @@ struct Shared {
     held: Option<String>,
 }
 
-/// What an engine's driver is asked.
+/// A demand to end an engine: running requests get `drain`, then its processes `grace`.
+#[derive(Debug, Clone, Copy)]
+struct Stop {
+    drain: Duration,
+    grace: Duration,
+}
+
+/// What an engine's driver is asked, while it is wanted.
 #[derive(Debug, Clone, Copy)]
 enum Command {
-    /// To end it: running requests get `drain`, then its processes `grace`.
-    Stop { drain: Duration, grace: Duration },
     /// What it shall be has changed.
     Changed,
     /// To start it anew; running requests get `drain`.
@@ -146,6 +151,8 @@ pub(crate) struct Engine {
     /// The last stream on it has ended; a word that nobody waited for is kept.
     ended: Notify,
     commands: mpsc::Sender<Command>,
+    /// That it is to end: beside what it is asked, which may be as much as it takes.
+    stop: watch::Sender<Option<Stop>>,
 }
 
 /// A stream on an engine; dropping it says it is over.
@@ -239,6 +246,14 @@ impl Engine {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Shared> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks it to end for good. The first word of a drain counts, unless a later one leaves no time for it.
+    fn stop(&self, drain: Duration, grace: Duration) {
+        self.stop.send_modify(|asked| {
+            let drain = asked.map_or(drain, |before| if drain.is_zero() { drain } else { before.drain });
+            *asked = Some(Stop { drain, grace });
+        });
     }
 
     /// Does what an operator wants: stops it, or starts it anew. Running requests get `drain`.
@@ -383,8 +398,7 @@ impl Engines {
         let mut list = self.lock();
         list.stopping = true;
         for engine in list.all() {
-            // A full queue holds the same demand already.
-            let _ = engine.commands.try_send(Command::Stop { drain: Duration::ZERO, grace });
+            engine.stop(Duration::ZERO, grace);
         }
     }
 

@@ -14,7 +14,7 @@ use std::{
 };
 
 use tokio::{
-    sync::{Notify, mpsc},
+    sync::{Notify, mpsc, watch},
     task::spawn_blocking,
 };
 use umbel_contracts::proto::node::{DeclaredEngine, EngineRuntime};
@@ -187,8 +187,7 @@ impl Engines {
             Some((Arc::clone(engine), drain))
         });
         if let Some((engine, drain)) = named {
-            // A full queue holds a demand to end already.
-            let _ = engine.commands.try_send(Command::Stop { drain, grace: GRACE });
+            engine.stop(drain, GRACE);
         }
         self.make(&mut list);
         drop(list);
@@ -248,8 +247,7 @@ impl Engines {
 
     /// Ends an engine that was tried out.
     pub(crate) fn give_up(&self, engine: &Engine) {
-        // A full queue holds the same demand.
-        let _ = engine.commands.try_send(Command::Stop { drain: Duration::ZERO, grace: GRACE });
+        engine.stop(Duration::ZERO, GRACE);
     }
 
     /// Makes the engines what they shall be.
@@ -267,8 +265,7 @@ impl Engines {
                     kept.push(engine);
                 }
                 None => {
-                    // A full queue holds a demand to end already: but for one word of a change it holds nothing else.
-                    let _ = engine.commands.try_send(Command::Stop { drain: list.drain, grace: GRACE });
+                    engine.stop(list.drain, GRACE);
                     list.leaving.push(engine);
                 }
             }
@@ -301,6 +298,7 @@ impl Engines {
     fn spawn(&self, config: EngineConfig) -> Arc<Engine> {
         let inherited = self.host.inherit(&config);
         let (commands, asked) = mpsc::channel(COMMANDS);
+        let (stop, stops) = watch::channel(None);
         let view = View {
             state: State::Validating,
             cause: String::new(),
@@ -330,13 +328,14 @@ impl Engines {
             node_drains: Arc::clone(&self.node_drains),
             ended: Notify::new(),
             commands,
+            stop,
         });
         let (host, changed) = (Arc::clone(&self.host), Arc::clone(&self.changed));
         if self.host.is_parked(&engine.name) {
             // The first word that its driver hears; what runs of it ends.
             let _ = engine.commands.try_send(Command::Park { drain: Duration::ZERO });
         }
-        let driven = driver::drive(Arc::clone(&engine), host, asked, changed, inherited);
+        let driven = driver::drive(Arc::clone(&engine), host, (asked, stops), changed, inherited);
         let (own, ended) = (self.own.clone(), Arc::clone(&engine));
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         // Those that have ended need no place.
@@ -407,8 +406,7 @@ impl Engine {
             shared.config = Arc::new(wanted.clone());
         }
         tracing::info!(engine = %self.name, "what this engine shall be has changed");
-        // What is in the queue reads the newest configuration, or is a demand to end; one word of a change at the most
-        // leaves room for those.
+        // What is in the queue reads the newest configuration.
         if self.commands.capacity() == COMMANDS {
             let _ = self.commands.try_send(Command::Changed);
         }

@@ -13,7 +13,7 @@ use tokio::{
 use umbel_contracts::deployment::EngineKind;
 use umbel_wire::{clock::Wall, contained};
 
-use super::{Command, Engine, Host, HttpRoute, Route, View, leftovers::Inherited, ports};
+use super::{Command, Engine, Host, HttpRoute, Route, Stop, View, leftovers::Inherited, ports};
 use crate::{
     config::{EngineConfig, EngineSource},
     core::supervisor::{Input, Output, State, Supervisor, Traits},
@@ -58,7 +58,7 @@ struct Driver {
 pub(super) async fn drive(
     engine: Arc<Engine>,
     host: Arc<Host>,
-    mut commands: mpsc::Receiver<Command>,
+    (mut commands, mut stops): (mpsc::Receiver<Command>, watch::Receiver<Option<Stop>>),
     changed: Arc<watch::Sender<u64>>,
     inherited: Option<(Inherited, EngineConfig)>,
 ) {
@@ -104,8 +104,11 @@ pub(super) async fn drive(
                     }
                 }
             }
+            Ok(()) = stops.changed() => {
+                let Some(Stop { drain, grace }) = *stops.borrow_and_update() else { continue };
+                Input::Stop { drain, grace }
+            }
             Some(command) = commands.recv() => match command {
-                Command::Stop { drain, grace } => Input::Stop { drain, grace },
                 Command::Changed => driver.reconfigure(),
                 Command::Restart { drain } => Input::Restart { drain },
                 Command::Park { drain } => Input::Park { drain },
@@ -129,7 +132,7 @@ pub(super) async fn drive(
         let outputs = driver.supervisor.handle(std::time::Instant::now(), input);
         driver.carry_out(outputs).await;
     }
-    driver.let_go(&mut commands).await;
+    driver.let_go(&mut stops).await;
 }
 
 fn traits(config: &EngineConfig) -> Traits {

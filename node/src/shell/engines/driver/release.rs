@@ -7,11 +7,11 @@ use std::{net::Ipv4Addr, sync::atomic::Ordering, time::Duration};
 
 use tokio::{
     net::TcpStream,
-    sync::mpsc,
+    sync::watch,
     time::{sleep, timeout},
 };
 
-use super::{Command, Driver};
+use super::{Driver, Stop};
 use crate::shell::process;
 
 /// The kernel closes a port with the last process that has it; what still listens then is a stranger's.
@@ -19,7 +19,7 @@ const PORT: Duration = Duration::from_secs(5);
 
 impl Driver {
     /// Waits until nothing holds what the engine had. What does is told meanwhile.
-    pub(super) async fn let_go(&mut self, commands: &mut mpsc::Receiver<Command>) {
+    pub(super) async fn let_go(&mut self, stops: &mut watch::Receiver<Option<Stop>>) {
         if let Some(port) = self.port.take()
             && timeout(PORT, is_free(port)).await.is_err()
         {
@@ -32,7 +32,7 @@ impl Driver {
                     Err(hold) => self.is_held(hold.to_string()),
                 },
                 // A demand to end it says nothing new; that the agent ends is looked at above.
-                Some(_) = commands.recv() => {}
+                Ok(()) = stops.changed() => {}
             }
         }
         self.host.unclaim(&self.engine.name);

@@ -5,13 +5,13 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use tokio::{task::yield_now, time::timeout};
-use umbel_contracts::causes::Cause;
+use umbel_contracts::{causes::Cause, proto::node::EngineAction};
 
 use crate::{
     Config,
     core::supervisor::State::Failed,
     shell::{
-        engines::{Engines, Inheritance},
+        engines::{COMMANDS, Engines, Inheritance},
         gpu::Holders,
         state::State,
     },
@@ -92,4 +92,20 @@ async fn what_a_start_lacks_is_told_by_name() {
         engines.apply(&with(""));
         until("it to be gone", || !engines.is_there("a")).await;
     }
+}
+
+/// However much operators ask of an engine that has not begun with it, it ends when it is wanted no more.
+#[tokio::test]
+async fn an_end_finds_room_beside_whatever_operators_ask() {
+    let dir = tempfile::tempdir().unwrap();
+    let engines = engines(dir.path());
+    engines.apply(&with("[[engine]]\nname = \"a\"\nkind = \"sim\"\nmodel = \"m\"\n"));
+    let engine = engines.by_name("a").unwrap();
+    // Its driver has not begun yet.
+    for _ in 0..COMMANDS {
+        engine.control(EngineAction::Restart, Duration::ZERO).unwrap();
+    }
+    engine.control(EngineAction::Restart, Duration::ZERO).unwrap_err();
+    engines.apply(&with(""));
+    until("the engine to be gone", || !engines.is_there("a")).await;
 }
