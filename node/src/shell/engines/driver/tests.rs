@@ -4,15 +4,16 @@
 
 use std::{path::Path, sync::Arc, time::Duration};
 
-use tokio::{task::yield_now, time::timeout};
+use tokio::{sync::mpsc, task::yield_now, time::timeout};
 use umbel_contracts::{causes::Cause, proto::node::EngineAction};
 
+use super::{Driver, traits};
 use crate::{
     Config,
-    core::supervisor::State::Failed,
+    core::supervisor::{State::Failed, Supervisor},
     shell::{
         engines::{COMMANDS, Engines, Inheritance},
-        gpu::Holders,
+        gpu::{Ended, Holders},
         state::State,
     },
 };
@@ -108,4 +109,35 @@ async fn an_end_finds_room_beside_whatever_operators_ask() {
     engine.control(EngineAction::Restart, Duration::ZERO).unwrap_err();
     engines.apply(&with(""));
     until("the engine to be gone", || !engines.is_there("a")).await;
+}
+
+/// An agent that ends waits neither for a port that a stranger has taken, nor for a GPU.
+#[tokio::test]
+async fn an_agent_that_ends_waits_for_nothing_that_an_engine_had() {
+    let dir = tempfile::tempdir().unwrap();
+    let stranger = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let engines = engines(dir.path());
+    engines.apply(&with(&llama(Path::new("/nowhere"))));
+    let engine = engines.by_name("a").unwrap();
+    let mut stops = engine.stop.subscribe();
+    let (supervisor, _) = Supervisor::new(traits(&engine.config()));
+    let mut driver = Driver {
+        engine,
+        host: Arc::clone(&engines.host),
+        changed: Arc::default(),
+        supervisor,
+        run: None,
+        ended: Ended::default(),
+        was_ready: None,
+        port: Some(stranger.local_addr().unwrap().port()),
+        route: None,
+        start: 0,
+        results: mpsc::channel(1).0,
+    };
+    engines.drain();
+    tokio::select! {
+        biased;
+        () = driver.let_go(&mut stops) => {}
+        () = std::future::ready(()) => panic!("it waits"),
+    }
 }
