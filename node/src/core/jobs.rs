@@ -144,6 +144,8 @@ struct Job {
 #[derive(Debug, Default)]
 pub(crate) struct Jobs {
     jobs: BTreeMap<String, Job>,
+    /// Attempts that nobody wants any more and whose bodies have not ended yet.
+    leaving: BTreeMap<String, u32>,
     closing: bool,
     /// The edge has to be told of room and of what runs.
     ready: bool,
@@ -163,13 +165,17 @@ pub(crate) struct Figures {
 }
 
 impl Jobs {
+    /// Bodies that run.
     fn running(&self) -> usize {
-        self.jobs.values().filter(|job| job.outcome.is_none()).count()
+        self.jobs.values().filter(|job| job.outcome.is_none()).count() + self.leaving.len()
     }
 
     /// Takes a job, or says why not.
     pub(crate) fn take(&mut self, lease: &JobLease, now: Instant) -> Taken {
         let running = self.running();
+        if self.leaving.contains_key(&lease.job_id) {
+            return Taken::Another;
+        }
         if let Some(job) = self.jobs.get_mut(&lease.job_id) {
             if job.attempt != lease.attempt {
                 return Taken::Another;
@@ -212,7 +218,8 @@ impl Jobs {
     pub(crate) fn figures(&self) -> Figures {
         let running = self.running();
         let (completed, failed) = self.ends;
-        Figures { running, untold: self.jobs.len().saturating_sub(running), completed, failed }
+        let untold = self.jobs.values().filter(|job| job.outcome.is_some()).count();
+        Figures { running, untold, completed, failed }
     }
 
     /// Those that it runs, and those whose end is not told yet.
@@ -247,6 +254,11 @@ impl Jobs {
 
     /// A body has ended.
     pub(crate) fn ended(&mut self, id: &str, attempt: u32, outcome: Outcome, now: Instant) {
+        if self.leaving.get(id) == Some(&attempt) {
+            self.leaving.remove(id);
+            self.ready = true;
+            return;
+        }
         if let Some(job) = self.jobs.get_mut(id).filter(|job| job.attempt == attempt) {
             match outcome {
                 Outcome::Complete(_) => self.ends.0 += 1,
@@ -362,10 +374,13 @@ impl Jobs {
         }
     }
 
-    /// Nobody wants it any more: it is not told of again.
+    /// Nobody wants it any more: it is not told of again. Its id is not worked on anew before its body has ended.
     pub(crate) fn forget(&mut self, id: &str) {
-        if self.jobs.remove(id).is_some() {
+        if let Some(job) = self.jobs.remove(id) {
             self.ready = true;
+            if job.outcome.is_none() {
+                self.leaving.insert(id.to_owned(), job.attempt);
+            }
         }
     }
 
@@ -408,6 +423,26 @@ mod tests {
         jobs.close();
         assert!(matches!(jobs.take(&lease("late", "l", 1), now), Taken::Refused(JobRefusal::Closing, _)));
         assert_eq!(jobs.slots(), 0);
+    }
+
+    /// An edge that was restored from a backup may not know a job that runs, and then give the same id again.
+    #[test]
+    fn what_nobody_wants_any_more_keeps_its_id_until_its_body_has_ended() {
+        let (mut jobs, now) = (Jobs::default(), Instant::now());
+        assert_eq!(jobs.take(&lease("a", "l1", 1), now), Taken::Starts);
+        jobs.forget("a");
+        assert!(jobs.names().is_empty() && jobs.figures().running == 1);
+        for attempt in [1, 2] {
+            assert_eq!(jobs.take(&lease("a", "l2", attempt), now), Taken::Another);
+        }
+        jobs.take_ready();
+        jobs.ended("a", 1, fail("CANCELLED"), now);
+        assert!(jobs.take_ready() && jobs.due(now).is_empty(), "there is room, and no end to tell");
+        assert_eq!(jobs.take(&lease("a", "l3", 2), now), Taken::Starts);
+        // One whose end waits to be told has no body.
+        jobs.ended("a", 2, fail("X"), now);
+        jobs.forget("a");
+        assert_eq!(jobs.take(&lease("a", "l4", 3), now), Taken::Starts);
     }
 
     #[test]
