@@ -21,12 +21,13 @@ use super::{
     DeploymentRow, Deployments, EngineFact, EngineWord, Facts, JobFact, NodeFact, Place, Places, ReplicaRow,
     ReplicaState, Standing, Wanted,
 };
-use crate::core::jobs::JobView;
+use crate::core::jobs::{FilesAt, JobView};
 use crate::core::placement::candidate::{Given, candidates};
 use crate::core::placement::explain::{funnel, sentence};
 use crate::core::placement::{Fleet, Plan, Request, Shard};
 use crate::core::providers::{self, Expected};
 use crate::core::registry::Moment;
+use crate::core::registry::abilities::ArtifactRow;
 use crate::core::registry::node::{Lifecycle, Node};
 use crate::core::registry::selecting;
 
@@ -84,8 +85,13 @@ fn fact(node: &Arc<Node>) -> NodeFact {
         engines: of_deployments
             .map(|engine| (engine.name.clone(), engine_fact(node, &engine.name)))
             .collect(),
-        artifacts: node.report.artifacts.iter().map(|one| (one.key(), one.at())).collect(),
+        artifacts: held(&node.report.artifacts),
     }
+}
+
+/// Where a node has each artifact: of several roots the first that it tells of.
+fn held(told: &[ArtifactRow]) -> BTreeMap<String, FilesAt> {
+    told.iter().rev().map(|one| (one.key(), one.at())).collect()
 }
 
 fn standing(node: &Node) -> Standing {
@@ -217,4 +223,24 @@ pub(crate) fn expected(table: &Deployments, takes: impl Fn(&NodeId) -> bool) -> 
         is_unserved.then(|| providers::expected(&row.spec, comes))
     };
     table.rows.values().filter_map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_an_artifact_in_two_roots_the_first_is_taken() {
+        let row = |repository: &str, root: &str| ArtifactRow {
+            repository: repository.to_owned(),
+            revision: "r1".to_owned(),
+            digest: "0".repeat(64),
+            root: root.to_owned(),
+            ..ArtifactRow::default()
+        };
+        let told = [row("org/m", "first"), row("org/n", "first"), row("org/m", "second")];
+        let held = held(&told);
+        let roots: Vec<_> = told.iter().map(|one| held[&one.key()].root.as_str()).collect();
+        assert_eq!(roots, ["first", "first", "first"]);
+    }
 }

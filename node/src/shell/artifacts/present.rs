@@ -12,17 +12,23 @@ use super::{Artifacts, Present, folders, job, sharing::lock};
 use crate::core::artifacts::{Failure, Reason, outworn};
 
 impl Artifacts {
-    /// Where an artifact is; for an engine that is to run from it. May block.
+    /// Where an artifact is, in the order of the roots; for an engine that is to run from one of these. May block.
     ///
     /// # Errors
     /// [`Reason::NotFound`] if it is not here, or not whole.
-    pub(crate) fn folder(&self, repository: &str, revision: &str, digest: &str) -> Result<PathBuf, Failure> {
+    pub(crate) fn folders(
+        &self,
+        repository: &str,
+        revision: &str,
+        digest: &str,
+    ) -> Result<Vec<PathBuf>, Failure> {
         checked(repository, revision, digest)?;
         let folder = umbel_contracts::artifact::folder(repository, revision, digest);
-        let there = self.settings.roots.iter().find(|(name, root)| {
+        let there = self.settings.roots.iter().filter(|(name, root)| {
             folders::present(name, root, &folder).is_some_and(|present| present.digest == digest)
         });
-        there.map(|(_, root)| root.join(&folder)).ok_or_else(|| not_found(repository, revision))
+        let found: Vec<_> = there.map(|(_, root)| root.join(&folder)).collect();
+        if found.is_empty() { Err(not_found(repository, revision)) } else { Ok(found) }
     }
 
     /// Takes an artifact away if `file`, an absolute path in it, is not what was brought: its name and size are right, so nobody

@@ -157,7 +157,7 @@ async fn a_repository_comes_whole_and_checked_in_either_layout() {
     let found = site.artifacts.list();
     assert_eq!(found.len(), 1);
     assert_eq!((found[0].digest.as_str(), found[0].bytes), (wanted.digest.as_str(), 3_000_002));
-    let folder = site.artifacts.folder("org/name", "r1", &wanted.digest).unwrap();
+    let folder = site.artifacts.folders("org/name", "r1", &wanted.digest).unwrap().remove(0);
     assert!(folder.join("config.json").is_file());
 
     let mirrored = Site::new();
@@ -303,7 +303,7 @@ async fn what_nobody_knows_is_refused_before_anything_is_asked() {
         assert_eq!(failed.reason, Reason::NameRefused, "{path:?}");
     }
     assert!(site.hub.seen().is_empty() && site.root_is_empty() && site.quarantine().is_empty());
-    site.artifacts.folder("../..", "r1", &wanted.digest).unwrap_err();
+    site.artifacts.folders("../..", "r1", &wanted.digest).unwrap_err();
     site.artifacts.remove(("org/name", "../..", &wanted.digest), "", |_| None).unwrap_err();
 }
 

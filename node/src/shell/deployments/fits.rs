@@ -49,13 +49,15 @@ impl Deployments {
                 adapter::validate(&config, &facts)?;
                 return Ok(config.source.process().map_or(0, model_files::weights));
             };
-            let found = artifacts.folder(&artifact.repository, &artifact.revision, &artifact.digest);
-            let folder = found.map_err(|failure| {
+            let found = artifacts.folders(&artifact.repository, &artifact.revision, &artifact.digest);
+            let folders = found.map_err(|failure| {
                 // Whoever asked learns what is not here any more, and can have it fetched.
                 artifacts.look();
                 Refusal::new(Cause::ArtifactMissing, "artifact", failure.says)
             })?;
-            if kept.folder(&grounds).is_some_and(|said| said != folder) {
+            // More than one root may have it.
+            if kept.folder(&grounds).is_some_and(|said| !folders.contains(&said)) {
+                artifacts.look();
                 let says = "is not where the files of that digest are; acquire them there first";
                 return Err(Refusal::new(Cause::ArtifactMissing, "artifact.path", says));
             }

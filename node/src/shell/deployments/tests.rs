@@ -298,26 +298,57 @@ fn failures_have_names_and_say_whether_another_try_makes_sense() {
     }
 }
 
+/// Puts an artifact `org/m` of one file, which is no GGUF file, into a folder of a root; its digest and path.
+fn put(root: &Path) -> (String, String) {
+    use sha2::Digest;
+    let sha256 = data_encoding::HEXLOWER.encode(&sha2::Sha256::digest(b"model"));
+    let files = [umbel_contracts::artifact::ArtifactFile { path: "m.gguf".into(), bytes: 5, sha256 }];
+    let digest = umbel_contracts::artifact::digest(&files);
+    let path = umbel_contracts::artifact::folder("org/m", "r1", &digest);
+    let folder = root.join(&path);
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("m.gguf"), "model").unwrap();
+    let manifest =
+        json!({ "repository": "org/m", "revision": "r1", "digest": digest, "bytes": 5, "files": files });
+    std::fs::write(folder.join(umbel_contracts::artifact::MANIFEST), manifest.to_string()).unwrap();
+    (digest, path)
+}
+
+/// An artifact in two roots is where a load says that it is, whichever of the two it names.
+#[tokio::test]
+async fn files_in_two_roots_are_taken_from_the_one_that_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path().display();
+    let more = format!(
+        "{SIM}[programs]\nllama_server = \"/bin/sh\"\n[artifacts]\nquarantine = \"{at}/q\"\n[artifacts.roots]\nmodels = \"{at}/models\"\nmore = \"{at}/more\"\nnone = \"{at}/none\"\n"
+    );
+    let (digest, path) = put(&dir.path().join("models"));
+    put(&dir.path().join("more"));
+    let here = node(&dir.path().join("state"), &more);
+    // Found, and then refused for what is in it.
+    for (root, code, about) in [
+        ("models", "ARTIFACT_UNFIT", "artifact"),
+        ("more", "ARTIFACT_UNFIT", "artifact"),
+        ("none", "ARTIFACT_MISSING", "artifact.path"),
+    ] {
+        let mut body = llama_at(digest.clone(), path.clone());
+        body.artifact.as_mut().unwrap().root = root.into();
+        let refused = load(&here, &body).await.unwrap_err();
+        assert_eq!((refused.code.as_str(), refused.path.as_str()), (code, about), "{root}: {refused:?}");
+    }
+}
+
 /// A whole file that the engine does not take: as it was brought, no download mends it; changed since, it is taken away.
 #[tokio::test]
 async fn a_file_that_was_changed_is_taken_away_and_one_that_never_fitted_is_not() {
-    use sha2::Digest;
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path().display();
     let more = format!(
         "{SIM}[programs]\nllama_server = \"/bin/sh\"\n[artifacts]\nquarantine = \"{at}/q\"\n[artifacts.roots]\nmodels = \"{at}/models\"\n"
     );
-    let sha256 = data_encoding::HEXLOWER.encode(&sha2::Sha256::digest(b"model"));
-    let files = [umbel_contracts::artifact::ArtifactFile { path: "m.gguf".into(), bytes: 5, sha256 }];
-    let digest = umbel_contracts::artifact::digest(&files);
-    let path = umbel_contracts::artifact::folder("org/m", "r1", &digest);
+    let (digest, path) = put(&dir.path().join("models"));
     let folder = dir.path().join("models").join(&path);
-    std::fs::create_dir_all(&folder).unwrap();
     std::fs::create_dir(dir.path().join("q")).unwrap();
-    std::fs::write(folder.join("m.gguf"), "model").unwrap();
-    let manifest =
-        json!({ "repository": "org/m", "revision": "r1", "digest": digest, "bytes": 5, "files": files });
-    std::fs::write(folder.join(umbel_contracts::artifact::MANIFEST), manifest.to_string()).unwrap();
     let here = node(&dir.path().join("state"), &more);
     let body = llama_at(digest, path);
     let refused = load(&here, &body).await.unwrap_err();

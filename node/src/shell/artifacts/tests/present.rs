@@ -24,7 +24,7 @@ async fn what_is_not_whole_is_not_told_and_comes_again() {
     let place = site.folder.path().join("models").join(&done.folder);
     fs::write(place.join("m"), b"mode").unwrap();
     assert!(site.artifacts.list().is_empty());
-    site.artifacts.folder("org/name", "r1", &wanted.digest).unwrap_err();
+    site.artifacts.folders("org/name", "r1", &wanted.digest).unwrap_err();
     // What is left of it makes room.
     let before = site.hub.seen().len();
     let again = site.acquire(&wanted).await.unwrap();
@@ -121,7 +121,7 @@ async fn a_linked_artifact_is_present_in_every_way() {
     symlink(&moved, &place).unwrap();
     site.artifacts.look();
     assert_eq!(site.artifacts.news().borrow().len(), 1);
-    site.artifacts.folder("org/name", "r1", &wanted.digest).unwrap();
+    site.artifacts.folders("org/name", "r1", &wanted.digest).unwrap();
     let before = site.hub.seen().len();
     assert_eq!(site.acquire(&wanted).await.unwrap().fetched, 0);
     assert_eq!(site.hub.seen().len(), before);
