@@ -1,7 +1,8 @@
 //! Engines are tried out before they serve: what starts and answers is measured, what does not is named by the layer at which it
 //! shows; an engine that says it is well and is not is found so.
 
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use umbel_tests::fleet::{Edge, EdgeOptions, Fleet, Node, NodeOptions, Ran, SOON};
@@ -57,21 +58,18 @@ impl Site {
     }
 
     fn probe(&self, what: &str) -> (Ran, Value) {
+        let before = self.records();
         let ran =
             self.edge.ctl(&["engine", "probe", what, "--node", "gpu-1", "--within", "6s", "-o", "json"]);
         let job = ran.json();
-        self.nothing_is_left();
+        assert_eq!(self.records(), before);
         (ran, job)
     }
 
-    /// Neither an engine's record, nor its socket: nobody is told of what was only tried.
-    fn nothing_is_left(&self) {
-        let names = std::fs::read_dir(self.node.state.join("engines")).unwrap();
-        let tried = names.filter(|entry| {
-            entry.as_ref().is_ok_and(|entry| entry.file_name().to_string_lossy().starts_with("try"))
-        });
-        let left: Vec<_> = tried.map(|entry| entry.unwrap().path()).filter(|path| is_record(path)).collect();
-        assert_eq!(left, Vec::<std::path::PathBuf>::new());
+    /// Records and sockets of engines: nobody is told of what was only tried.
+    fn records(&self) -> BTreeSet<PathBuf> {
+        let entries = std::fs::read_dir(self.node.state.join("engines")).unwrap();
+        entries.map(|entry| entry.unwrap().path()).filter(|path| is_record(path)).collect()
     }
 }
 
@@ -122,6 +120,7 @@ fn a_probe_finds_an_engine_that_lies() {
     let _ = s.edge.ctl(&["model", "apply", &document]).ok();
     let look = s.edge.ctl(&["engine", "health", "liar.r1", "-o", "json"]).ok().json();
     assert_eq!(layers(&look["report"]["engines"][0]), up_to("model", true), "{look}");
+    assert_eq!(s.records().len(), 2, "{:?}", s.records());
     // By the name of the deployment, beside the engine that serves.
     let (ran, job) = s.probe("liar");
     assert_eq!((ran.code, &job["failure"]["code"]), (1, &json!("INFERENCE_FAILED")), "{job}");
