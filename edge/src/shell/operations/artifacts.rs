@@ -13,10 +13,10 @@ use umbel_contracts::operations::{
     ArtifactRemove, ArtifactRemoveArgs, JobsResult, LARGEST_RESULT, Operation,
 };
 use umbel_contracts::proto::node::{self, job_lease::Body};
-use umbel_wire::{Code, Error, NodeId};
+use umbel_wire::{Code, Error};
 
 use super::reading::{PAGE_MAX, place};
-use super::{args, invalid, jobs, result, select_any, unknown};
+use super::{args, invalid, jobs, result, select, select_any, unknown};
 use crate::core::commands::Request;
 use crate::core::deployments::{NeededFiles, bodies};
 use crate::core::jobs::Order;
@@ -113,16 +113,9 @@ fn orders(commands: &Commands, request: &Request) -> Result<Vec<Order>, Error> {
             let asked = args::<ArtifactRemove>(request)?;
             let body = remove(&asked)?;
             let needed = commands.site.deployments.read(|table| table.needed_files());
-            let mut orders = jobs::orders(commands, request, |node| {
-                unneeded(&needed, node, &asked)?;
-                Ok(body.clone())
-            })?;
-            // Those that say they have it; where none does, each looks.
-            let has = |order: &Order| holds(commands, order.node, &asked);
-            if orders.iter().any(has) {
-                orders.retain(has);
-            }
-            Ok(orders)
+            let chosen = select(commands, &request.selector)?;
+            chosen.iter().try_for_each(|node| unneeded(&needed, node, &asked))?;
+            jobs::orders_of(&asked_of(chosen, &asked), request, |_| Ok(body.clone()))
         }
         other => Err(unknown(other)),
     }
@@ -157,14 +150,18 @@ fn remove(asked: &ArtifactRemoveArgs) -> Result<Body, Error> {
     }))
 }
 
-fn holds(commands: &Commands, node: NodeId, asked: &ArtifactRemoveArgs) -> bool {
-    commands.site.read(|registry| {
-        let mut told = registry.node(&node).into_iter().flat_map(|node| &node.report.artifacts);
-        told.any(|one| {
+/// The nodes that say they have it; where none does, each looks.
+fn asked_of(mut chosen: Vec<Arc<Node>>, asked: &ArtifactRemoveArgs) -> Vec<Arc<Node>> {
+    let holds = |node: &Arc<Node>| {
+        node.report.artifacts.iter().any(|one| {
             (&one.repository, &one.revision, &one.digest)
                 == (&asked.repository, &asked.revision, &asked.digest)
         })
-    })
+    };
+    if chosen.iter().any(holds) {
+        chosen.retain(holds);
+    }
+    chosen
 }
 
 /// That no replica needs it there. Of engines of the node's own file the node knows, and refuses.
@@ -180,4 +177,49 @@ fn unneeded(needed: &NeededFiles, node: &Node, asked: &ArtifactRemoveArgs) -> Re
         users.join(", ")
     );
     Err(Error::new(Code::Conflict, "ARTIFACT_IN_USE", message))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
+
+    use umbel_contracts::operations::JOBS_AT_ONCE;
+    use umbel_wire::NodeId;
+    use umbel_wire::clock::Wall;
+
+    use super::*;
+    use crate::core::registry::node::{Credential, NodeRow, ReportRow};
+
+    /// What all nodes of a large site are asked for is work only for those that have it.
+    #[test]
+    fn what_few_nodes_have_is_taken_away_by_whoever_names_all() {
+        let asked = ArtifactRemoveArgs {
+            repository: "org/m".to_owned(),
+            revision: "r1".to_owned(),
+            digest: "0".repeat(64),
+            root: None,
+        };
+        let mut nodes: Vec<_> = (0..=JOBS_AT_ONCE)
+            .map(|number| {
+                let row = NodeRow::enrolled(&format!("gpu-{number}"), "t", Credential::default(), Wall(1));
+                Node::new(NodeId::random(), row, Default::default(), ReportRow::default())
+            })
+            .collect();
+        nodes[7].report.artifacts = vec![
+            node::Artifact {
+                repository: "org/m".to_owned(),
+                revision: "r1".to_owned(),
+                digest: "0".repeat(64),
+                ..node::Artifact::default()
+            }
+            .into(),
+        ];
+        let nodes: Vec<_> = nodes.into_iter().map(Arc::new).collect();
+        let request = Request { operation: ArtifactRemove::NAME.to_owned(), ..Request::default() };
+        let body = |_: &Arc<Node>| remove(&asked);
+        let orders = jobs::orders_of(&asked_of(nodes.clone(), &asked), &request, body).unwrap();
+        assert_eq!(orders.iter().map(|order| order.node).collect::<Vec<_>>(), [nodes[7].id]);
+        let refused = jobs::orders_of(&nodes, &request, body).unwrap_err();
+        assert!(refused.message.contains("65 nodes") && refused.message.contains("choose fewer"), "{refused:?}");
+    }
 }

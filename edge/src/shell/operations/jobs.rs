@@ -97,15 +97,27 @@ async fn cancel(context: &Context<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Work for each chosen node; nobody gets any if one cannot.
+/// Work for each node that the selector chooses; nobody gets any if one cannot.
 pub(super) fn orders(
     commands: &Commands,
     request: &Request,
     body: impl Fn(&Arc<Node>) -> Result<Body, Error>,
 ) -> Result<Vec<Order>, Error> {
-    let chosen = select(commands, &request.selector)?;
+    orders_of(&select(commands, &request.selector)?, request, body)
+}
+
+/// The same for these nodes.
+pub(super) fn orders_of(
+    chosen: &[Arc<Node>],
+    request: &Request,
+    body: impl Fn(&Arc<Node>) -> Result<Body, Error>,
+) -> Result<Vec<Order>, Error> {
     if chosen.len() > JOBS_AT_ONCE {
-        let message = format!("the selector chooses {} nodes; at most {JOBS_AT_ONCE} at once", chosen.len());
+        let message = format!(
+            "this would be a job on each of {} nodes, and {JOBS_AT_ONCE} is the most at once: choose fewer, by their names \
+             or a label",
+            chosen.len()
+        );
         return Err(invalid("SELECTOR", message));
     }
     let order = |node: &Arc<Node>| {
