@@ -42,6 +42,11 @@ impl Round<'_> {
                 self.end(replica, "an operator wants it to go");
             } else if self.facts.draining(&replica.node) && replica.state != ReplicaState::Lost {
                 self.end(replica, "its node is drained");
+            } else if self.facts.draining(&replica.node)
+                && self.facts.standing(&replica.node) == Standing::Here
+            {
+                // It lost its GPU, not its node: its engine is there still.
+                self.unload(replica, "its node is drained");
             } else if outdated && !matches!(replica.state, ReplicaState::Ready | ReplicaState::Lost) {
                 self.end(replica, "the deployment says something else now");
             }

@@ -28,16 +28,7 @@ impl Round<'_> {
                 self.tell("replica_unloaded", row.engine(), Some(row.node), message, true);
                 self.forget(&row);
             }
-            ReplicaState::Acquiring | ReplicaState::Failed | ReplicaState::Loading => {
-                row.retry_at_unix_ms = None;
-                self.cancel(&row);
-                // A download is waited for by nobody; what starts an engine ends before what ends it begins.
-                if row.job.as_ref().is_none_or(|job| job.kind == JobKind::Acquire) {
-                    self.order_unload(&mut row);
-                }
-                row.turn(ReplicaState::Unloading, why, now);
-                self.put(row);
-            }
+            ReplicaState::Acquiring | ReplicaState::Failed | ReplicaState::Loading => self.unload(row, why),
             ReplicaState::Ready | ReplicaState::Stopped => {
                 let message = format!("{} takes no new request: {why}", row.engine());
                 self.tell("replica_draining", row.engine(), Some(row.node), message, true);
@@ -49,6 +40,18 @@ impl Round<'_> {
             }
             ReplicaState::Draining | ReplicaState::Unloading => {}
         }
+    }
+
+    /// Ends its engine, to which no requests go.
+    pub(super) fn unload(&mut self, mut row: ReplicaRow, why: &str) {
+        row.retry_at_unix_ms = None;
+        self.cancel(&row);
+        // A download is waited for by nobody; what starts an engine ends before what ends it begins.
+        if row.job.as_ref().is_none_or(|job| job.kind == JobKind::Acquire) {
+            self.order_unload(&mut row);
+        }
+        row.turn(ReplicaState::Unloading, why, self.wall);
+        self.put(row);
     }
 
     /// Waits for its requests, or ends it at once where nobody wants to wait.

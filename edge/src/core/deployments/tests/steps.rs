@@ -271,6 +271,24 @@ fn a_drained_node_gives_its_replicas_to_others() {
     assert!(world.host(1).engines.is_empty());
 }
 
+/// One that lost its GPU is still a process on its node.
+#[test]
+fn a_drained_node_keeps_no_engine_without_its_gpu_either() {
+    let mut world = World::new(&[1]);
+    world.apply(spec("chat", json!({})));
+    world.run();
+    let gpu = world.replicas("chat")[0].gpus[0].clone();
+    world.host(1).absent.insert(gpu);
+    world.settle();
+    assert_eq!(world.shown("chat"), [(1, 1, Lost)]);
+    world.host(1).draining = true;
+    world.settle();
+    assert_eq!(world.shown("chat"), [(1, 1, Unloading)]);
+    assert!(world.jobs.values().any(|(order, _)| matches!(order.work, Work::Unload { .. })));
+    world.run();
+    assert!(world.host(1).engines.is_empty() && world.shown("chat").is_empty());
+}
+
 #[test]
 fn while_it_is_paused_nothing_is_begun_and_nothing_taken_away() {
     let mut world = World::new(&[1, 1]);
