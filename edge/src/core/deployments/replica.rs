@@ -172,7 +172,8 @@ impl Round<'_> {
         let fetch = here.filter_map(|other| {
             Some((other, other.job.as_ref().filter(|job| job.kind == JobKind::Acquire)?))
         });
-        let open = |id: &str| matches!(self.facts.job(id), JobFact::Open | JobFact::Unknown);
+        let ends = |id: &str| self.out.cancels.iter().any(|cancelled| cancelled == id);
+        let open = |id: &str| matches!(self.facts.job(id), JobFact::Open | JobFact::Unknown) && !ends(id);
         // From another source it may never come.
         let same_source = |other: &ReplicaRow| other.source == row.source;
         let mut fetch = fetch.filter(|(other, job)| open(&job.id) && same_source(other) && same_files(other));

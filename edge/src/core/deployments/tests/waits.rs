@@ -110,6 +110,24 @@ fn a_clock_that_stands_still_holds_nothing_up() {
     }
 }
 
+/// A download that is left in the very round in which somebody else wants the same files from the same source is not joined.
+#[test]
+fn a_download_that_is_left_is_not_joined_in_the_same_round() {
+    let from = |name: &str, source: &str| {
+        let files = json!([{ "path": "m", "bytes": 1, "sha256": SHA }]);
+        let artifact = json!({ "repository": "a/b", "revision": "r1", "source": source, "files": files });
+        spec(name, json!({ "artifact": artifact }))
+    };
+    let mut world = World::new(&[2]);
+    world.apply(from("chat", "silent"));
+    world.settle();
+    world.apply(from("chat", "disk"));
+    world.apply(from("other", "silent"));
+    world.run();
+    assert_eq!((world.shown("chat")[0].2, world.shown("other")[0].2), (Ready, Ready));
+    assert!(!world.was_told("replica_failed"), "{:?}", world.told);
+}
+
 /// A source that never answers is waited for no longer once the document names another one.
 #[test]
 fn a_corrected_source_is_fetched_from_at_once() {
