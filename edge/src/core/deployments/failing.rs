@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use umbel_wire::NodeId;
 
-use super::facts::Place;
+use super::facts::{JobFact, Place};
 use super::round::Round;
-use super::rows::{DeploymentRow, ReplicaRow, ReplicaState};
+use super::rows::{DeploymentRow, JobKind, ReplicaRow, ReplicaState};
 
 /// Nodes on which a replica fails for what lasts before nobody looks for another one.
 pub(super) const LASTING_MAX: usize = 5;
@@ -105,9 +105,19 @@ impl Round<'_> {
         if row.job.as_ref().is_some_and(|job| self.facts.pends(&job.id)) {
             return;
         }
+        // An end that failed is no end: while its node tells of the engine, that has what it had.
+        let ended = row.job.as_ref().is_some_and(|job| *self.facts.job(&job.id) == JobFact::Done);
+        let is_there = !ended && self.facts.engine(&row.node, &row.engine()).is_some();
         // Its place is free for others, and for itself, from the next round on: this one has read it as held.
-        let held = row.job.take().is_some();
-        row.gpus.clear();
+        let job = row.job.take();
+        let held = job.is_some() || !(is_there || row.gpus.is_empty());
+        if let Some(job) = job.filter(|job| job.kind == JobKind::Unload) {
+            // Asked again as an engine that nobody wants, if nobody does.
+            self.state.strays.insert((row.node, row.engine()), (job.id, self.facts.now));
+        }
+        if !is_there {
+            row.gpus.clear();
+        }
         self.put(row.clone());
         if held {
             return;

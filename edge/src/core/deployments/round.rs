@@ -200,8 +200,9 @@ impl Round<'_> {
         if self.state.unreadable {
             return;
         }
+        // One that was given up wants no engine, and its own may have outlasted the order to end it.
         let wanted: BTreeSet<(NodeId, String)> =
-            self.work.values().map(|row| (row.node, row.engine())).collect();
+            self.work.values().filter(|row| !row.given_up()).map(|row| (row.node, row.engine())).collect();
         for (node, fact) in facts.nodes.iter().filter(|(_, fact)| fact.standing == Standing::Here) {
             // One that is drained or on its way down too: whoever wanted that may have ended before it was unloaded.
             for engine in fact.engines.keys() {
@@ -218,7 +219,7 @@ impl Round<'_> {
                 let deployment = engine.split('.').next().unwrap_or_default().to_owned();
                 let work = Work::Unload { engine: engine.clone() };
                 self.out.orders.push(Order { id, node: *node, deployment, work });
-                let message = format!("{engine} on {} is wanted by no deployment: it is unloaded", fact.name);
+                let message = format!("{engine} on {} is wanted by nobody: it is unloaded", fact.name);
                 self.tell("replica_unwanted", engine.clone(), Some(*node), message, true);
             }
         }

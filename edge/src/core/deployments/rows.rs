@@ -261,7 +261,7 @@ impl ReplicaRow {
 
     /// Whether its GPUs are not free for others.
     pub(crate) fn holds(&self) -> bool {
-        self.state != ReplicaState::Failed || self.job.is_some()
+        self.state != ReplicaState::Failed || self.job.is_some() || !self.gpus.is_empty()
     }
 
     /// In another state from now on.

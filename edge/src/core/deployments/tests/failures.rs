@@ -376,6 +376,37 @@ fn row_96_a_replica_whose_gpu_is_lost_takes_no_requests_and_is_replaced() {
     assert!(world.host(1).engines.is_empty());
 }
 
+/// An engine that was told to end and did not: its GPU is not given to anybody, and it is told again until it is gone.
+#[test]
+fn one_that_is_given_up_is_told_to_end_until_it_has_ended() {
+    let mut world = World::new(&[1]);
+    (world.lasting, world.failing) = (true, [("chat.r1".to_owned(), u32::MAX)].into());
+    world.apply(spec("chat", json!({})));
+    let unloads = |world: &World| {
+        world.jobs.values().filter(|(order, _)| matches!(order.work, Work::Unload { .. })).count()
+    };
+    while unloads(&world) == 0 {
+        world.settle();
+        assert!(world.work(0) || unloads(&world) > 0);
+        world.settle();
+    }
+    let failed = JobFact::Failed { message: "it does not end".to_owned(), retryable: true, differs: false };
+    for (order, fact) in world.jobs.values_mut() {
+        if matches!(order.work, Work::Unload { .. }) {
+            *fact = failed.clone();
+        }
+    }
+    world.settle();
+    assert!(world.replicas("chat")[0].given_up() && world.replicas("chat")[0].holds());
+    assert_eq!(unloads(&world), 1);
+    world.pass(60);
+    world.settle();
+    assert_eq!(unloads(&world), 2);
+    world.run();
+    assert!(world.host(1).engines.is_empty());
+    assert!(world.replicas("chat")[0].given_up() && !world.replicas("chat")[0].holds());
+}
+
 /// The edge ends between a replica's drain and its unloading, and its node comes back when its row is gone already.
 #[test]
 fn an_engine_that_is_drained_and_whose_row_is_gone_is_ended() {
