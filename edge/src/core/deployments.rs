@@ -123,6 +123,13 @@ impl Deployments {
         }
     }
 
+    /// What a round saw whose outcome could not be stored: since when nodes are lost is true all the same, and how the time goes on.
+    pub(crate) fn saw(&mut self, round: Self) {
+        let Self { lost, guard, clock, .. } = round;
+        (self.lost, self.clock) = (lost, clock);
+        self.guard.saw(guard.held().cloned());
+    }
+
     /// The replicas of one deployment, by number.
     pub(crate) fn replicas_of(&self, name: &str) -> impl Iterator<Item = &ReplicaRow> {
         let first = ReplicaKey { deployment: name.to_owned(), number: 0 };

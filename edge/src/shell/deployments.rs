@@ -165,7 +165,12 @@ async fn round(site: &Arc<Site>) -> Result<bool, CommitError> {
         tell(site, &outcome.told);
         return Ok(false);
     }
-    site.store.commit(outcome.commit()).await?;
+    if let Err(error) = site.store.commit(outcome.commit()).await {
+        let mut table = Table::clone(&site.deployments.table());
+        table.saw(after);
+        site.deployments.put(table);
+        return Err(error);
+    }
     after.applied(&outcome);
     site.deployments.put(after);
     site.raise();

@@ -216,6 +216,8 @@ impl Edge {
                 self.act(Act::Cancel(id.clone()), now, wall);
             }
             self.wake_round(now);
+        } else {
+            self.deployments.table.saw(after);
         }
         self.turn_is_over(now, wall);
     }

@@ -37,6 +37,8 @@ impl Held {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Guard {
     held: Option<Held>,
+    /// People were told that it holds.
+    told: bool,
 }
 
 impl Guard {
@@ -44,13 +46,17 @@ impl Guard {
         self.held.as_ref()
     }
 
-    /// Looks at what is lost now; whether it began or ended to hold.
+    /// What it saw in a round that was not stored: whether it holds, but not that people were told.
+    pub(super) fn saw(&mut self, held: Option<Held>) {
+        self.held = held;
+    }
+
+    /// Looks at what is lost now; whether people are to be told that it began or ended to hold.
     pub(super) fn look(&mut self, lost: &BTreeMap<NodeId, Instant>, facts: &Facts) -> bool {
         let of = facts.nodes.values().filter(|node| node.standing != Standing::Gone).count();
         let many = |count: usize| count >= LEAST && count * 3 > of;
         let together =
             lost.values().filter(|since| facts.now.saturating_duration_since(**since) < WINDOW).count();
-        let was = self.held.is_some();
         match &mut self.held {
             Some(held) if many(lost.len()) => (held.lost, held.of) = (lost.len(), of),
             Some(_) => self.held = None,
@@ -59,6 +65,6 @@ impl Guard {
             }
             None => {}
         }
-        was != self.held.is_some()
+        std::mem::replace(&mut self.told, self.held.is_some()) != self.held.is_some()
     }
 }

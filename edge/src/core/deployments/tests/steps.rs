@@ -130,6 +130,27 @@ fn many_nodes_lost_together_are_not_replaced() {
     assert!(world.was_told("deployments_released"));
 }
 
+/// A disk that is full for an hour does not make one loss of two that were far apart, nor two of one.
+#[test]
+fn what_is_lost_while_nothing_can_be_stored_is_remembered() {
+    for (apart, held) in [(2_400, false), (0, true)] {
+        let mut world = World::new(&[1, 1, 1, 1, 1]);
+        world.apply(spec("chat", json!({ "replicas": 2 })));
+        world.run();
+        world.host(1).standing = Standing::Lost;
+        world.refused();
+        world.pass(apart);
+        world.host(2).standing = Standing::Lost;
+        world.refused();
+        world.pass(3_600 - apart);
+        world.refused();
+        world.run();
+        assert_eq!(world.was_told("deployments_held"), held);
+        let ready = world.shown("chat").iter().filter(|one| one.2 == Ready).count();
+        assert_eq!(ready, if held { 0 } else { 2 }, "{:?}", world.shown("chat"));
+    }
+}
+
 #[test]
 fn an_engine_that_gives_up_fails_its_replica_and_one_that_restarts_does_not() {
     let mut world = World::new(&[1]);

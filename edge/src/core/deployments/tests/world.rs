@@ -262,6 +262,14 @@ impl World {
         self.restart();
     }
 
+    /// A round that the store does not take.
+    pub(super) fn refused(&mut self) {
+        let before = self.deployments.clone();
+        self.decide();
+        let round = std::mem::replace(&mut self.deployments, before);
+        self.deployments.saw(round);
+    }
+
     /// Rounds until nothing is different.
     pub(super) fn settle(&mut self) {
         for _ in 0..50 {
