@@ -9,6 +9,7 @@ mod figures;
 pub(crate) mod gauges;
 mod view;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -57,6 +58,7 @@ pub(crate) struct Deployments {
     wake: Notify,
     /// How long rounds took to be decided.
     rounds: Histogram,
+    refusals: Refusals,
 }
 
 impl Deployments {
@@ -78,6 +80,7 @@ impl Deployments {
             turn: tokio::sync::Mutex::new(()),
             wake: Notify::new(),
             rounds: Histogram::new(ROUNDS),
+            refusals: Refusals::default(),
         })
     }
 
@@ -150,7 +153,7 @@ pub(crate) async fn keep(site: Arc<Site>) {
     }
 }
 
-/// One round. Whether anything was different.
+/// One round. Whether anything is different after it, so that another one may go on from there.
 async fn round(site: &Arc<Site>) -> Result<bool, CommitError> {
     let _turn = site.deployments.turn.lock().await;
     let own = Arc::clone(site);
@@ -165,7 +168,8 @@ async fn round(site: &Arc<Site>) -> Result<bool, CommitError> {
         tell(site, &outcome.told);
         return Ok(false);
     }
-    if let Err(error) = site.store.commit(outcome.commit()).await {
+    let stores = outcome.stores();
+    if stores && let Err(error) = site.store.commit(outcome.commit()).await {
         let mut table = Table::clone(&site.deployments.table());
         table.saw(after);
         site.deployments.put(table);
@@ -176,7 +180,7 @@ async fn round(site: &Arc<Site>) -> Result<bool, CommitError> {
     site.raise();
     expect(site);
     carry_out(site, outcome).await;
-    Ok(true)
+    Ok(stores)
 }
 
 /// What a round comes to, and the table with what it found in memory: decided on a copy, so that who reads waits for nothing, and
@@ -196,6 +200,7 @@ fn decide(site: &Site) -> (Outcome, Table) {
 
 async fn carry_out(site: &Arc<Site>, outcome: Outcome) {
     tell(site, &outcome.told);
+    site.deployments.refusals.only(&outcome.orders);
     for some in outcome.orders.chunks(AT_ONCE) {
         join_all(some.iter().map(|order| submit(site, order))).await;
     }
@@ -210,14 +215,35 @@ async fn submit(site: &Site, order: &Order) {
     let body = match bodies::of(order, &held(site, order.node)) {
         Ok(body) => body,
         Err(why) => {
-            tracing::error!(deployment = %order.deployment, why, "a job has no body");
+            if site.deployments.refusals.is_new(&order.id, &why) {
+                tracing::error!(deployment = %order.deployment, why, "a job has no body");
+            }
             return;
         }
     };
     let job = order.of_job(body);
     // One that is not taken is asked for again: its row names it.
-    if let Err(error) = crate::shell::jobs::submit(site, job).await {
+    if let Err(error) = crate::shell::jobs::submit(site, job).await
+        && site.deployments.refusals.is_new(&order.id, &error.to_string())
+    {
         tracing::warn!(deployment = %order.deployment, node = %order.node, %error, "a job was not taken");
+    }
+}
+
+/// Why jobs were not taken that are asked for again and again: said once for each and each reason.
+#[derive(Default)]
+struct Refusals(Mutex<BTreeMap<String, String>>);
+
+impl Refusals {
+    /// Only these are asked for now.
+    fn only(&self, orders: &[Order]) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|id, _| orders.iter().any(|order| order.id == *id));
+    }
+
+    fn is_new(&self, id: &str, why: &str) -> bool {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.insert(id.to_owned(), why.to_owned()).is_none_or(|before| before != why)
     }
 }
 

@@ -88,8 +88,12 @@ pub(crate) struct Outcome {
 impl Outcome {
     /// Whether nothing is different, and nothing has to be kept of it.
     pub(crate) fn is_empty(&self) -> bool {
-        let rows = self.replicas.is_empty() && self.gone.is_empty();
-        rows && self.orders.is_empty() && self.cancels.is_empty() && !self.told.iter().any(|one| one.audited)
+        !self.stores() && self.orders.is_empty() && self.cancels.is_empty()
+    }
+
+    /// Whether something has to be kept of it. What is only asked for (again) is not different after it.
+    pub(crate) fn stores(&self) -> bool {
+        !self.replicas.is_empty() || !self.gone.is_empty() || self.told.iter().any(|one| one.audited)
     }
 
     /// All of it as one write, with what the audit is told.

@@ -364,6 +364,20 @@ fn a_job_that_was_never_stored_is_ordered_again_under_its_id() {
     assert_eq!(world.shown("chat"), [(1, 1, Ready)]);
 }
 
+/// A job that cannot be stored is asked for in each round, and nothing is stored for that.
+#[test]
+fn a_job_that_is_not_taken_is_asked_for_again_without_a_write() {
+    let mut world = World::new(&[1]);
+    world.apply(spec("chat", json!({})));
+    assert!(world.decide_and_drop_orders().stores());
+    for _ in 0..3 {
+        let outcome = world.decide_and_drop_orders();
+        assert!(!outcome.stores() && outcome.orders.len() == 1 && !outcome.is_empty(), "{outcome:?}");
+    }
+    world.run();
+    assert_eq!(world.shown("chat"), [(1, 1, Ready)]);
+}
+
 /// A node that takes long to end what nobody wants is asked once, not again and again.
 #[test]
 fn an_unwanted_engine_is_asked_to_end_again_only_when_its_job_has_ended() {

@@ -262,6 +262,13 @@ impl World {
         self.restart();
     }
 
+    /// A round that is stored, and none of whose jobs is taken.
+    pub(super) fn decide_and_drop_orders(&mut self) -> Outcome {
+        let outcome = self.decide();
+        self.deployments.applied(&outcome);
+        outcome
+    }
+
     /// A round that the store does not take.
     pub(super) fn refused(&mut self) {
         let before = self.deployments.clone();
