@@ -317,12 +317,21 @@ fn named(path: &Path, is: impl Fn(&fs::DirEntry) -> bool) -> Vec<String> {
     names
 }
 
-/// Takes an artifact out of its root in one rename, then removes it.
+/// Whether a folder of a root is but a link to where somebody has moved it.
+pub(super) fn is_linked(root: &Path, folder: &str) -> bool {
+    root.join(folder).is_symlink()
+}
+
+/// Takes an artifact out of its root in one rename, then removes it; of one that is linked the link.
 pub(super) fn remove(quarantine: &Path, root: &Path, folder: &str) -> Result<(), Failure> {
     let from = root.join(folder);
     let leaving = quarantine.join(format!("{LEAVING}{}", uuid::Uuid::new_v4().simple()));
     fs::rename(&from, &leaving).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => Failure::new(Reason::NotFound, "no such artifact is here"),
+        io::ErrorKind::CrossesDevices => Failure::new(
+            Reason::Disk,
+            "it is on another file system than artifacts.quarantine, behind a link or a mount in its root: remove it there by hand",
+        ),
         _ => disk(&error),
     })?;
     if let Some(above) = from.parent() {

@@ -127,7 +127,9 @@ impl Artifacts {
         let mut freed = None;
         for (name, root) in roots {
             // What is no whole artifact any more may go, too.
-            let bytes = folders::present(name, root, &folder).map_or(0, |present| present.bytes);
+            let present = folders::present(name, root, &folder);
+            // Where a link leads to stays.
+            let bytes = present.filter(|_| !folders::is_linked(root, &folder)).map_or(0, |one| one.bytes);
             match folders::remove(quarantine, root, &folder) {
                 Ok(()) => freed = Some(freed.unwrap_or(0) + bytes),
                 Err(failure) if failure.reason == Reason::NotFound => {}

@@ -129,3 +129,18 @@ async fn a_linked_artifact_is_present_in_every_way() {
     assert!(site.root_is_empty() && moved.join("m").exists(), "what is elsewhere is its owner's");
     assert!(site.artifacts.news().borrow().is_empty());
 }
+
+/// What somebody has moved and linked is taken away as what it is in the root: a link, which frees nothing.
+#[tokio::test]
+async fn of_what_is_linked_the_link_goes_and_nothing_is_said_to_be_freed() {
+    let site = Site::new();
+    let wanted = site.wanted(&[("m", b"model")]);
+    let done = site.acquire(&wanted).await.unwrap();
+    let (place, moved) =
+        (site.folder.path().join("models").join(&done.folder), site.folder.path().join("elsewhere"));
+    fs::rename(&place, &moved).unwrap();
+    symlink(&moved, &place).unwrap();
+    assert_eq!(site.artifacts.list().len(), 1);
+    assert_eq!(site.artifacts.remove(("org/name", "r1", &wanted.digest), "", |_| None).unwrap(), 0);
+    assert!(site.artifacts.list().is_empty() && fs::read(moved.join("m")).unwrap() == b"model");
+}
