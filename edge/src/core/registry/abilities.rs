@@ -79,7 +79,8 @@ impl ArtifactRow {
 }
 
 impl Node {
-    /// A hello says all of both.
+    /// A hello says all that it can run, and of artifacts as many as it has room for: where that is not all, the whole list
+    /// comes soon after it.
     pub(super) fn able(&mut self, runtimes: Vec<EngineRuntime>, artifacts: Vec<Artifact>) {
         self.can_run(runtimes);
         self.report.artifacts = artifacts.into_iter().map(ArtifactRow::from).collect();
