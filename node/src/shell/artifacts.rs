@@ -63,6 +63,9 @@ pub(crate) struct Artifacts {
     running: Downloads,
     /// What is here, as it was seen last.
     seen: watch::Sender<Arc<Vec<Artifact>>>,
+    /// Looks that have begun, and the one that saw it.
+    looks: AtomicU64,
+    seen_by: AtomicU64,
     /// Bytes that came since the start.
     fetched: Arc<AtomicU64>,
 }
@@ -96,6 +99,8 @@ impl Artifacts {
             stack: sharing::STACK,
             running: Downloads::default(),
             seen: watch::Sender::default(),
+            looks: AtomicU64::new(0),
+            seen_by: AtomicU64::new(0),
             fetched: Arc::default(),
         }
     }

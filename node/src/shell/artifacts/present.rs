@@ -5,8 +5,10 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
 };
+
+use umbel_contracts::proto::node::Artifact;
 
 use super::{Artifacts, Present, folders, job, sharing::lock};
 use crate::core::artifacts::{Failure, Reason, outworn};
@@ -70,8 +72,18 @@ impl Artifacts {
 
     /// Looks at the roots anew. May block.
     pub(crate) fn look(&self) {
-        let now = Arc::new(job::listed(self.list()));
+        let number = self.looks.fetch_add(1, Ordering::Relaxed) + 1;
+        self.saw(number, job::listed(self.list()));
+    }
+
+    /// What a look has found. Several are under way at once: one that began before the newest that has ended is outworn.
+    pub(super) fn saw(&self, number: u64, now: Vec<Artifact>) {
+        let now = Arc::new(now);
         self.seen.send_if_modified(|seen| {
+            // Under the lock of what is seen.
+            if self.seen_by.fetch_max(number, Ordering::Relaxed) > number {
+                return false;
+            }
             let differs = *seen != now;
             *seen = now;
             differs

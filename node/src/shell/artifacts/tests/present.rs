@@ -144,3 +144,17 @@ async fn of_what_is_linked_the_link_goes_and_nothing_is_said_to_be_freed() {
     assert_eq!(site.artifacts.remove(("org/name", "r1", &wanted.digest), "", |_| None).unwrap(), 0);
     assert!(site.artifacts.list().is_empty() && fs::read(moved.join("m")).unwrap() == b"model");
 }
+
+/// Two looks at once: the one that began first, and takes longer, does not bring back what is gone since.
+#[tokio::test]
+async fn an_older_look_does_not_overwrite_a_newer_one() {
+    let site = Site::new();
+    let wanted = site.wanted(&[("m", b"model")]);
+    site.acquire(&wanted).await.unwrap();
+    wait_until("it is told", || !site.artifacts.news().borrow().is_empty()).await;
+    let (older, found) = (site.artifacts.looks.fetch_add(1, Ordering::Relaxed) + 1, site.artifacts.news());
+    let found = found.borrow().to_vec();
+    site.artifacts.remove(("org/name", "r1", &wanted.digest), "", |_| None).unwrap();
+    site.artifacts.saw(older, found);
+    assert!(site.artifacts.news().borrow().is_empty());
+}
