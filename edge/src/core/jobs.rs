@@ -347,8 +347,10 @@ impl Jobs {
 
     /// Those that have not ended, the newest first, at most `most`: of one node, or of all.
     pub(crate) fn open(&self, node: Option<NodeId>, most: usize) -> Vec<JobView> {
-        let rooms = self.rooms.iter().filter(|(own, _)| node.is_none_or(|node| node == **own));
-        let mut ids: Vec<&(u64, String)> = rooms.flat_map(|(_, room)| &room.jobs).collect();
+        let mut ids: Vec<&(u64, String)> = match node {
+            Some(node) => self.rooms.get(&node).into_iter().flat_map(|room| &room.jobs).collect(),
+            None => self.rooms.values().flat_map(|room| &room.jobs).collect(),
+        };
         ids.sort_unstable_by_key(|(sequence, _)| std::cmp::Reverse(*sequence));
         ids.into_iter().take(most).filter_map(|(_, id)| self.view(id)).collect()
     }

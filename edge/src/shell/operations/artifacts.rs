@@ -220,6 +220,9 @@ mod tests {
         let orders = jobs::orders_of(&asked_of(nodes.clone(), &asked), &request, body).unwrap();
         assert_eq!(orders.iter().map(|order| order.node).collect::<Vec<_>>(), [nodes[7].id]);
         let refused = jobs::orders_of(&nodes, &request, body).unwrap_err();
-        assert!(refused.message.contains("65 nodes") && refused.message.contains("choose fewer"), "{refused:?}");
+        assert!(
+            refused.message.contains("65 nodes") && refused.message.contains("choose fewer"),
+            "{refused:?}"
+        );
     }
 }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use umbel_contracts::objects::{CommandPhase, NodeObject, timestamp};
 use umbel_contracts::operations::{
-    CommandArgs, CommandCancel, CommandShow, CommandStateResult, ListArgs, NodeList, NodeListResult,
+    CommandArgs, CommandCancel, CommandShow, CommandStateResult, LARGEST_RESULT, ListArgs, NodeList,
+    NodeListResult,
 };
 use umbel_wire::{Code, Error};
 
@@ -15,6 +16,8 @@ use crate::shell::commands::{Commands, Context};
 use crate::shell::owing::write_or_owe;
 use crate::shell::status;
 
+/// Nodes are told whole up to this size of their answer.
+const SHOWN_BYTES: usize = LARGEST_RESULT - LARGEST_RESULT / 8;
 /// Most entries a page.
 pub(super) const PAGE_MAX: u32 = 1_000;
 
@@ -61,8 +64,28 @@ pub(super) fn nodes(commands: &Commands, request: &Request) -> Result<NodeListRe
 
 pub(super) fn show(commands: &Commands, selector: &str) -> Result<NodeListResult, Error> {
     let chosen = select_any(commands, selector)?;
+    let plain = |node: &Arc<Node>| NodeObject::from_proto(status::node(&commands.site, node));
     let whole = |node: &Arc<Node>| NodeObject::from_proto(status::node_in_detail(&commands.site, node));
-    Ok(NodeListResult { nodes: chosen.iter().map(whole).collect(), next_cursor: None })
+    Ok(NodeListResult { nodes: while_room(&chosen, plain, whole, SHOWN_BYTES), next_cursor: None })
+}
+
+/// Each in its plain form, and the first ones whole: as many as fit into so many bytes with all the others.
+fn while_room<I, T: serde::Serialize>(
+    items: &[I],
+    plain: impl Fn(&I) -> T,
+    whole: impl Fn(&I) -> T,
+    most: usize,
+) -> Vec<T> {
+    let bytes = |one: &T| serde_json::to_vec(one).map_or(0, |text| text.len() + 1);
+    let mut told: Vec<T> = items.iter().map(plain).collect();
+    let mut room = most.saturating_sub(told.iter().map(bytes).sum());
+    for (item, told) in items.iter().zip(&mut told) {
+        let one = whole(item);
+        let Some(left) = room.checked_sub(bytes(&one).saturating_sub(bytes(told))) else { break };
+        room = left;
+        *told = one;
+    }
+    told
 }
 
 fn state(command_id: String, row: crate::core::commands::CommandRow) -> CommandStateResult {
@@ -123,6 +146,16 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
+
+    #[test]
+    fn of_many_as_many_are_told_whole_as_fit() {
+        let told = |most| while_room(&[3, 3, 3], |_| "a".to_owned(), |many| "a".repeat(*many), most);
+        // Each has quotes and a comma.
+        assert_eq!(told(12), ["a", "a", "a"]);
+        assert_eq!(told(16), ["aaa", "aaa", "a"]);
+        assert_eq!(told(100), ["aaa", "aaa", "aaa"]);
+        assert_eq!(told(0), ["a", "a", "a"], "that it is too much is said by whoever sends it");
+    }
 
     #[test]
     fn a_page_goes_on_where_the_one_before_ended_whatever_was_removed() {
