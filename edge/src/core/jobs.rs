@@ -370,6 +370,17 @@ impl Jobs {
         counts
     }
 
+    /// By kind: when that of those that wait for their nodes was asked for which waits longest.
+    pub(crate) fn queued_since(&self) -> BTreeMap<&'static str, Wall> {
+        let mut since = BTreeMap::new();
+        for (_, job) in self.not_ended().filter(|(_, job)| job.row.state == JobState::Queued) {
+            let asked = Wall(job.row.submitted_at_unix_ms);
+            let first = since.entry(tally::kind(&job.row.kind)).or_insert(asked);
+            *first = asked.min(*first);
+        }
+        since
+    }
+
     /// How many wait for their node to have room, and how many their node has.
     pub(crate) fn figures(&self) -> (u32, u32) {
         let states = self.not_ended().map(|(_, job)| job.row.state);

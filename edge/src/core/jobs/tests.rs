@@ -568,3 +568,17 @@ fn downloads_leave_room_for_other_work() {
     world.fail("d0", &lease, "SOURCE_REFUSED", false).unwrap();
     assert_eq!(world.jobs.next(world.node, Generation(1)), Some(format!("d{DOWNLOADS}").as_str()));
 }
+
+#[test]
+fn the_one_that_waits_longest_says_since_when_some_wait() {
+    let mut world = World::new();
+    assert!(world.jobs.queued_since().is_empty());
+    for id in ["a", "b"] {
+        world.submit(id);
+        world.wall += 1_000;
+    }
+    assert_eq!(world.jobs.queued_since(), [("runtime.health", Wall(1_000))].into());
+    let speaker = world.speaker(1, 1);
+    world.lease("a", &speaker).unwrap();
+    assert_eq!(world.jobs.queued_since(), [("runtime.health", Wall(2_000))].into());
+}

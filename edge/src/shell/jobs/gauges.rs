@@ -31,15 +31,21 @@ impl fmt::Debug for Gauges {
 impl Collector for Gauges {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let Some(site) = self.site.upgrade() else { return Ok(()) };
-        let (open, tally) = {
+        let (open, queued, tally) = {
             let table = site.jobs.table();
-            (table.open_by_kind(), table.tally().clone())
+            (table.open_by_kind(), table.queued_since(), table.tally().clone())
         };
         let all = KINDS.into_iter().flat_map(|kind| STATES.map(|state| (kind, state)));
         let series = all.map(|(kind, state)| {
             ([("kind", kind), ("state", state)], whole(open.get(&(kind, state)).copied().unwrap_or(0)))
         });
         gauges(&mut encoder, "umbel_edge_jobs", "Jobs of nodes that have not ended", series)?;
+        let now = site.wall().unix_ms();
+        let waits = |kind| queued.get(kind).map_or(0, |since| now.saturating_sub(since.unix_ms()).max(0));
+        let series =
+            KINDS.into_iter().map(|kind| ([("kind", kind)], whole(waits(kind).unsigned_abs()) / 1_000.0));
+        let help = "How long the one that waits longest for its node to have room has waited";
+        gauges(&mut encoder, "umbel_edge_jobs_queued_seconds", help, series)?;
         let by = |label: &'static str| {
             move |((kind, word), count): (&(&'static str, &'static str), &u64)| {
                 ([("kind", *kind), (label, *word)], *count)
