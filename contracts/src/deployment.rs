@@ -44,6 +44,8 @@ pub use rules::parse_version;
 
 /// Bytes of a deployment's name: with `.rN.sM` it is an engine's, and half of a provider's id.
 pub const NAME_BYTES_MAX: usize = 40;
+/// Bytes of a document's JSON: it travels in the arguments of one command, and what is beside it there takes a few hundred.
+pub const DOCUMENT_BYTES_MAX: usize = crate::operations::LARGEST_ARGS - 1024;
 /// Replicas of one deployment.
 pub const REPLICAS_MAX: u32 = 64;
 /// Nodes of one replica.

@@ -11,6 +11,7 @@ use std::str::FromStr;
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 
 use crate::objects::{DeploymentObject, EngineObject, JobObject};
 use crate::proto::control::OperationClass;
@@ -43,8 +44,8 @@ pub use settings::*;
 
 /// Longest selector, reason or confirmation in a command, in bytes.
 pub const LONGEST_TEXT: usize = 1024;
-/// Largest arguments of a command, in bytes of JSON: a document with the 256 files that it may have, and what is beside it fits
-/// into one message of the wire.
+/// Largest arguments of a command, in bytes of JSON: a document of [`crate::deployment::DOCUMENT_BYTES_MAX`] and what is beside
+/// it fit into one message of the wire.
 pub const LARGEST_ARGS: usize = 48 * 1024;
 /// Tokens that one `enrollment.create` makes: as many as [`LARGEST_ARGS`] holds, whatever their names.
 pub const TOKENS_AT_ONCE: usize = 128;
@@ -56,6 +57,32 @@ pub const LARGEST_STORED_RESULT: usize = 8 * 1024;
 pub const METADATA_KEYS: [&str; 4] = ["actor", "role", "correlation_id", "client"];
 /// All keys and values of a command's metadata together, in bytes.
 pub const LARGEST_METADATA: usize = 1024;
+
+/// That arguments are no larger than a command carries.
+///
+/// # Errors
+/// One sentence with the bound, and by its path the field that takes most of it.
+pub fn check_size(args: &Map<String, Value>) -> Result<(), String> {
+    let size = |value: &Value| serde_json::to_vec(value).map_or(usize::MAX, |text| text.len());
+    let whole = serde_json::to_vec(args).map_or(usize::MAX, |text| text.len());
+    if whole <= LARGEST_ARGS {
+        return Ok(());
+    }
+    let (mut path, mut at, mut takes) = (String::new(), args, whole);
+    // The innermost field that is more than half of it all.
+    loop {
+        let largest = at.iter().map(|(key, value)| (size(value), key, value)).max_by_key(|(size, ..)| *size);
+        let Some((own, key, value)) = largest.filter(|(own, ..)| *own > whole / 2) else { break };
+        // A key of a map may be anybody's text.
+        let key: String = key.chars().take(64).flat_map(char::escape_default).collect();
+        path = if path.is_empty() { key } else { format!("{path}.{key}") };
+        takes = own;
+        let Value::Object(within) = value else { break };
+        at = within;
+    }
+    let bound = format!("args are {whole} bytes of JSON, and at most {LARGEST_ARGS} are allowed");
+    Err(if path.is_empty() { bound } else { format!("{bound}: {path} takes {takes} of them") })
+}
 
 /// What an operation changes, and so who may ask for it.
 #[derive(

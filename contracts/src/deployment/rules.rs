@@ -5,10 +5,11 @@
 
 use std::collections::BTreeSet;
 
+use super::read::canonical;
 use super::shape::FAULTS_MAX;
 use super::{
-    ArtifactSpec, DELAY_MAX, DeploymentSpec, EngineKind, Faults, GPU_NAMES_MAX, GPUS_MAX, GpuSpec,
-    NAME_BYTES_MAX, NODES_PER_REPLICA_MAX, Profile, REPLICAS_MAX,
+    ArtifactSpec, DELAY_MAX, DOCUMENT_BYTES_MAX, DeploymentSpec, EngineKind, Faults, GPU_NAMES_MAX, GPUS_MAX,
+    GpuSpec, NAME_BYTES_MAX, NODES_PER_REPLICA_MAX, Profile, REPLICAS_MAX,
 };
 use crate::artifact;
 use crate::names;
@@ -79,6 +80,7 @@ impl DeploymentSpec {
             judge_artifact(artifact, &mut judge);
         }
         engine(self, &mut judge);
+        size(self, &mut judge);
         if judge.0.is_empty() { Ok(()) } else { Err(Faults(judge.0)) }
     }
 }
@@ -96,6 +98,10 @@ impl ArtifactSpec {
     pub(super) fn judge(&self, known: Vec<Fault>) -> Result<(), Faults> {
         let mut judge = Judge(known);
         judge_artifact(self, &mut judge);
+        let whole = canonical(self).len();
+        if whole > DOCUMENT_BYTES_MAX {
+            too_large("artifact.files", canonical(&self.files).len(), whole, &mut judge);
+        }
         for fault in &mut judge.0 {
             let path = fault.path.strip_prefix("artifact").unwrap_or(&fault.path);
             fault.path = path.trim_start_matches('.').to_owned();
@@ -277,6 +283,27 @@ fn judge_artifact(artifact: &ArtifactSpec, judge: &mut Judge) {
         let known = files.iter().any(|file| &file.path == main);
         judge.unless(known, "artifact.main_file", quoted(main), "it is the path of one of artifact.files");
     }
+}
+
+/// All of it goes in one command, whatever its lists may have by themselves.
+fn size(spec: &DeploymentSpec, judge: &mut Judge) {
+    let whole = canonical(spec).len();
+    if whole <= DOCUMENT_BYTES_MAX {
+        return;
+    }
+    let files = spec.artifact.as_ref().map_or(0, |artifact| canonical(&artifact.files).len());
+    let profile = canonical(&spec.engine.profile).len();
+    let (path, takes) =
+        if files >= profile { ("artifact.files", files) } else { ("engine.profile", profile) };
+    too_large(path, takes, whole, judge);
+}
+
+fn too_large(path: &str, takes: usize, whole: usize, judge: &mut Judge) {
+    let says = format!(
+        "takes {takes} bytes as JSON, and all of it {whole}: at most {DOCUMENT_BYTES_MAX} are allowed for the whole, so have less \
+         there, or shorter names"
+    );
+    judge.fault(path, says);
 }
 
 fn engine(spec: &DeploymentSpec, judge: &mut Judge) {

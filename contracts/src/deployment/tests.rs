@@ -293,17 +293,48 @@ fn the_examples_are_documents() {
     assert_eq!(kinds, [EngineKind::Vllm, EngineKind::Sglang, EngineKind::LlamaServer, EngineKind::External]);
 }
 
-/// A model in as many pieces as a document may have is applied by one command.
-#[test]
-fn the_most_files_fit_into_a_command() {
-    use crate::artifact::FILES_MAX;
-    let name = |n: usize| format!("checkpoint/model-{n:05}-of-{FILES_MAX:05}.safetensors");
-    let files: Vec<Value> = (1..=FILES_MAX)
+/// A document of as many files as one may have, their names so long.
+fn many_files(name: impl Fn(usize) -> String) -> Value {
+    let files: Vec<Value> = (1..=crate::artifact::FILES_MAX)
         .map(|n| json!({ "path": name(n), "bytes": 4_987_654_321_u64, "sha256": DIGEST }))
         .collect();
     let mut document = with("artifact.files", json!(files));
     document["artifact"]["main_file"] = json!(name(1));
-    DeploymentSpec::from_value(document.clone()).unwrap();
-    let args = serde_json::to_vec(&json!({ "deployment": document, "if_version": u64::MAX })).unwrap();
-    assert!(args.len() < crate::operations::LARGEST_ARGS, "{}", args.len());
+    document
+}
+
+/// A model in as many pieces as a document may have is applied by one command.
+#[test]
+fn the_most_files_fit_into_a_command() {
+    let most = crate::artifact::FILES_MAX;
+    let document = many_files(|n| format!("checkpoint/model-{n:05}-of-{most:05}.safetensors"));
+    DeploymentSpec::from_value(document).unwrap();
+}
+
+/// What passes the check fits into a command with all that may be beside it; what does not fit is refused by its own field.
+#[test]
+fn a_document_that_passes_fits_into_a_command() {
+    let spec =
+        |long: usize| DeploymentSpec::from_value(many_files(|n| format!("{n:03}{}", "x".repeat(long))));
+    let fits = (1..200).rev().find_map(|long| Some((long, spec(long).ok()?))).unwrap();
+    let document = canonical(&fits.1);
+    let left = DOCUMENT_BYTES_MAX - document.len();
+    assert!(left <= 2 * crate::artifact::FILES_MAX, "the bound is the whole document's: {left}");
+    let args = json!({
+        "document": serde_json::from_slice::<Value>(&document).unwrap(),
+        "if_version": u64::MAX,
+        "deployment": "n".repeat(NAME_BYTES_MAX),
+        "within_ms": u64::MAX,
+    });
+    crate::operations::check_size(args.as_object().unwrap()).unwrap();
+    let faults = spec(fits.0 + 1).unwrap_err();
+    assert_eq!(faults.0.len(), 1, "{faults}");
+    assert!(
+        faults.0[0].path == "artifact.files" && faults.0[0].message.contains("at most 48128"),
+        "{faults}"
+    );
+    // The same of an artifact that stands for itself, and of a profile.
+    let artifact = many_files(|n| format!("{n:03}{}", "x".repeat(fits.0 + 10)))["artifact"].take();
+    let faults = ArtifactSpec::from_value(artifact).unwrap_err();
+    assert!(faults.0[0].path == "files" && faults.0[0].message.contains("at most 48128"), "{faults}");
 }

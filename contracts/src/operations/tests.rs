@@ -21,7 +21,7 @@ fn names_are_unique_and_every_operation_is_found() {
 fn every_argument_object_is_closed_and_every_result_open() {
     for spec in ALL {
         let args = serde_json::to_value(spec.args_schema()).unwrap();
-        assert_eq!(args.get("additionalProperties"), Some(&serde_json::Value::Bool(false)), "{spec:?}");
+        assert_eq!(args.get("additionalProperties"), Some(&Value::Bool(false)), "{spec:?}");
         let result = serde_json::to_value(spec.result_schema()).unwrap();
         assert_eq!(result.get("type").and_then(|kind| kind.as_str()), Some("object"), "{spec:?}");
         assert_eq!(result.get("additionalProperties"), None, "{spec:?}");
@@ -50,4 +50,19 @@ fn defaults_are_those_of_the_contract() {
 fn more_tokens_are_bounded_as_the_schema_says() {
     let args = serde_json::to_value(find("enrollment.create").unwrap().args_schema()).unwrap();
     assert_eq!(args.pointer("/properties/more/maxItems"), Some(&(TOKENS_AT_ONCE - 1).into()));
+}
+
+#[test]
+fn arguments_that_are_too_large_name_the_field() {
+    let of = |value: Value| value.as_object().cloned().unwrap_or_default();
+    let files = vec!["x".repeat(600); 90];
+    let large = serde_json::json!({ "document": { "artifact": { "files": files, "source": "hub" } } });
+    let says = check_size(&of(large)).unwrap_err();
+    assert_eq!(
+        says,
+        "args are 54322 bytes of JSON, and at most 49152 are allowed: document.artifact.files takes 54271 of them"
+    );
+    let many: Map<_, _> = (0..5000).map(|at| (format!("key-{at:05}"), at.into())).collect();
+    assert!(check_size(&many).unwrap_err().ends_with("49152 are allowed"));
+    check_size(&of(serde_json::json!({ "name": "x" }))).unwrap();
 }

@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 use umbel_contracts::method;
 use umbel_contracts::objects::{CommandObject, CommandRequestBody};
-use umbel_contracts::operations::{Class, LARGEST_ARGS, LARGEST_METADATA};
+use umbel_contracts::operations::{Class, LARGEST_METADATA, check_size};
 use umbel_contracts::proto::control::{EdgeCommandRequest, EdgeCommandResponse};
 use umbel_contracts::serve::{Caller, CommandCall};
 use umbel_store::{CommitError, Owed};
@@ -93,14 +93,9 @@ fn request(caller: &Caller, asked: &CommandCall) -> Result<EdgeCommandRequest, E
         deadline_ms,
         client,
     } = asked.body.clone();
-    let args_json = serde_json::to_vec(&args.unwrap_or_default()).unwrap_or_default();
-    if args_json.len() > LARGEST_ARGS {
-        return Err(Error::new(
-            Code::TooLarge,
-            "ARGS_TOO_LARGE",
-            format!("The arguments of a command have at most {LARGEST_ARGS} bytes of JSON."),
-        ));
-    }
+    let args = args.unwrap_or_default();
+    check_size(&args).map_err(|says| Error::new(Code::TooLarge, "ARGS_TOO_LARGE", says))?;
+    let args_json = serde_json::to_vec(&args).unwrap_or_default();
     // Each value is short by its own bound, so that all together stay within the contract's.
     let quarter = LARGEST_METADATA / 4 - 16;
     let cut = |text: &str| text.chars().take(quarter / 4).collect::<String>();

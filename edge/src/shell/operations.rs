@@ -30,9 +30,9 @@ use std::sync::Arc;
 use serde_json::Value;
 use umbel_contracts::operations::{
     self, Class, CommandCancel, CommandShow, CredentialRevoke, EnrollmentCreate, EnrollmentList,
-    EnrollmentRevoke, LARGEST_ARGS, LARGEST_STORED_RESULT, LONGEST_TEXT, NoArgs, NodeDecommission,
-    NodeDisable, NodeDrain, NodeEligible, NodeEnable, NodeLabel, NodeList, NodeReadinessCheck, NodeRename,
-    NodeShow, NodeUndrain, Operation, Target,
+    EnrollmentRevoke, LARGEST_STORED_RESULT, LONGEST_TEXT, NoArgs, NodeDecommission, NodeDisable, NodeDrain,
+    NodeEligible, NodeEnable, NodeLabel, NodeList, NodeReadinessCheck, NodeRename, NodeShow, NodeUndrain,
+    Operation, Target, check_size,
 };
 use umbel_contracts::selector::Selector;
 use umbel_wire::{Code, Error};
@@ -100,14 +100,7 @@ pub(crate) fn check(request: &Request) -> Result<Class, Error> {
         }
         _ => {}
     }
-    let args = serde_json::to_vec(&request.args).map_or(usize::MAX, |bytes| bytes.len());
-    if args > LARGEST_ARGS {
-        return Err(Error::new(
-            Code::TooLarge,
-            "ARGS_TOO_LARGE",
-            format!("args are above {LARGEST_ARGS} bytes"),
-        ));
-    }
+    check_size(&request.args).map_err(|says| Error::new(Code::TooLarge, "ARGS_TOO_LARGE", says))?;
     if REASONED.contains(&spec.name) && !only_asks(request) && request.reason.trim().is_empty() {
         return Err(invalid("REASON", format!("{} needs a reason: who reads the audit wants it", spec.name)));
     }

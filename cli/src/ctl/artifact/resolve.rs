@@ -47,6 +47,8 @@ pub(in crate::ctl) async fn resolve(global: &Global, args: &ArtifactResolve) -> 
         main_file: main_file(&files),
         files,
     };
+    // Nobody gets a list that no document takes.
+    spec.check().map_err(|faults| Failure::failed(faults.to_string()))?;
     print(global, &spec)
 }
 
