@@ -10,12 +10,14 @@ use umbel_contracts::artifact::{self, ArtifactFile};
 use umbel_contracts::config::ByteSize;
 
 mod failure;
+mod headway;
 mod keeping;
 mod rate;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use failure::{Failure, Reason};
+pub(crate) use headway::{Headway, STANDSTILL};
 pub(crate) use keeping::{Left, outworn};
 pub(crate) use rate::Rate;
 
@@ -240,7 +242,7 @@ impl Stage {
 }
 
 /// How far a download is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Progress {
     pub(crate) stage: Stage,
     /// Of all files, with what was there before.
@@ -250,4 +252,6 @@ pub(crate) struct Progress {
     pub(crate) bytes_per_second: u64,
     pub(crate) files_done: u32,
     pub(crate) files_total: u32,
+    /// What it waits for, or from where it comes if that is not what was asked for.
+    pub(crate) says: Option<String>,
 }

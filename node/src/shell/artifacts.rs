@@ -125,6 +125,8 @@ impl Artifacts {
             );
             return Err(Failure::new(Reason::SourceUnknown, says));
         }
+        // Whether the own source was asked: it may be given way to, and then waits until the other one has failed.
+        let mut asked = false;
         loop {
             if cancel.is_cancelled() {
                 return Err(Failure::cancelled());
@@ -132,10 +134,20 @@ impl Artifacts {
             if let Some(done) = self.already(&wanted, &root).await {
                 return Ok(done);
             }
-            let seat = self.join(&wanted, &root)?;
-            match seat.wait(&progress, cancel).await {
-                // It was on its way to its end when we came, since all others had left.
+            let mut seat = self.join(&wanted, &root)?;
+            let end = loop {
+                asked |= !seat.is_of_another();
+                if let Some(end) = seat.wait(&progress, cancel, !asked).await {
+                    break end;
+                }
+                seat = self.take_over(&wanted, &root, &seat)?;
+            };
+            match end {
+                // It was on its way to its end when we came, since all others had left; or it made way.
                 Err(failure) if failure.reason == Reason::Cancelled && !cancel.is_cancelled() => {}
+                // The own source may have what another has not.
+                Err(failure)
+                    if seat.is_of_another() && failure.reason.is_of_source() && !cancel.is_cancelled() => {}
                 end => {
                     if end.is_ok() {
                         self.look_later();

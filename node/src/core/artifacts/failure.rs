@@ -55,6 +55,14 @@ impl Reason {
         }
     }
 
+    /// Whether it is about the source alone: another one may have what is wanted.
+    pub(crate) fn is_of_source(self) -> bool {
+        matches!(
+            self,
+            Self::SourceRefused | Self::SourceUnreachable | Self::SizeMismatch | Self::DigestMismatch
+        )
+    }
+
     /// Whether the same again may go better: what depends on a person's hand or another list does not.
     fn retry(self) -> bool {
         matches!(self, Self::Space | Self::SourceUnreachable | Self::Disk | Self::InUse | Self::Internal)

@@ -115,3 +115,30 @@ fn the_oldest_goes_first_and_what_runs_stays() {
     assert_eq!(outworn(all.clone(), 15), ["past", "old"]);
     assert_eq!(outworn(all, 1000), ["past", "old", "new"]);
 }
+
+#[test]
+fn a_download_makes_way_when_it_has_stood_still_for_long() {
+    let (start, second) = (Instant::now(), Duration::from_secs(1));
+    let at = |stage, bytes_done| Progress { stage, bytes_done, ..Progress::default() };
+    let mut headway = Headway::new(start);
+    assert!(!headway.stands_still(start + STANDSTILL - second) && headway.stands_still(start + STANDSTILL));
+    // A byte now and then is enough; the same figure told again is nothing, nor is one that begins anew.
+    for (moment, bytes, since) in [(9, 1, 9), (18, 2, 18), (27, 2, 18), (27, 0, 18), (27, 1, 27)] {
+        headway.seen(&at(Stage::Fetching, bytes), start + moment * second);
+        assert_eq!(headway.deadline(), Some(start + since * second + STANDSTILL), "{moment} {bytes}");
+    }
+    // Hashing what is there is getting on, too; what goes to its place is left alone, however slow the disk is.
+    headway.seen(&at(Stage::Verifying, 5), start + 60 * second);
+    assert!(!headway.stands_still(start + 69 * second));
+    headway.seen(&at(Stage::Promoting, 5), start + 60 * second);
+    assert!(headway.deadline().is_none() && !headway.stands_still(start + 6000 * second));
+}
+
+#[test]
+fn what_is_of_one_source_alone_is_not_of_another() {
+    for reason in [Reason::Space, Reason::Disk, Reason::Cancelled, Reason::Internal, Reason::RootUnknown] {
+        assert!(!reason.is_of_source(), "{reason:?}");
+    }
+    assert!(Reason::SourceRefused.is_of_source() && Reason::SourceUnreachable.is_of_source());
+    assert!(Reason::SizeMismatch.is_of_source() && Reason::DigestMismatch.is_of_source());
+}

@@ -1,6 +1,6 @@
 //! One download, on a thread of its own: file by file from its source into the quarantine, checked, then into its root.
 //!
-//! Owns the order, what an answer is worth, and tries; leaves connections to `http`, hashing to `sink`, places to `folders`,
+//! Owns the order, and tries; leaves what an answer is worth to `answer`, connections to `http`, hashing to `sink`, places to `folders`,
 //! and what is decided to `core/artifacts`. Invariant: a byte is counted once it is written, and nothing reaches a root whose
 //! digest was not found here. It may block: nothing else runs on its thread.
 
@@ -17,9 +17,8 @@ use std::{
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use hyper::{
-    Response, StatusCode,
-    body::{Body as _, Frame, Incoming},
-    header::{self, HeaderMap},
+    Response,
+    body::{Frame, Incoming},
 };
 use tokio::{
     sync::watch,
@@ -37,6 +36,8 @@ use crate::{
     config::Source,
     core::artifacts::{Drip, Failure, Patience, Progress, Rate, Reason, Stage, Step, Tries, Wanted, room},
 };
+
+mod answer;
 
 /// Progress is told no oftener than this.
 const TELL: Duration = Duration::from_millis(200);
@@ -88,7 +89,7 @@ struct Run {
 /// Runs it to its end.
 pub(super) async fn run(fetch: Fetch) -> Result<Done, Failure> {
     let began = Instant::now();
-    let parts = folders::Parts::open(&fetch.quarantine, &fetch.name)?;
+    let parts = folders::Parts::open(&fetch.quarantine, &fetch.name, &fetch.wanted.source)?;
     let progress = Progress {
         bytes_total: fetch.wanted.bytes(),
         files_total: u32::try_from(fetch.wanted.files.len()).unwrap_or(u32::MAX),
@@ -105,6 +106,7 @@ pub(super) async fn run(fetch: Fetch) -> Result<Done, Failure> {
         fetch,
     };
     run.make_room()?;
+    run.tell(Stage::Waiting, 0);
     let mut origin = run.origin()?;
     let files = run.fetch.wanted.files.clone();
     for file in &files {
@@ -198,7 +200,7 @@ impl Run {
                             return Err(Failure::new(Reason::SourceUnreachable, says));
                         };
                         tracing::info!(file = file.path, at = sink.at(), ?pause, "{says}; tried again");
-                        self.tell(Stage::Waiting, sink.at());
+                        self.waits(sink.at(), format!("{says}; tried again in {} s", whole_seconds(pause)));
                         self.pause(pause).await?;
                     }
                 }
@@ -250,13 +252,29 @@ impl Run {
                 let path = format!("{repository}{between}/{revision}/{}", file.path);
                 let etag = self.parts.etag(&file.path).cloned();
                 let from = (sink.at() > 0).then(|| Start { byte: sink.at(), etag });
-                let cancel = self.fetch.cancel.clone();
-                let response = tokio::select! {
-                    () = cancel.cancelled() => return Err(Failure::cancelled().into()),
-                    response = client.get(&path, from.as_ref()) => response?,
-                };
+                let response = self.answered(client.get(&path, from.as_ref()), sink.at()).await?;
                 self.judge(&response, file, sink)?;
                 self.body(response.into_body(), file, sink).await
+            }
+        }
+    }
+
+    /// The head of an answer; that it does not come is told.
+    async fn answered(
+        &mut self,
+        asking: impl Future<Output = Result<Response<Incoming>, Trouble>>,
+        at: u64,
+    ) -> Result<Response<Incoming>, Trouble> {
+        let cancel = self.fetch.cancel.clone();
+        let (mut asking, mut said) = (std::pin::pin!(asking), false);
+        loop {
+            tokio::select! {
+                () = cancel.cancelled() => return Err(Failure::cancelled().into()),
+                response = &mut asking => return response,
+                () = tokio::time::sleep(TELL), if !said => {
+                    said = true;
+                    self.waits(at, format!("source {} has not answered yet", self.name()));
+                }
             }
         }
     }
@@ -284,93 +302,6 @@ impl Run {
             self.take(piece, sink)?;
         }
         Ok(())
-    }
-
-    /// Whether an answer's body is what was asked for; where it begins anew, so does the file.
-    fn judge(
-        &mut self,
-        response: &Response<Incoming>,
-        file: &ArtifactFile,
-        sink: &mut Sink,
-    ) -> Result<(), Trouble> {
-        let (status, headers) = (response.status(), response.headers());
-        if !status.is_success() {
-            return Err(self.refusal(status, headers, file, sink)?);
-        }
-        let packed = headers.get(header::CONTENT_ENCODING).is_some_and(|one| one != "identity");
-        if packed {
-            let says = format!("source {} packs {:?} although it was asked not to", self.name(), file.path);
-            return Err(Trouble::never(Reason::SourceRefused, says));
-        }
-        match status {
-            StatusCode::PARTIAL_CONTENT => {
-                let (first, total) =
-                    content_range(headers).ok_or_else(|| self.nonsense("a part of what it does not say"))?;
-                if total.is_some_and(|total| total != file.bytes) {
-                    return Err(self.size(file, total.unwrap_or_default()));
-                }
-                if first != sink.at() {
-                    return Err(self.nonsense("another part than was asked for"));
-                }
-            }
-            StatusCode::OK => {
-                if sink.at() > 0 {
-                    tracing::info!(file = file.path, "the source begins anew");
-                    sink.restart()?;
-                }
-                if let Some(size) = response.body().size_hint().exact().filter(|size| *size != file.bytes) {
-                    return Err(self.size(file, size));
-                }
-            }
-            _ => return Err(self.nonsense("success without a file")),
-        }
-        Ok(self.parts.set_etag(&file.path, strong(headers))?)
-    }
-
-    /// What an answer that is no success means; an error of the disk comes before it.
-    fn refusal(
-        &mut self,
-        status: StatusCode,
-        headers: &HeaderMap,
-        file: &ArtifactFile,
-        sink: &mut Sink,
-    ) -> Result<Trouble, Trouble> {
-        let says = format!("source {} answers {} for {:?}", self.name(), status.as_u16(), file.path);
-        Ok(match status.as_u16() {
-            416 => {
-                // What is here is longer than what is there: of another version.
-                sink.restart()?;
-                Trouble::later(says)
-            }
-            408 | 425 | 429 | 500..=599 => {
-                let seconds =
-                    headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-                Trouble::Later { says, after: seconds.map(Duration::from_secs) }
-            }
-            401 | 403 => Trouble::never(
-                Reason::SourceRefused,
-                format!("{says}: is its token right, and allowed to read it?"),
-            ),
-            404 | 410 => Trouble::never(
-                Reason::SourceRefused,
-                format!("{says}: it has no such repository, revision or file"),
-            ),
-            _ => Trouble::never(Reason::SourceRefused, says),
-        })
-    }
-
-    fn nonsense(&self, what: &str) -> Trouble {
-        Trouble::later(format!("source {} answers with {what}", self.name()))
-    }
-
-    fn size(&self, file: &ArtifactFile, found: u64) -> Trouble {
-        let says = format!(
-            "{:?} has {found} bytes at source {}, and should have {}",
-            file.path,
-            self.name(),
-            file.bytes
-        );
-        Trouble::never(Reason::SizeMismatch, says)
     }
 
     /// Takes a body up to the file's last byte; what comes beyond is a lie.
@@ -464,26 +395,27 @@ impl Run {
 
     /// Tells how far it is, with `at` bytes of the file in hand.
     fn tell(&mut self, stage: Stage, at: u64) {
+        self.progress.says = None;
+        self.tell_as_it_is(stage, at);
+    }
+
+    /// Tells that nothing comes now, and why.
+    fn waits(&mut self, at: u64, why: String) {
+        self.progress.says = Some(why);
+        self.tell_as_it_is(Stage::Waiting, at);
+    }
+
+    fn tell_as_it_is(&mut self, stage: Stage, at: u64) {
         self.last = Instant::now();
         self.progress.stage = stage;
         self.progress.bytes_done = self.before + at;
         self.progress.bytes_per_second = self.rate.per_second(self.last);
-        let progress = self.progress;
+        let progress = self.progress.clone();
         self.fetch.told.send_modify(|told| told.progress = progress);
     }
 }
 
-/// The first byte of a part, and the size of the whole if it is said.
-fn content_range(headers: &HeaderMap) -> Option<(u64, Option<u64>)> {
-    let text = headers.get(header::CONTENT_RANGE)?.to_str().ok()?.strip_prefix("bytes ")?;
-    let (range, total) = text.split_once('/')?;
-    let (first, _) = range.split_once('-')?;
-    let total = if total == "*" { None } else { Some(total.parse().ok()?) };
-    Some((first.parse().ok()?, total))
-}
-
-/// A tag that names bytes, not only a meaning.
-fn strong(headers: &HeaderMap) -> Option<String> {
-    let tag = headers.get(header::ETAG)?.to_str().ok()?;
-    (tag.starts_with('"') && tag.len() <= 256).then(|| tag.to_owned())
+/// A pause as it is told: nobody is told 0 s.
+fn whole_seconds(pause: Duration) -> u64 {
+    pause.as_millis().div_ceil(1000).try_into().unwrap_or(u64::MAX)
 }

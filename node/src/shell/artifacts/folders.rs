@@ -54,6 +54,9 @@ pub(super) struct State {
     /// The version that the first bytes of a file are of.
     #[serde(default)]
     etags: BTreeMap<String, String>,
+    /// Whose versions they are.
+    #[serde(default)]
+    source: String,
 }
 
 /// The folder of one download.
@@ -70,14 +73,20 @@ pub(super) fn parts_name(root: &str, folder: &str) -> String {
 }
 
 impl Parts {
-    /// Opens it, made if it is not there.
-    pub(super) fn open(quarantine: &Path, name: &str) -> Result<Self, Failure> {
+    /// Opens it, made if it is not there. What came from another source is gone on with: at the end its digest says whether it fits.
+    pub(super) fn open(quarantine: &Path, name: &str, source: &str) -> Result<Self, Failure> {
         let folder = quarantine.join(name);
         make(&folder, 0o700)?;
         make(&folder.join(FILES), 0o755)?;
         // What does not read is of a crash: all is hashed again.
         let state = files::read(&folder.join(STATE)).ok().and_then(|text| serde_json::from_slice(&text).ok());
-        Ok(Self { folder, state: state.unwrap_or_default() })
+        let mut state: State = state.unwrap_or_default();
+        if state.source != source {
+            // Another source's names of the same bytes: asked with them, it would begin anew.
+            state.etags.clear();
+            source.clone_into(&mut state.source);
+        }
+        Ok(Self { folder, state })
     }
 
     /// Where a file is filled; its folders are made.

@@ -17,7 +17,7 @@ use umbel_contracts::{
 use umbel_wire::text::shorten;
 
 use super::{Artifacts, Done, Present};
-use crate::core::artifacts::{Failure, Progress, Reason, Wanted};
+use crate::core::artifacts::{Failure, Progress, Reason, Stage, Wanted};
 
 /// Bytes of a sentence.
 const SENTENCE_MAX: usize = 512;
@@ -132,11 +132,17 @@ pub(crate) fn fitting(all: impl Iterator<Item = Artifact>, most: usize) -> Vec<A
 
 /// How far it is, in one sentence.
 pub(crate) fn sentence(progress: &Progress) -> String {
-    let Progress { files_done, files_total, bytes_per_second, .. } = progress;
+    let Progress { stage, files_done, files_total, bytes_per_second, says, .. } = progress;
+    let files = format!("{files_done} of {files_total} files");
     // For people: one decimal is enough.
     let tenths = bytes_per_second.saturating_mul(10) >> 20;
+    let rate = format!("{}.{} MiB/s", tenths / 10, tenths % 10);
     // What is read first comes first: lines are cut where a terminal ends.
-    format!("{}.{} MiB/s, {files_done} of {files_total} files", tenths / 10, tenths % 10)
+    match says {
+        None => format!("{rate}, {files}"),
+        Some(says) if *stage == Stage::Waiting => format!("{says}; {files}"),
+        Some(says) => format!("{rate}, {files}, {says}"),
+    }
 }
 
 /// How often it is looked whether somebody else changed a root, and what is outworn.

@@ -377,4 +377,8 @@ fn progress_is_one_sentence_for_people() {
     let progress =
         Progress { files_done: 1, files_total: 3, bytes_per_second: 25 << 19, ..Progress::default() };
     assert_eq!(job::sentence(&progress), "12.5 MiB/s, 1 of 3 files");
+    let comes = Progress { says: Some("from source b".into()), stage: Stage::Fetching, ..progress.clone() };
+    assert_eq!(job::sentence(&comes), "12.5 MiB/s, 1 of 3 files, from source b");
+    let waits = Progress { says: Some("source a answers 503".into()), ..progress };
+    assert_eq!(job::sentence(&waits), "source a answers 503; 1 of 3 files");
 }
