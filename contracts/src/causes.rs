@@ -113,6 +113,12 @@ causes! {
     RootUnknown "ROOT_UNKNOWN" lasts;
     /// The source has a file in another size.
     SizeMismatch "SIZE_MISMATCH" lasts;
+    /// The source's certificate has expired, or is not valid yet, by this host's clock.
+    SourceCertificateExpired "SOURCE_CERTIFICATE_EXPIRED" passes;
+    /// The source's certificate is for another host name than the node's own file has.
+    SourceCertificateOtherName "SOURCE_CERTIFICATE_OTHER_NAME" lasts;
+    /// The source's certificate is of no authority that is trusted here, or cannot be checked.
+    SourceCertificateUntrusted "SOURCE_CERTIFICATE_UNTRUSTED" lasts;
     /// The source answers, and says no or something unusable.
     SourceRefused "SOURCE_REFUSED" lasts;
     /// The node's own file has no source of this name.

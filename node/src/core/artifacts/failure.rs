@@ -15,6 +15,12 @@ pub(crate) enum Reason {
     SizeMismatch,
     /// The node's file has no source of that name.
     SourceUnknown,
+    /// The source's certificate is not valid at this time.
+    SourceCertificateExpired,
+    /// The source's certificate is for another host name.
+    SourceCertificateOtherName,
+    /// The source's certificate is of no authority that is trusted, or cannot be checked.
+    SourceCertificateUntrusted,
     /// The source answers, and says no or something unusable.
     SourceRefused,
     /// No usable answer from the source, after several tries.
@@ -43,6 +49,9 @@ impl Reason {
             Self::DigestMismatch => Cause::DigestMismatch,
             Self::SizeMismatch => Cause::SizeMismatch,
             Self::SourceUnknown => Cause::SourceUnknown,
+            Self::SourceCertificateExpired => Cause::SourceCertificateExpired,
+            Self::SourceCertificateOtherName => Cause::SourceCertificateOtherName,
+            Self::SourceCertificateUntrusted => Cause::SourceCertificateUntrusted,
             Self::SourceRefused => Cause::SourceRefused,
             Self::SourceUnreachable => Cause::SourceUnreachable,
             Self::NameRefused => Cause::NameRefused,
@@ -59,13 +68,28 @@ impl Reason {
     pub(crate) fn is_of_source(self) -> bool {
         matches!(
             self,
-            Self::SourceRefused | Self::SourceUnreachable | Self::SizeMismatch | Self::DigestMismatch
+            Self::SourceCertificateExpired
+                | Self::SourceCertificateOtherName
+                | Self::SourceCertificateUntrusted
+                | Self::SourceRefused
+                | Self::SourceUnreachable
+                | Self::SizeMismatch
+                | Self::DigestMismatch
         )
     }
 
-    /// Whether the same again may go better: what depends on a person's hand or another list does not.
+    /// Whether the same again may go better: what depends on a person's hand or another list does not. Certificates are renewed
+    /// and clocks set by themselves; whom to trust, and by which name, is in a file.
     fn retry(self) -> bool {
-        matches!(self, Self::Space | Self::SourceUnreachable | Self::Disk | Self::InUse | Self::Internal)
+        matches!(
+            self,
+            Self::Space
+                | Self::SourceCertificateExpired
+                | Self::SourceUnreachable
+                | Self::Disk
+                | Self::InUse
+                | Self::Internal
+        )
     }
 }
 

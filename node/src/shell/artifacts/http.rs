@@ -14,18 +14,20 @@ use hyper::{
     header::{self, HeaderMap, HeaderValue},
 };
 use hyper_util::rt::TokioIo;
-use rustls::{ClientConfig, RootCertStore, pki_types::ServerName};
+use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
     time::timeout,
 };
-use umbel_wire::{files, tls};
+use umbel_wire::files;
 
 use crate::{
     config::Remote,
     core::artifacts::{Failure, Patience, Reason},
 };
+
+mod trust;
 
 /// Hops after the first answer: a hub has one or two.
 const REDIRECTS_MAX: usize = 5;
@@ -33,14 +35,6 @@ const REDIRECTS_MAX: usize = 5;
 const KEPT_MAX: usize = 4;
 /// A token is a line.
 const TOKEN_MAX: usize = 4096;
-/// Where systems keep the authorities that they trust.
-const SYSTEM_TRUST: [&str; 4] = [
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/ssl/ca-bundle.pem",
-    "/etc/ssl/cert.pem",
-];
-
 /// Why a try brought nothing, or not all.
 #[derive(Debug)]
 pub(super) enum Trouble {
@@ -279,17 +273,22 @@ impl Client {
         match timeout(self.step, handshake).await {
             Err(_) => Err(self.later("no TLS handshake in time")),
             Ok(Err(error)) => {
-                let certificate = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
-                tracing::warn!(source = self.name, "TLS: {}", tls::explain_io(&error));
-                Err(match certificate {
-                    Some(rustls::Error::InvalidCertificate(_)) => {
-                        self.refused("has a certificate that is not trusted here (the node's log says why)")
-                    }
-                    _ => self.later("the TLS handshake failed (TLS 1.3 is needed)"),
-                })
+                tracing::warn!(source = self.name, %error, "the TLS handshake failed");
+                Err(self.untrusted(&error, *origin == self.origin))
             }
             Ok(Ok(stream)) => self.speak(stream).await,
         }
+    }
+
+    /// What a handshake that failed means: certificates that do not fit are told apart, since other hands mend them.
+    fn untrusted(&self, error: &std::io::Error, own: bool) -> Trouble {
+        let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+        let Some(rustls::Error::InvalidCertificate(certificate)) = tls else {
+            return self.later("the TLS handshake failed (TLS 1.3 is needed; the node's log says why)");
+        };
+        let (reason, says) = trust::judged(certificate);
+        let whose = if own { "" } else { "redirects to a host that " };
+        Trouble::never(reason, format!("source {} {whose}{says}", self.name))
     }
 
     async fn speak<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
@@ -316,12 +315,8 @@ impl Client {
             return Ok(Arc::clone(made));
         }
         let made = match &self.ca_file {
-            Some(path) => trusting(&path.display().to_string(), true),
-            None => SYSTEM_TRUST
-                .iter()
-                .find(|path| std::path::Path::new(path).exists())
-                .ok_or_else(|| "no list of authorities is where systems keep it".to_owned())
-                .and_then(|path| trusting(path, false)),
+            Some(path) => trust::of_file(&path.display().to_string()),
+            None => trust::of_system(),
         }?;
         self.tls = Some(Arc::clone(&made));
         Ok(made)
@@ -377,16 +372,6 @@ fn bearer(file: &[u8]) -> Option<HeaderValue> {
     let mut value = HeaderValue::from_str(&format!("Bearer {token}")).ok().filter(|_| fits)?;
     value.set_sensitive(true);
     Some(value)
-}
-
-/// A configuration that trusts what stands in a PEM file. Of a system's list those that rustls cannot use are left out.
-fn trusting(path: &str, all: bool) -> Result<Arc<ClientConfig>, String> {
-    let text = std::fs::read(path).map_err(|error| format!("{path}: {error}"))?;
-    let mut authorities = tls::parse_chain(&text).map_err(|error| format!("{path}: {error}"))?;
-    if !all {
-        authorities.retain(|one| RootCertStore::empty().add(one.clone()).is_ok());
-    }
-    tls::api_client(&authorities).map_err(|error| format!("{path}: {error}"))
 }
 
 fn host_of(authority: &str) -> &str {

@@ -2,13 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests")]
 
-use std::{
-    fs,
-    os::unix::fs::{PermissionsExt as _, symlink},
-    path::Path,
-    sync::Mutex,
-    time::Instant,
-};
+use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, sync::Mutex, time::Instant};
 
 use sha2::{Digest as _, Sha256};
 use umbel_contracts::artifact::{self, ArtifactFile, MANIFEST};
@@ -17,6 +11,7 @@ use super::*;
 use crate::core::artifacts::Stage;
 use hub::{Fault, Hub};
 
+mod directory;
 mod full;
 mod present;
 mod secure;
@@ -305,40 +300,6 @@ async fn what_nobody_knows_is_refused_before_anything_is_asked() {
     assert!(site.hub.seen().is_empty() && site.root_is_empty() && site.quarantine().is_empty());
     site.artifacts.folders("../..", "r1", &wanted.digest).unwrap_err();
     site.artifacts.remove(("org/name", "../..", &wanted.digest), "", |_| None).unwrap_err();
-}
-
-#[tokio::test]
-async fn a_directory_is_a_source_and_nothing_outside_it() {
-    let site = Site::new();
-    let disk = site.folder.path().join("disk");
-    let by_revision = disk.join("org/name/r1");
-    fs::create_dir_all(&by_revision).unwrap();
-    fs::write(by_revision.join("m"), b"model").unwrap();
-    fs::write(disk.join("blob"), b"linked").unwrap();
-    symlink("../../../blob", by_revision.join("inside")).unwrap();
-    fs::write(disk.join("org/name/flat"), b"flat").unwrap();
-    let files: [(&str, &[u8]); 3] = [("m", b"model"), ("inside", b"linked"), ("flat", b"flat")];
-    let wanted = Wanted { source: "disk".into(), ..listed(&files) };
-    let done = site.acquire(&wanted).await.unwrap();
-    assert_eq!(site.placed(&done, "inside"), b"linked");
-    // Row 94: a link out of it, a pipe, another size, and what is not there.
-    fs::write(site.folder.path().join("secret"), b"secret").unwrap();
-    symlink("../../../../secret", by_revision.join("outside")).unwrap();
-    symlink(site.folder.path().join("secret"), by_revision.join("absolute")).unwrap();
-    fs::create_dir(by_revision.join("folder")).unwrap();
-    for (path, content, reason) in [
-        ("outside", &b"secret"[..], Reason::SourceRefused),
-        ("absolute", b"secret", Reason::SourceRefused),
-        ("folder", b"x", Reason::SourceRefused),
-        ("nothing", b"x", Reason::SourceRefused),
-        ("m", b"model!", Reason::SizeMismatch),
-        ("m", b"other", Reason::DigestMismatch),
-    ] {
-        let wanted = Wanted { source: "disk".into(), ..listed(&[(path, content)]) };
-        let failed = site.acquire(&wanted).await.unwrap_err();
-        assert_eq!(failed.reason, reason, "{path}: {failed}");
-        assert!(!failed.says.contains(site.folder.path().to_str().unwrap()), "{failed}");
-    }
 }
 
 #[tokio::test]

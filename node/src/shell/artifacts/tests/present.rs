@@ -1,5 +1,7 @@
 //! What is here: told whole, taken away, thrown out; and places that are not there any more.
 
+use std::os::unix::fs::symlink;
+
 use super::*;
 
 #[tokio::test]

@@ -11,10 +11,15 @@ use umbel_wire::{
 
 use super::*;
 
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn earlier(by: Duration) -> Wall {
+    Wall(Wall::now().unix_ms() - i64::try_from(by.as_millis()).unwrap())
+}
+
 /// A TLS front before the hub.
-async fn front(hub: SocketAddr, authority: &Authority, name: &str) -> SocketAddr {
-    let validity = Duration::from_secs(3600);
-    let credential = authority.issue_server(&[name.to_owned()], Wall::now(), validity).unwrap();
+async fn front(hub: SocketAddr, authority: &Authority, name: &str, now: Wall) -> SocketAddr {
+    let credential = authority.issue_server(&[name.to_owned()], now, HOUR).unwrap();
     let tls = front_server(credential.chain, credential.key.private_key()).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -33,11 +38,18 @@ async fn front(hub: SocketAddr, authority: &Authority, name: &str) -> SocketAddr
 
 /// A site whose source `hub` is this front, trusting this authority.
 async fn secured(name: &str, trusted: bool) -> (Site, SocketAddr) {
+    secured_at(name, trusted, Wall::now()).await
+}
+
+/// The front's certificate was made at this time, and lasts an hour.
+async fn secured_at(name: &str, trusted: bool, made: Wall) -> (Site, SocketAddr) {
     let mut site = Site::new();
     let folder = site.folder.path().to_owned();
-    let authority = Authority::create(&folder.join("ca"), "hub", Wall::now()).unwrap();
+    // The authority itself is valid throughout.
+    let authority =
+        Authority::create(&folder.join("ca"), "hub", earlier(Duration::from_secs(86_400))).unwrap();
     let other = Authority::create(&folder.join("other"), "other", Wall::now()).unwrap();
-    let address = front(site.hub.address, &authority, name).await;
+    let address = front(site.hub.address, &authority, name, made).await;
     let ca_file = folder.join("trusted.pem");
     let trusts = if trusted { &authority } else { &other };
     fs::write(&ca_file, to_pem(std::slice::from_ref(trusts.certificate_der()))).unwrap();
@@ -62,12 +74,27 @@ async fn a_named_authority_is_trusted_and_no_other() {
     let done = site.acquire(&wanted).await.unwrap();
     assert_eq!(site.placed(&done, "m"), model);
     assert_eq!(site.hub.seen()[0].headers["authorization"], "Bearer hf_secret");
-    for (name, trusted) in [("localhost", false), ("elsewhere.example", true)] {
-        let (site, _) = secured(name, trusted).await;
+}
+
+/// Each by its own name, since another hand mends it, and some are over by themselves.
+#[tokio::test]
+async fn what_is_wrong_with_a_certificate_is_told_apart() {
+    use Reason::{SourceCertificateExpired, SourceCertificateOtherName, SourceCertificateUntrusted};
+    let later = Wall(Wall::now().unix_ms() + 48 * 3_600_000);
+    let model = bytes(200);
+    for (name, trusted, made, reason, says, retry) in [
+        ("localhost", false, Wall::now(), SourceCertificateUntrusted, "authority that is not trusted", false),
+        ("elsewhere.example", true, Wall::now(), SourceCertificateOtherName, "another host name", false),
+        ("localhost", true, earlier(2 * HOUR), SourceCertificateExpired, "has expired", true),
+        ("localhost", true, later, SourceCertificateExpired, "not valid yet", true),
+    ] {
+        let (site, _) = secured_at(name, trusted, made).await;
         let wanted = site.wanted(&[("m", &model)]);
         let failed = site.acquire(&wanted).await.unwrap_err();
-        assert_eq!(failed.reason, Reason::SourceRefused, "{failed}");
-        assert!(failed.says.contains("hub") && !failed.says.contains("localhost"), "{failed}");
+        assert!(failed.reason == reason && failed.says.contains(says), "{failed}");
+        assert_eq!((failed.retry(), failed.reason.cause().passes()), (retry, retry), "{failed}");
+        assert!(failed.says.contains("source hub has") && !failed.says.contains("localhost"), "{failed}");
+        assert!(!failed.says.contains("elsewhere") && failed.reason.is_of_source(), "{failed}");
         assert!(site.hub.seen().is_empty() && site.root_is_empty());
     }
 }
