@@ -80,6 +80,10 @@ pub(crate) struct Deployments {
     /// Nodes with replicas to which no requests go, with their names.
     idle: BTreeMap<NodeId, String>,
     clock: clock::Clock,
+    /// Replicas on nodes that their documents leave out now, and that are to move.
+    misplaced: BTreeSet<ReplicaKey>,
+    /// Failed replicas that fit nowhere now, also where they failed before, and why they do not.
+    nowhere: BTreeMap<ReplicaKey, String>,
     /// When a replica last went: what it held may not be told free yet.
     gone_at: Option<Instant>,
     /// Changes that go on one by one, for want of room.
@@ -112,7 +116,10 @@ impl Deployments {
         for (key, row) in &outcome.replicas {
             match row {
                 Some(row) => drop(self.replicas.insert(key.clone(), row.clone())),
-                None => drop(self.replicas.remove(key)),
+                None => {
+                    self.replicas.remove(key);
+                    self.misplaced.remove(key);
+                }
             }
         }
         for name in &outcome.gone {

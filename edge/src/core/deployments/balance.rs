@@ -29,6 +29,7 @@ impl Round<'_> {
     /// Brings one deployment nearer to what is wanted.
     pub(super) fn balance(&mut self, row: &DeploymentRow) {
         let name = &row.spec.name;
+        self.note_misplaced(row);
         if row.paused && !row.deleting {
             self.state.unplaced.remove(name);
             return;
@@ -277,8 +278,21 @@ impl Round<'_> {
 
     /// Whether a replica runs something else than its document says, or where that does not let it.
     fn outdates(&self, row: &DeploymentRow, one: &ReplicaRow) -> bool {
-        let strays = || one.state != ReplicaState::Lost && !self.places.selects(&row.spec, &one.node);
-        row.outdates(one) || strays()
+        row.outdates(one) || self.is_misplaced(row, one)
+    }
+
+    fn is_misplaced(&self, row: &DeploymentRow, one: &ReplicaRow) -> bool {
+        one.state != ReplicaState::Lost && !self.places.selects(&row.spec, &one.node)
+    }
+
+    fn note_misplaced(&mut self, row: &DeploymentRow) {
+        for one in self.of(&row.spec.name) {
+            if !one.state.goes() && self.is_misplaced(row, &one) {
+                self.state.misplaced.insert(one.key());
+            } else {
+                self.state.misplaced.remove(&one.key());
+            }
+        }
     }
 
     /// Whether requests may go to it.

@@ -149,7 +149,9 @@ impl Round<'_> {
 
     /// Elsewhere if it fits there, else where it failed longest ago for what may be over.
     fn retry(&mut self, deployment: &DeploymentRow, mut row: ReplicaRow) {
-        match self.another_place(deployment, &row) {
+        let place = self.another_place(deployment, &row);
+        self.note_nowhere(deployment, &row, place.is_some());
+        match place {
             Some(place) => {
                 (row.node, row.gpus) = (place.node, place.gpus);
                 row.retry_at_unix_ms = None;
@@ -189,6 +191,17 @@ impl Round<'_> {
 /// The latest last.
 fn remember(nodes: &mut Vec<NodeId>, node: NodeId) {
     nodes.retain(|known| *known != node);
+    /// Where it would not fit if it had never failed, that is what keeps it from coming up, and not what it failed for.
+    fn note_nowhere(&mut self, deployment: &DeploymentRow, row: &ReplicaRow, has_place: bool) {
+        let key = row.key();
+        let anywhere = self.wanted(deployment, &key, BTreeSet::new(), BTreeMap::new());
+        let why = if has_place { None } else { self.places.place(&anywhere).err() };
+        match why {
+            Some(why) => drop(self.state.nowhere.insert(key, why)),
+            None => drop(self.state.nowhere.remove(&key)),
+        }
+    }
+
     nodes.push(node);
     if nodes.len() > REMEMBERED {
         nodes.remove(0);

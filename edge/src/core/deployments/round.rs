@@ -13,7 +13,7 @@ use umbel_store::{AuditRecord, Commit};
 use umbel_wire::NodeId;
 
 use super::facts::{Facts, JobFact, Places, Standing};
-use super::rows::{DeploymentRow, JobKind, JobRef, ReplicaKey, ReplicaRow};
+use super::rows::{DeploymentRow, JobKind, JobRef, ReplicaKey, ReplicaRow, ReplicaState};
 use super::{DEPLOYMENTS, Deployments, REPLICAS, STEPS_A_ROUND};
 use crate::core::jobs::{self, FilesAt};
 
@@ -146,6 +146,9 @@ impl Deployments {
         round.look_at_nodes();
         let given_up = |key: &ReplicaKey| round.work.get(key).is_some_and(ReplicaRow::given_up);
         round.state.looked.retain(|key, _| given_up(key));
+        let failed =
+            |key: &ReplicaKey| round.work.get(key).is_some_and(|row| row.state == ReplicaState::Failed);
+        round.state.nowhere.retain(|key, _| failed(key));
         round.strays();
         let keys: Vec<ReplicaKey> = round.work.keys().cloned().collect();
         for key in keys {

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
-use umbel_contracts::deployment::DeploymentSpec;
+use umbel_contracts::deployment::{DeploymentSpec, EngineKind};
 use umbel_wire::NodeId;
 
 use crate::core::jobs::FilesAt;
@@ -45,6 +45,11 @@ impl DeploymentRow {
     /// Replicas that are wanted now.
     pub(crate) fn wanted(&self) -> u32 {
         if self.unloaded || self.deleting { 0 } else { self.spec.replicas }
+    }
+
+    /// Whether its engines are only asked by their nodes, and not started: servers and programs that are there already.
+    pub(crate) const fn is_only_asked(&self) -> bool {
+        matches!(self.spec.engine.kind, EngineKind::External | EngineKind::Cli)
     }
 
     /// Whether a replica runs something else than it says.

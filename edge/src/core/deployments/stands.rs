@@ -27,11 +27,31 @@ impl Deployments {
         one.state == ReplicaState::Ready && !self.idle.contains_key(&one.node)
     }
 
+    /// Whether it runs where its document does not let it any more, and is to move.
+    pub(crate) fn is_misplaced(&self, one: &ReplicaRow) -> bool {
+        !one.state.goes() && self.misplaced.contains(&one.key())
+    }
+
+    /// Why a replica is as it is, for people; empty if there is nothing to say.
+    pub(crate) fn cause(&self, one: &ReplicaRow) -> String {
+        let cause = one.cause.as_str();
+        if let Some(why) = self.nowhere.get(&one.key()).filter(|_| one.state == ReplicaState::Failed) {
+            return format!("it fits nowhere now ({why}); it failed before: {cause}");
+        }
+        if self.is_misplaced(one) {
+            let moves = "the selector leaves its node out: it moves when there is room where it may run";
+            return if cause.is_empty() { moves.to_owned() } else { format!("{cause}; {moves}") };
+        }
+        cause.to_owned()
+    }
+
     /// How a deployment stands.
     pub(crate) fn stands(&self, row: &DeploymentRow) -> Stands {
         let replicas: Vec<&ReplicaRow> = self.replicas_of(&row.spec.name).collect();
         let ready = replicas.iter().filter(|one| self.serves(one)).count();
-        let (state, message) = self.state(row, &replicas, ready);
+        let (state, why) = self.state(row, &replicas, ready);
+        let paused = (row.paused && !row.deleting).then(|| self.paused(row, &replicas));
+        let message = paused.into_iter().chain(why).collect::<Vec<_>>().join("; ");
         Stands { state, message, ready }
     }
 
@@ -40,44 +60,38 @@ impl Deployments {
         row: &DeploymentRow,
         replicas: &[&ReplicaRow],
         ready: usize,
-    ) -> (DeploymentState, String) {
+    ) -> (DeploymentState, Option<String>) {
         let wanted = usize::try_from(row.wanted()).unwrap_or(usize::MAX);
         let unplaced = self.unplaced(&row.spec.name).map(|unplaced| unplaced.reason.clone());
         let waits = self.unplaced(&row.spec.name).is_some_and(|unplaced| unplaced.waits);
-        let paused = if row.paused { "it is paused" } else { "" };
-        let or_paused = |why: Option<String>| why.unwrap_or_else(|| paused.to_owned());
         if row.deleting {
-            return (DeploymentState::Deleting, "its replicas go, and then it goes".to_owned());
+            return (DeploymentState::Deleting, Some("its replicas go, and then it goes".to_owned()));
         }
         if wanted == 0 {
             return match replicas.len() {
-                0 => (DeploymentState::Unloaded, "no replica is wanted".to_owned()),
-                left => {
-                    (DeploymentState::Unloading, or_paused(Some(format!("{left} replicas are still there"))))
-                }
+                0 => (DeploymentState::Unloaded, Some("no replica is wanted".to_owned())),
+                left => (DeploymentState::Unloading, Some(format!("{left} replicas are still there"))),
             };
         }
-        let why_failed = replicas.iter().find(|one| one.state == ReplicaState::Failed).map(|one| failed(one));
-        if replicas.iter().any(|one| row.outdates(one)) {
-            let one_by_one =
-                self.is_one_by_one(&row.spec.name).then(|| "one by one, for want of room".to_owned());
-            let coming = replicas.iter().find(|one| one.state.comes()).map(|one| comes(one));
-            let why = unplaced.or(coming).unwrap_or_else(|| or_paused(one_by_one));
-            return (DeploymentState::Changing, why);
-        }
+        let why_failed =
+            replicas.iter().find(|one| one.state == ReplicaState::Failed).map(|one| self.failed(row, one));
         let coming = replicas.iter().find(|one| one.state.comes()).map(|one| comes(one));
+        if replicas.iter().any(|one| row.outdates(one) || self.is_misplaced(one)) {
+            let one_by_one = (self.is_one_by_one(&row.spec.name) && !row.paused)
+                .then(|| "one by one, for want of room".to_owned());
+            return (DeploymentState::Changing, unplaced.or(coming).or(one_by_one));
+        }
         if ready >= wanted {
             // A replica that may not stay where it is gives way to another one.
-            return match unplaced.or(coming) {
-                Some(why) => (DeploymentState::Changing, why),
-                None => (DeploymentState::Ready, paused.to_owned()),
-            };
+            let why = unplaced.or(coming);
+            let state = if why.is_some() { DeploymentState::Changing } else { DeploymentState::Ready };
+            return (state, why);
         }
         if let Some(coming) = coming {
-            return (DeploymentState::Loading, why_failed.unwrap_or(coming));
+            return (DeploymentState::Loading, Some(why_failed.unwrap_or(coming)));
         }
         if let Some(why) = unplaced.clone().filter(|_| waits) {
-            return (DeploymentState::Loading, why);
+            return (DeploymentState::Loading, Some(why));
         }
         let all_failed = !replicas.is_empty() && replicas.iter().all(|one| one.given_up());
         match (ready, why_failed, unplaced) {
@@ -85,14 +99,69 @@ impl Deployments {
                 // Who cancelled it has nothing to mend, and is told in `why` what goes on.
                 let mend = replicas.iter().any(|one| one.cancelled_by.is_none());
                 let load = format!("; mend that, then umbel ctl model load {}", row.spec.name);
-                (DeploymentState::Failed, if mend { why + &load } else { why })
+                (DeploymentState::Failed, Some(if mend { why + &load } else { why }))
             }
-            (0, None, Some(why)) if replicas.is_empty() => (DeploymentState::Unplaced, why),
-            (0, None, None) if replicas.is_empty() => (DeploymentState::Loading, or_paused(None)),
+            (0, None, Some(why)) if replicas.is_empty() => (DeploymentState::Unplaced, Some(why)),
+            (0, None, None) if replicas.is_empty() => (DeploymentState::Loading, None),
             (_, failed, unplaced) => {
-                let other = replicas.iter().find_map(|one| self.held_up(one));
-                (DeploymentState::Degraded, or_paused(failed.or(unplaced).or(other)))
+                let other = || replicas.iter().find_map(|one| self.held_up(one));
+                (DeploymentState::Degraded, failed.or(unplaced).or_else(other))
             }
+        }
+    }
+
+    /// What a paused deployment waits with: all in which it differs from its document.
+    fn paused(&self, row: &DeploymentRow, replicas: &[&ReplicaRow]) -> String {
+        let live: Vec<&ReplicaRow> = replicas.iter().copied().filter(|one| !one.state.goes()).collect();
+        let count = |is: &dyn Fn(&ReplicaRow) -> bool| live.iter().filter(|one| is(one)).count();
+        let wanted = usize::try_from(row.wanted()).unwrap_or(usize::MAX);
+        let asked = count(&|one| one.leave_ms.is_some());
+        let outdated = |one: &ReplicaRow| row.outdates(one) || self.is_misplaced(one);
+        let figures = |one: &ReplicaRow| {
+            one.state == ReplicaState::Ready && one.version != row.version && !outdated(one)
+        };
+        let stays = |one: &ReplicaRow| one.leave_ms.is_none() && wanted > 0;
+        let again = |one: &ReplicaRow| one.state == ReplicaState::Failed && one.retry_at_unix_ms.is_some();
+        let parts = [
+            (count(&|one| stays(one) && outdated(one)), "replaced"),
+            (wanted.saturating_sub(live.len() - asked), "placed"),
+            (asked.max(live.len().saturating_sub(wanted)), "taken away"),
+            (count(&|one| stays(one) && figures(one)), "given the new figures"),
+            (count(&|one| stays(one) && again(one) && !outdated(one)), "tried again"),
+        ];
+        let parts: Vec<String> = parts
+            .iter()
+            .filter(|(count, _)| *count > 0)
+            .map(|(count, what)| {
+                let is = if *count == 1 { "replica is" } else { "replicas are" };
+                format!("{count} {is} {what}")
+            })
+            .collect();
+        if parts.is_empty() {
+            return "it is paused".to_owned();
+        }
+        let name = &row.spec.name;
+        format!("it is paused; after umbel ctl model pause {name} --off, {}", parts.join(", "))
+    }
+
+    /// What it failed for, and where that stands in full.
+    fn failed(&self, row: &DeploymentRow, one: &ReplicaRow) -> String {
+        let (engine, cause) = (one.engine(), self.cause(one));
+        if one.cancelled_by.is_some() {
+            return format!("{engine}: {cause}; umbel ctl model load {} goes on", one.deployment);
+        }
+        match &one.failed_job {
+            Some(job) => {
+                let job = umbel_wire::text::beginning(job, SHORT);
+                format!("{engine}: {cause}; umbel ctl job show {job} tells more")
+            }
+            // It has no output here, and nothing is to be done here.
+            None if row.is_only_asked() => {
+                format!(
+                    "{engine}: {cause}; its node asks it again every few seconds, and it serves once it answers"
+                )
+            }
+            None => format!("{engine}: {cause}; umbel ctl engine logs {engine} has its output"),
         }
     }
 
@@ -124,20 +193,5 @@ fn comes(one: &ReplicaRow) -> String {
         format!("{engine} is {state}")
     } else {
         format!("{engine} is {state}: {}", one.cause)
-    }
-}
-
-/// What it failed for, and where that stands in full.
-fn failed(one: &ReplicaRow) -> String {
-    let engine = one.engine();
-    if one.cancelled_by.is_some() {
-        return format!("{engine}: {}; umbel ctl model load {} goes on", one.cause, one.deployment);
-    }
-    match &one.failed_job {
-        Some(job) => {
-            let job = umbel_wire::text::beginning(job, SHORT);
-            format!("{engine}: {}; umbel ctl job show {job} tells more", one.cause)
-        }
-        None => format!("{engine}: {}; umbel ctl engine logs {engine} has its output", one.cause),
     }
 }

@@ -94,7 +94,7 @@ pub(crate) fn snapshot(site: &Site, table: &Deployments, row: &DeploymentRow) ->
         applied_at_unix_ms: row.applied_at_unix_ms,
         applied_by: row.applied_by.clone(),
         unplaced_since_unix_ms: table.unplaced(&spec.name).map_or(0, |unplaced| unplaced.since_unix_ms),
-        replicas: replicas.into_iter().map(|one| replica(site, row, one)).collect(),
+        replicas: replicas.into_iter().map(|one| replica(site, table, row, one)).collect(),
     }
 }
 
@@ -115,7 +115,7 @@ pub(super) const fn number(state: DeploymentState) -> control::DeploymentState {
     }
 }
 
-fn replica(site: &Site, row: &DeploymentRow, replica: &ReplicaRow) -> ReplicaSnapshot {
+fn replica(site: &Site, table: &Deployments, row: &DeploymentRow, replica: &ReplicaRow) -> ReplicaSnapshot {
     let node = site.read(|registry| registry.node(&replica.node).map(|node| node.row.name.clone()));
     ReplicaSnapshot {
         engine: replica.engine(),
@@ -125,9 +125,9 @@ fn replica(site: &Site, row: &DeploymentRow, replica: &ReplicaRow) -> ReplicaSna
         gpu_uuids: replica.gpus.clone(),
         state: replica.state.as_str().to_owned(),
         since_unix_ms: replica.since_unix_ms,
-        cause: beginning(&replica.cause, SENTENCE).to_owned(),
+        cause: beginning(&table.cause(replica), SENTENCE).to_owned(),
         version: replica.version,
-        outdated: row.outdates(replica),
+        outdated: row.outdates(replica) || table.is_misplaced(replica),
         failures: replica.failures,
         retry_at_unix_ms: replica
             .retry_at_unix_ms

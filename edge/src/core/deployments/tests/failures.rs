@@ -437,6 +437,19 @@ fn a_replica_that_is_not_let_run_where_it_is_moves() {
     assert_eq!(world.shown("chat"), [(2, 2, Ready)], "with no place that it may have it goes on");
     let Stands { state, message, .. } = stands(&world);
     assert!(state == DeploymentState::Changing && message.contains("the change waits"), "{message}");
+    let says = |world: &World| {
+        let row = world.replicas("chat")[0];
+        (world.deployments.is_misplaced(row), world.deployments.cause(row).contains("leaves its node out"))
+    };
+    assert_eq!(says(&world), (true, true));
+    let change = world.deployments.ask("chat", Ask::Pause(true), world.wall()).unwrap();
+    world.take(change);
+    world.run();
+    let Stands { state, message, .. } = stands(&world);
+    assert!(state == DeploymentState::Changing && message.ends_with("1 replica is replaced"), "{message}");
+    world.host(2).selected = true;
+    world.run();
+    assert_eq!(says(&world), (false, false));
 }
 
 /// What goes is waited for, and nothing is said to fit nowhere meanwhile.

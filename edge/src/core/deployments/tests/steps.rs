@@ -323,8 +323,10 @@ fn while_it_is_paused_nothing_is_begun_and_nothing_taken_away() {
     world.pass(3_600);
     world.run();
     assert_eq!(world.jobs.len(), jobs);
-    let stands = world.deployments.stands(&world.deployments.rows["chat"]);
-    assert_eq!(stands.message, "it is paused", "{stands:?}");
+    let says = |world: &World| world.deployments.stands(&world.deployments.rows["chat"]).message;
+    let waits =
+        "it is paused; after umbel ctl model pause chat --off, 1 replica is replaced, 1 replica is placed";
+    assert_eq!(says(&world), waits);
     let change = world.deployments.ask("chat", Ask::Pause(false), world.wall()).unwrap();
     world.take(change);
     world.run();
