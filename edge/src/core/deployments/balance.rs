@@ -233,9 +233,9 @@ impl Round<'_> {
     ) -> Wanted<'a> {
         let mut placed = BTreeMap::new();
         let others = self.of(&row.spec.name);
-        for other in
-            others.iter().filter(|one| one.number != key.number && !displaces.contains(&one.engine()))
-        {
+        // What goes, or is to be replaced, is not there in the end: who comes in its place may have its place.
+        let stays = |one: &&ReplicaRow| !one.state.goes() && !self.outdates(row, one);
+        for other in others.iter().filter(|one| one.number != key.number).filter(stays) {
             *placed.entry(other.node).or_insert(0) += 1;
         }
         Wanted { spec: &row.spec, engine: key.engine(), placed, avoid, displaces }

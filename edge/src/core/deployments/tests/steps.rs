@@ -333,6 +333,60 @@ fn while_it_is_paused_nothing_is_begun_and_nothing_taken_away() {
     assert_eq!(world.shown("chat").iter().filter(|one| one.2 == Ready).count(), 2);
 }
 
+/// Each new replica counts those that stay alone, or the first node would get all.
+#[test]
+fn a_restart_leaves_replicas_spread_over_their_nodes() {
+    for replicas in 2..5 {
+        let mut world = World::new(&[4, 4]);
+        world.apply(spec("chat", json!({ "replicas": replicas })));
+        world.run();
+        let spread = |world: &World| {
+            let mut counts = [1, 2].map(|at| world.shown("chat").iter().filter(|one| one.1 == at).count());
+            counts.sort_unstable();
+            counts
+        };
+        let before = spread(&world);
+        assert!(before[1] - before[0] <= 1);
+        for _ in 0..3 {
+            let change = world.deployments.ask("chat", Ask::Restart, world.wall()).unwrap();
+            world.take(change);
+            world.run();
+            assert_eq!(spread(&world), before, "{:?}", world.shown("chat"));
+        }
+    }
+}
+
+/// All in which a paused deployment differs from its document.
+#[test]
+fn what_a_pause_holds_up_is_said() {
+    let mut world = World::new(&[2, 2]);
+    world.apply(spec("chat", json!({ "replicas": 3 })));
+    world.run();
+    let ask = |world: &mut World, ask: Ask| {
+        let change = world.deployments.ask("chat", ask, world.wall()).unwrap();
+        world.take(change);
+        world.run();
+    };
+    let says = |world: &World| world.deployments.stands(&world.deployments.rows["chat"]).message;
+    let waits = |what: &str| format!("it is paused; after umbel ctl model pause chat --off, {what}");
+    ask(&mut world, Ask::Pause(true));
+    assert_eq!(says(&world), "it is paused");
+    world.apply(spec("chat", json!({ "replicas": 3, "capacity": 9 })));
+    world.run();
+    assert_eq!(says(&world), waits("3 replicas are given the new figures"));
+    world.apply(spec("chat", json!({ "replicas": 1 })));
+    world.run();
+    assert!(says(&world).starts_with(&waits("2 replicas are taken away")), "{}", says(&world));
+    world.apply(spec("chat", json!({ "replicas": 4, "model": "other" })));
+    world.run();
+    assert_eq!(says(&world), waits("3 replicas are replaced, 1 replica is placed"));
+    ask(&mut world, Ask::Unload { leave_ms: None });
+    assert!(says(&world).starts_with(&waits("3 replicas are taken away")), "{}", says(&world));
+    ask(&mut world, Ask::Load);
+    ask(&mut world, Ask::Pause(false));
+    assert_eq!(says(&world), "");
+}
+
 #[test]
 fn a_restart_is_rolling_and_an_edge_that_restarts_goes_on_in_the_middle() {
     let mut world = World::new(&[1, 1, 1]);
