@@ -9,6 +9,7 @@
 //!   (place) --> acquiring --> loading --> ready --> draining --> unloading --> (gone)
 //!                   |            |          | node lost: lost --> ready, or (gone) after a delay
 //!                   `------------+----------+--> failed --> acquiring | loading, later and given up in the end
+//!                                                  `-----> ready, of a server that is only asked, once it answers
 //! ```
 
 mod balance;

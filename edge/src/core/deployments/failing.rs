@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use umbel_wire::NodeId;
 
-use super::facts::{JobFact, Place};
+use super::facts::{EngineWord, JobFact, Place, Standing};
 use super::round::Round;
 use super::rows::{DeploymentRow, JobKind, ReplicaRow, ReplicaState};
 
@@ -60,7 +60,7 @@ impl Round<'_> {
         row.turn(ReplicaState::Failed, why, now);
         let message = format!("{} on {} has failed: {why}", row.engine(), self.facts.name(&row.node));
         self.tell("replica_failed", row.engine(), Some(row.node), message, true);
-        if started {
+        if started && !self.is_only_asked(&row) {
             // Whatever is left of it there would be in the way.
             self.order_unload(&mut row);
         }
@@ -105,6 +105,10 @@ impl Round<'_> {
         if row.job.as_ref().is_some_and(|job| self.facts.pends(&job.id)) {
             return;
         }
+        if self.is_back(deployment, &row) {
+            (row.job, row.retry_at_unix_ms, row.failed_job) = (None, None, None);
+            return self.watch(deployment, row);
+        }
         // An end that failed is no end: while its node tells of the engine, that has what it had.
         let ended = row.job.as_ref().is_some_and(|job| *self.facts.job(&job.id) == JobFact::Done);
         let is_there = !ended && self.facts.engine(&row.node, &row.engine()).is_some();
@@ -130,6 +134,21 @@ impl Round<'_> {
         if due && !deployment.paused && !deployment.outdates(&row) && deployment.wanted() > 0 {
             self.retry(deployment, row);
         }
+    }
+
+    fn is_only_asked(&self, row: &ReplicaRow) -> bool {
+        self.state.rows.get(&row.deployment).is_some_and(DeploymentRow::is_only_asked)
+    }
+
+    /// Whether a server that nobody here starts answers again. It is left with its node, which asks it every 5 s as long as it
+    /// has it: the pauses between starts are for what a start costs, and here they would only keep it from serving.
+    fn is_back(&self, deployment: &DeploymentRow, row: &ReplicaRow) -> bool {
+        let engine = self.facts.engine(&row.node, &row.engine());
+        deployment.is_only_asked()
+            && !deployment.outdates(row)
+            && row.cancelled_by.is_none()
+            && self.facts.standing(&row.node) == Standing::Here
+            && engine.is_some_and(|engine| engine.state == EngineWord::Ready)
     }
 
     /// Whether a wait is over. What is stored farther ahead than anything waits was stored by a clock that was wrong.
@@ -172,6 +191,17 @@ impl Round<'_> {
         }
     }
 
+    /// Where it would not fit if it had never failed, that is what keeps it from coming up, and not what it failed for.
+    fn note_nowhere(&mut self, deployment: &DeploymentRow, row: &ReplicaRow, has_place: bool) {
+        let key = row.key();
+        let anywhere = self.wanted(deployment, &key, BTreeSet::new(), BTreeMap::new());
+        let why = if has_place { None } else { self.places.place(&anywhere).err() };
+        match why {
+            Some(why) => drop(self.state.nowhere.insert(key, why)),
+            None => drop(self.state.nowhere.remove(&key)),
+        }
+    }
+
     fn another_place(&mut self, deployment: &DeploymentRow, row: &ReplicaRow) -> Option<Place> {
         let key = row.key();
         let mut failed: &[NodeId] = &row.avoid;
@@ -191,17 +221,6 @@ impl Round<'_> {
 /// The latest last.
 fn remember(nodes: &mut Vec<NodeId>, node: NodeId) {
     nodes.retain(|known| *known != node);
-    /// Where it would not fit if it had never failed, that is what keeps it from coming up, and not what it failed for.
-    fn note_nowhere(&mut self, deployment: &DeploymentRow, row: &ReplicaRow, has_place: bool) {
-        let key = row.key();
-        let anywhere = self.wanted(deployment, &key, BTreeSet::new(), BTreeMap::new());
-        let why = if has_place { None } else { self.places.place(&anywhere).err() };
-        match why {
-            Some(why) => drop(self.state.nowhere.insert(key, why)),
-            None => drop(self.state.nowhere.remove(&key)),
-        }
-    }
-
     nodes.push(node);
     if nodes.len() > REMEMBERED {
         nodes.remove(0);

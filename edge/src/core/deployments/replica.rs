@@ -246,7 +246,7 @@ impl Round<'_> {
     }
 
     /// What the node says of an engine that is there, or should be.
-    fn watch(&mut self, deployment: &DeploymentRow, mut row: ReplicaRow) {
+    pub(super) fn watch(&mut self, deployment: &DeploymentRow, mut row: ReplicaRow) {
         if let Some(job) = &row.job {
             match self.facts.job(&job.id).clone() {
                 JobFact::Open | JobFact::Ending | JobFact::Unknown => return,

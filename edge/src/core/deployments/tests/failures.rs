@@ -472,3 +472,58 @@ fn what_waits_for_another_to_end_says_so() {
     world.run();
     assert_eq!(world.shown("chat"), [(1, 1, Ready)]);
 }
+
+/// What keeps a replica from coming up is that it fits nowhere, and not what it failed for while it did.
+#[test]
+fn a_failed_replica_that_fits_nowhere_any_more_says_so() {
+    for lasting in [false, true] {
+        let mut world = World::new(&[1]);
+        world.lasting = lasting;
+        world.failing.insert("chat.r1".to_owned(), 1);
+        world.apply(spec("chat", json!({})));
+        world.run();
+        let says = |world: &World| world.deployments.stands(&world.deployments.rows["chat"]).message;
+        assert!(says(&world).starts_with("chat.r1: out of memory; umbel ctl job show"), "{}", says(&world));
+        world.host(1).gpus = 0;
+        for _ in 0..3 {
+            world.pass(60);
+            world.run();
+        }
+        let nowhere = "it fits nowhere now (no GPU is free); it failed before: out of memory";
+        assert!(says(&world).starts_with(&format!("chat.r1: {nowhere}")), "{}", says(&world));
+        assert_eq!(world.deployments.cause(world.replicas("chat")[0]), nowhere);
+        world.host(1).gpus = 1;
+        world.pass(60);
+        world.run();
+        assert!(!says(&world).contains("nowhere"), "{}", says(&world));
+    }
+}
+
+/// A server that nobody here starts is left with its node, which asks it: it serves as soon as it answers, whatever the pause.
+#[test]
+fn an_external_server_serves_as_soon_as_it_answers_again() {
+    for lasting in [false, true] {
+        let mut world = World::new(&[1]);
+        world.lasting = lasting;
+        let engine = json!({ "kind": "external", "profile": { "endpoint": "hub" } });
+        world.apply(spec("chat", json!({ "engine": engine, "gpus": { "count": 0 }, "artifact": null })));
+        world.run();
+        assert_eq!(world.shown("chat"), [(1, 1, Ready)]);
+        world.host(1).engines.insert("chat.r1".to_owned(), EngineWord::Failed);
+        world.settle();
+        assert_eq!(world.shown("chat"), [(1, 1, Failed)]);
+        let Stands { message, .. } = stands(&world);
+        assert!(message.contains("its node asks it again") && !message.contains("engine logs"), "{message}");
+        // The pauses between loads grow, and are not what it waits for.
+        world.failing.insert("chat.r1".to_owned(), 99);
+        for _ in 0..8 {
+            world.pass(300);
+            world.run();
+        }
+        assert_eq!(world.shown("chat"), [(1, 1, Failed)]);
+        world.host(1).engines.insert("chat.r1".to_owned(), EngineWord::Ready);
+        world.settle();
+        assert_eq!(world.shown("chat"), [(1, 1, Ready)]);
+        assert!(!world.jobs.values().any(|(order, _)| matches!(order.work, Work::Unload { .. })));
+    }
+}
