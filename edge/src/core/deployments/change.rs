@@ -166,6 +166,9 @@ impl Deployments {
         let there = self.replicas_of(name).count();
         let sentence = match ask {
             Ask::Load => {
+                if before.unloaded {
+                    self.check_description(&before.spec)?;
+                }
                 (row.unloaded, row.leave_ms) = (false, None);
                 replicas = self.tried_again(name, wall);
                 match (before.unloaded, replicas.len()) {
@@ -259,21 +262,7 @@ impl Deployments {
     /// Each name of a model means one model, described the same way by all who serve it.
     fn check_names(&self, spec: &DeploymentSpec) -> Result<(), Error> {
         for other in self.rows.values().map(|row| &row.spec).filter(|other| other.name != spec.name) {
-            let conflict = |message: String| Err(Error::new(Code::Conflict, "MODEL_NAME_TAKEN", message));
             if other.model() == spec.model() {
-                let described = |spec: &DeploymentSpec| {
-                    let mut aliases = spec.aliases.clone();
-                    aliases.sort();
-                    (aliases, spec.long_context_threshold_tokens)
-                };
-                if described(other) != described(spec) {
-                    return conflict(format!(
-                        "deployment {} serves {} too, and with other aliases or another long_context_threshold_tokens; they \
-                         have to be the same",
-                        other.name,
-                        spec.model()
-                    ));
-                }
                 continue;
             }
             let names = |spec: &DeploymentSpec| {
@@ -281,15 +270,51 @@ impl Deployments {
             };
             let theirs = names(other);
             if let Some(taken) = names(spec).into_iter().find(|name| theirs.contains(name)) {
-                return conflict(format!(
+                return Err(name_taken(format!(
                     "\"{taken}\" means {} already, which deployment {} serves",
                     other.model(),
                     other.name
                 ));
             }
         }
-        Ok(())
+        let Some(other) = self.described_otherwise(spec) else { return Ok(()) };
+        Err(name_taken(format!(
+            "deployment {other} serves {} too, and with other aliases or another long_context_threshold_tokens; they have to be \
+             the same. To change them, have {other} rest meanwhile: umbel ctl model drain {other} -m 'other aliases', apply this \
+             document, apply that of {other} with the same, umbel ctl model load {other}",
+            spec.model(),
+        )))
     }
+
+    /// One that rested may have been left behind: the others describe the model otherwise by now.
+    fn check_description(&self, spec: &DeploymentSpec) -> Result<(), Error> {
+        let Some(other) = self.described_otherwise(spec) else { return Ok(()) };
+        Err(name_taken(format!(
+            "deployment {other} serves {} with other aliases or another long_context_threshold_tokens by now; apply a document \
+             of {} with the same, and load it then",
+            spec.model(),
+            spec.name
+        )))
+    }
+
+    /// A deployment that serves the same model and describes it otherwise. One that is not wanted and has no replica serves
+    /// nobody: what it says counts again when it is loaded.
+    fn described_otherwise(&self, spec: &DeploymentSpec) -> Option<&str> {
+        let described = |spec: &DeploymentSpec| {
+            let mut aliases = spec.aliases.clone();
+            aliases.sort();
+            (aliases, spec.long_context_threshold_tokens)
+        };
+        let serves =
+            |row: &&DeploymentRow| row.wanted() > 0 || self.replicas_of(&row.spec.name).next().is_some();
+        let others = self.rows.values().filter(|row| row.spec.name != spec.name).filter(serves);
+        let mut others = others.map(|row| &row.spec).filter(|other| other.model() == spec.model());
+        others.find(|other| described(other) != described(spec)).map(|other| other.name.as_str())
+    }
+}
+
+fn name_taken(message: String) -> Error {
+    Error::new(Code::Conflict, "MODEL_NAME_TAKEN", message)
 }
 
 /// A failed replica that is tried again at once, or one that is asked again to take its figures.

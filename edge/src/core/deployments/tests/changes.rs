@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::world::{World, spec};
+use crate::core::deployments::ReplicaState;
 use crate::core::deployments::change::{Ask, AskReplica};
 
 #[test]
@@ -31,6 +32,34 @@ fn a_name_means_one_model() {
     ] {
         let proposed = world.deployments.propose(spec("two", more.clone()), None, "ada", 0);
         assert_eq!(proposed.is_err_and(|error| error.reason == "MODEL_NAME_TAKEN"), taken, "{more}");
+    }
+}
+
+/// Deployments of one model change how they describe it while one of them rests: the model is served all the time.
+#[test]
+fn deployments_of_one_model_change_its_aliases_one_after_the_other() {
+    let mut world = World::new(&[1, 1]);
+    for name in ["one", "two"] {
+        world.apply(spec(name, json!({ "model": "m" })));
+    }
+    world.run();
+    let with = |name: &str| spec(name, json!({ "model": "m", "aliases": ["small"] }));
+    let refused = world.deployments.propose(with("one"), None, "ada", 0).unwrap_err();
+    assert_eq!(refused.reason, "MODEL_NAME_TAKEN");
+    assert!(refused.message.contains("umbel ctl model drain two -m 'other aliases'"), "{}", refused.message);
+    let ask =
+        |world: &mut World, ask: Ask| world.deployments.ask("two", ask, 0).map(|change| world.take(change));
+    ask(&mut world, Ask::Unload { leave_ms: None }).unwrap();
+    assert!(world.deployments.propose(with("one"), None, "ada", 0).is_err(), "its replica still serves");
+    world.run();
+    world.apply(with("one"));
+    let refused = ask(&mut world, Ask::Load).unwrap_err();
+    assert!(refused.message.contains("apply a document of two with the same"), "{}", refused.message);
+    world.apply(with("two"));
+    ask(&mut world, Ask::Load).unwrap();
+    world.run();
+    for name in ["one", "two"] {
+        assert_eq!(world.shown(name).iter().filter(|one| one.2 == ReplicaState::Ready).count(), 1, "{name}");
     }
 }
 
