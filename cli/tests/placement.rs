@@ -82,6 +82,30 @@ fn a_plan_of_a_document_changes_nothing_and_says_where_it_would_run() {
     assert!(ran.err.contains("gpus.count") && ran.err.contains("65"), "{}", ran.err);
 }
 
+/// A document whose replicas are there as it says changes nothing, whether or not one more would fit.
+#[test]
+fn a_plan_of_what_runs_already_says_that_nothing_changes() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("pair.toml");
+    std::fs::write(&file, "name = \"pair\"\n[engine]\nkind = \"sim\"\n").unwrap();
+    for (changes, placed, says) in [
+        (serde_json::json!([]), 1, "with its 1 replica: nothing changes."),
+        (serde_json::json!(["capacity 4 -> 8"]), 1, "as they run. Changes: capacity 4 -> 8."),
+        (serde_json::json!(["replicas 3 -> 1"]), 3, "of which 2 would go. Changes: replicas 3 -> 1."),
+    ] {
+        for fits in [true, false] {
+            let server = server("document", |result| {
+                (result["changes"], result["fits"]) = (changes.clone(), fits.into());
+                (result["replicas_placed"], result["replicas_wanted"]) = (placed.into(), 1.into());
+            });
+            let ran = server.ctl(&["model", "plan", file.to_str().unwrap()]);
+            assert_eq!(ran.code, 0, "{}", ran.err);
+            assert!(ran.out.contains(says) && !ran.out.contains("missing"), "{}", ran.out);
+            assert_eq!(ran.out.lines().count(), 1, "{}", ran.out);
+        }
+    }
+}
+
 /// Of what the memory is taken, what a change takes from others, and which other sites could run it: of a deployment its document is
 /// asked of them, and of these a site that does not answer is counted.
 #[test]

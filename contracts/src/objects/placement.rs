@@ -116,6 +116,13 @@ pub struct PlacementObject {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub waiting_since: Option<Timestamp>,
+    /// Of a document whose deployment is applied and wanted: its fields that become another, with what they were. Then those
+    /// replicas have a place that the document leaves where they are as they run. Absent for any other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub changes: Option<Vec<String>>,
+    /// What else there is to say of its replicas: one that is where the selector does not let it be.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub remarks: Vec<String>,
     /// Where they would go, as many as fit. All that follows is of the first of them and of the site as it is, or, if not all fit,
     /// of the first that does not, with the others in their places.
     pub plan: Vec<PlacementReplicaObject>,

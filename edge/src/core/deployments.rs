@@ -12,6 +12,7 @@
 //!                                                  `-----> ready, of a server that is only asked, once it answers
 //! ```
 
+mod against;
 mod balance;
 pub(crate) mod bodies;
 pub(crate) mod change;
@@ -34,6 +35,7 @@ use std::time::Instant;
 
 use umbel_wire::NodeId;
 
+pub(crate) use against::Against;
 pub(crate) use facts::{EngineFact, EngineWord, Facts, JobFact, NodeFact, Place, Places, Standing, Wanted};
 pub(crate) use files::NeededFiles;
 pub(crate) use guard::Held;
@@ -78,13 +80,13 @@ pub(crate) struct Deployments {
     unplaced: BTreeMap<String, Unplaced>,
     /// Replicas that were given up, and when another place was looked for last.
     looked: BTreeMap<ReplicaKey, Instant>,
-    /// Nodes with replicas to which no requests go, with their names.
-    idle: BTreeMap<NodeId, String>,
-    clock: clock::Clock,
     /// Replicas on nodes that their documents leave out now, and that are to move.
     misplaced: BTreeSet<ReplicaKey>,
     /// Failed replicas that fit nowhere now, also where they failed before, and why they do not.
     nowhere: BTreeMap<ReplicaKey, String>,
+    /// Nodes with replicas to which no requests go, with their names.
+    idle: BTreeMap<NodeId, String>,
+    clock: clock::Clock,
     /// When a replica last went: what it held may not be told free yet.
     gone_at: Option<Instant>,
     /// Changes that go on one by one, for want of room.

@@ -32,7 +32,7 @@ use crate::shell::events::Happened;
 use crate::shell::site::Site;
 
 pub(crate) use figures::Summary;
-pub(crate) use view::{given_away, object, snapshot};
+pub(crate) use view::{against, given_away, misplaced, object, snapshot};
 
 /// Without news everybody is looked at again this often: delays end, and what was missed is seen.
 const LOOK: Duration = Duration::from_secs(5);

@@ -251,7 +251,15 @@ fn a_deployment_is_explained_by_its_name() {
         );
         let change = &told["remedies"][0]["changes"][0];
         assert_eq!(change["commands"], json!(["umbel ctl model unload qwen -m 'why'"]));
-        // The same document, changed: it may take the place of what is there.
+        // The same document: nothing changes, and its replica keeps its place; more of them want more places.
+        let said =
+            |told: &Value| (told["changes"].clone(), told["replicas_placed"].clone(), told["fits"].clone());
+        let told = explained(&edge, document(|one| one["gpus"]["count"] = json!(2))).await;
+        assert_eq!(said(&told), (json!([]), json!(1), json!(false)), "{told}");
+        let more = |one: &mut Value| (one["gpus"]["count"], one["replicas"]) = (json!(2), json!(2));
+        let told = explained(&edge, document(more)).await;
+        assert_eq!(said(&told), (json!(["replicas 1 -> 2"]), json!(1), json!(false)), "{told}");
+        // Changed: it may take the place of what is there.
         let told = explained(&edge, document(|one| one["gpus"]["count"] = json!(1))).await;
         assert_eq!(told["fits"], true, "{told}");
 

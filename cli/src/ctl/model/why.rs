@@ -62,7 +62,7 @@ pub(super) async fn plan(ctl: &Ctl, file: &Path, nodes: Option<&str>, limit: u32
     let args =
         PlacementExplainArgs { deployment: None, document: Some(document.clone()), limit: Some(limit) };
     let (site, told) = ask(ctl, args, nodes).await?;
-    match told.fits {
+    match told.fits || needs_no_place(&told) {
         true => Ok(()),
         false => {
             if !ctl.global.output.is_object() {
@@ -93,8 +93,22 @@ fn count_of(replicas: u32) -> String {
     count(usize::try_from(replicas).unwrap_or(usize::MAX), "replica")
 }
 
+/// A document of a deployment whose replicas stay, as many as it wants: what one more would need is nobody's question.
+fn needs_no_place(told: &PlacementObject) -> bool {
+    told.changes.is_some() && told.replicas_placed >= told.replicas_wanted
+}
+
 fn words(ctl: &Ctl, site: &str, told: &PlacementObject) -> String {
     let mut text = format!("{}\n", printable(&headline(site, told)));
+    if needs_no_place(told) {
+        return text;
+    }
+    for remark in &told.remarks {
+        text.push_str(&format!("{}\n", printable(remark)));
+    }
+    if let Some(changes) = told.changes.as_ref().filter(|changes| !changes.is_empty()) {
+        text.push_str(&format!("Changes: {}\n", printable(&changes.join(", "))));
+    }
     if !told.plan.is_empty() {
         text.push('\n');
         places(&mut text, told);
@@ -125,6 +139,21 @@ fn headline(site: &str, told: &PlacementObject) -> String {
         Some(at) => format!("{missing} of {wanted} missing, for {}", ago(Some(at))),
         None => format!("{missing} of {wanted} missing"),
     };
+    if let Some(changes) = told.changes.as_ref().filter(|_| needs_no_place(told)) {
+        let replicas = count_of(told.replicas_placed);
+        return match (changes.is_empty(), told.replicas_placed - told.replicas_wanted) {
+            (true, 0) => {
+                format!("{name} is at {site} as this document says, with its {replicas}: nothing changes.")
+            }
+            (_, 0) => {
+                format!("{name} keeps its {replicas} at {site} as they run. Changes: {}.", changes.join(", "))
+            }
+            (_, less) => {
+                let changes = changes.join(", ");
+                format!("{name} has {replicas} at {site}, of which {less} would go. Changes: {changes}.")
+            }
+        };
+    }
     match (told.fits, missing, told.plan.len()) {
         (true, 0, _) => format!("{name} has all its {wanted} at {site}; one more would fit."),
         (false, 0, _) => format!("{name} has all its {wanted} at {site}; one more would not fit."),

@@ -112,7 +112,7 @@ impl Deployments {
         let changed = before.as_ref().is_none_or(|row| row.spec != spec);
         let sentence = match &before {
             None => format!("new: {} replicas of {}", spec.replicas, spec.model()),
-            Some(row) if changed => differences(&row.spec, &spec),
+            Some(row) if changed => differences(&row.spec, &spec).join(", "),
             Some(_) => "nothing is different".to_owned(),
         };
         let row = match &before {
@@ -274,7 +274,7 @@ impl Deployments {
                     "\"{taken}\" means {} already, which deployment {} serves",
                     other.model(),
                     other.name
-                ));
+                )));
             }
         }
         let Some(other) = self.described_otherwise(spec) else { return Ok(()) };
@@ -334,7 +334,7 @@ fn again(row: &ReplicaRow, wall: i64) -> ReplicaRow {
 }
 
 /// The fields that became another, with what they were: a text of bounded length for each.
-fn differences(before: &DeploymentSpec, after: &DeploymentSpec) -> String {
+pub(super) fn differences(before: &DeploymentSpec, after: &DeploymentSpec) -> Vec<String> {
     let fields = |spec: &DeploymentSpec| serde_json::to_value(spec).unwrap_or_default();
     let said = diff(&fields(before), &fields(after)).into_iter().map(|one| {
         // A list of files, and any text that would fill the entry alone.
@@ -344,7 +344,7 @@ fn differences(before: &DeploymentSpec, after: &DeploymentSpec) -> String {
             false => format!("{} {} -> {}", one.path, word(&one.from), word(&one.to)),
         }
     });
-    said.collect::<Vec<_>>().join(", ")
+    said.collect()
 }
 
 fn word(value: &Value) -> String {

@@ -51,6 +51,8 @@ pub(crate) fn object(
         replicas_wanted: 0,
         replicas_placed: 0,
         waiting_since: None,
+        changes: None,
+        remarks: Vec::new(),
         plan: plans.iter().map(|plan| replica(plan, candidates)).collect(),
         needs: needs(&why.request, candidates),
         nodes_total: number(why.total),

@@ -7,12 +7,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use umbel_contracts::deployment::DeploymentSpec;
 use umbel_contracts::objects::{DeploymentObject, DeploymentState};
 use umbel_contracts::proto::control::{self, DeploymentSnapshot, ReplicaJob, ReplicaSnapshot};
+use umbel_contracts::selector::Selector;
 use umbel_wire::NodeId;
 use umbel_wire::text::beginning;
 
 use crate::core::deployments::reading::given;
-use crate::core::deployments::{DeploymentRow, Deployments, JobKind, ReplicaRow, ReplicaState, Stands};
+use crate::core::deployments::{
+    Against, DeploymentRow, Deployments, JobKind, ReplicaRow, ReplicaState, Stands,
+};
 use crate::core::placement::candidate::Given;
+use crate::core::registry::selecting;
 use crate::shell::site::Site;
 
 /// A sentence as it leaves the site: an engine may say much.
@@ -33,6 +37,34 @@ pub(crate) struct Known {
 /// What the site has given away to replicas.
 pub(crate) fn given_away(site: &Site) -> Given {
     site.deployments.read(|table| given(table, |id| site.jobs.view(id)))
+}
+
+/// What a document would change of the deployment of its name.
+pub(crate) fn against(site: &Site, spec: &DeploymentSpec) -> Option<Against> {
+    let selector = spec.selector.as_deref().map(Selector::parse).and_then(Result::ok);
+    let selects = |id: &NodeId| {
+        let chosen = |selector: &Selector| {
+            site.read(|registry| registry.node(id).is_none_or(|node| selecting::matches(selector, node)))
+        };
+        selector.as_ref().is_none_or(chosen)
+    };
+    site.deployments.read(|table| table.against(spec, selects))
+}
+
+/// Replicas of a deployment that are where its document does not let them run, each in a sentence.
+pub(crate) fn misplaced(site: &Site, name: &str) -> Vec<String> {
+    let found: Vec<(String, NodeId)> = site.deployments.read(|table| {
+        let misplaced = table.replicas_of(name).filter(|one| table.is_misplaced(one));
+        misplaced.map(|one| (one.engine(), one.node)).collect()
+    });
+    let sentence = |(engine, id): (String, NodeId)| {
+        let node = site.read(|registry| registry.node(&id).map(|node| node.row.name.clone()));
+        let node = node.unwrap_or_else(|| id.to_string());
+        format!(
+            "{engine} is on {node}, which the selector leaves out: it stays until another one is ready elsewhere"
+        )
+    };
+    found.into_iter().map(sentence).collect()
 }
 
 impl super::Deployments {

@@ -55,6 +55,9 @@ struct Asked {
     wanted: u32,
     placed: u32,
     waiting_since_unix_ms: Option<i64>,
+    /// What becomes another of the deployment that the document is of.
+    changes: Option<Vec<String>>,
+    remarks: Vec<String>,
     limit: usize,
     /// Nodes that may be told of in full; `None`: all.
     only: Option<HashSet<NodeId>>,
@@ -76,11 +79,17 @@ impl Asked {
         let mut waiting_since_unix_ms = None;
         let mut placed = 0;
         let mut wanted = spec.replicas;
+        let (mut changes, mut remarks) = (None, Vec::new());
         if let Some(known) = known {
             (wish.placed, wish.avoid, wish.displaces) = (known.placed, known.avoid, known.lost);
             placed = wish.placed.values().fold(0, |sum: u32, count| sum.saturating_add(*count));
             waiting_since_unix_ms = known.waiting_since_unix_ms;
             wanted = known.wanted;
+            remarks = deployments::misplaced(&commands.site, &spec.name);
+        } else if let Some(against) = deployments::against(&commands.site, &spec) {
+            (wish.placed, wish.avoid, wish.displaces) = (against.stay, against.avoid, against.displaces);
+            placed = wish.placed.values().fold(0, |sum: u32, count| sum.saturating_add(*count));
+            changes = Some(against.changes);
         } else {
             // As if it took the place of what has its name.
             wish.displaces = commands.site.deployments.engines_of(&spec.name);
@@ -88,7 +97,19 @@ impl Asked {
         let given = deployments::given_away(&commands.site);
         let stocks = commands.site.deployments.read(Table::stocks);
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        Ok(Self { spec, request: wish, given, stocks, wanted, placed, waiting_since_unix_ms, limit, only })
+        Ok(Self {
+            spec,
+            request: wish,
+            given,
+            stocks,
+            wanted,
+            placed,
+            waiting_since_unix_ms,
+            changes,
+            remarks,
+            limit,
+            only,
+        })
     }
 
     /// Places what is missing one after the other, and explains the first of all if they fit, else the first that does not.
@@ -116,6 +137,7 @@ impl Asked {
         };
         object.replicas_wanted = self.wanted;
         object.replicas_placed = self.placed;
+        (object.changes, object.remarks) = (self.changes, self.remarks);
         object.waiting_since = self.waiting_since_unix_ms.map(timestamp);
         bounded(object)
     }
