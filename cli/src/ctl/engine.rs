@@ -4,6 +4,7 @@
 //! and which should be there to `ctl model`.
 //! Invariant: an engine is named by what `ctl engine` prints; where several nodes have one of a name, by NODE/NAME.
 
+use jiff::Timestamp;
 use serde_json::json;
 use umbel_contracts::objects::EngineObject;
 
@@ -13,7 +14,7 @@ use crate::{
     calls::Call,
     client::parse,
     exit::Outcome,
-    output::{Column, Format, Table, ago, details, put, say, state_tone, utc},
+    output::{Column, Format, Table, age_ms, ago, details, put, say, state_tone, utc},
 };
 
 mod control;
@@ -42,6 +43,19 @@ pub(crate) async fn run(ctl: &Ctl, name: Option<&str>, verb: Option<&EngineVerb>
             ctl.reason_for("stopping an engine")?;
             control::send(ctl, name, Wish::Stop, *deadline).await
         }
+    }
+}
+
+/// For how long, as its edge says; an older edge says only since when, by the node's clock.
+fn age(ms: Option<u64>, since: Option<Timestamp>) -> String {
+    if ms.is_some() { age_ms(ms) } else { ago(since) }
+}
+
+/// The same, and the moment as the node's own log has it.
+fn since(ms: Option<u64>, since: Option<Timestamp>) -> String {
+    match ms {
+        Some(_) => format!("{} ago, {} by its node's clock", age_ms(ms), utc(since)),
+        None => utc(since),
     }
 }
 
@@ -75,7 +89,7 @@ async fn list(ctl: &Ctl) -> Outcome {
             one.kind.clone(),
             one.model.clone(),
             one.state.clone(),
-            ago(one.since),
+            age(one.age_ms, one.since),
             one.in_flight.to_string(),
             one.restarts.to_string(),
             one.gpus.len().to_string(),
@@ -157,12 +171,12 @@ async fn show(ctl: &Ctl, name: &str) -> Outcome {
         ("Kind", one.kind.clone()),
         ("Model", one.model.clone()),
         ("State", ctl.style.paint(state_tone(&one.state), &one.state)),
-        ("Since", utc(one.since)),
+        ("Since", since(one.age_ms, one.since)),
         ("Running", format!("{} of {} at once", one.in_flight, one.capacity)),
         ("Restarts", one.restarts.to_string()),
     ];
     if one.process_since.is_some() {
-        lines.push(("Process", format!("since {}", utc(one.process_since))));
+        lines.push(("Process", format!("since {}", since(one.process_age_ms, one.process_since))));
     }
     match (one.exit_status, one.exit_signal) {
         (Some(status), _) => lines.push(("Last exit", format!("status {status}"))),

@@ -364,6 +364,9 @@ pub struct EngineObject {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub since: Option<Timestamp>,
+    /// For how long, when it was told: no clock but one counts in it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub age_ms: Option<u64>,
     /// Requests that it works on, as its node counts.
     pub in_flight: u32,
     /// How often its process was started anew.
@@ -381,6 +384,9 @@ pub struct EngineObject {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub process_since: Option<Timestamp>,
+    /// For how long it runs, when it was told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process_age_ms: Option<u64>,
     /// Of the profile that it was started with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile_digest: Option<String>,

@@ -204,6 +204,15 @@ impl<H: Clone> Registry<H> {
         self.show_clock(id, judged, wall);
     }
 
+    /// By which clock the times in what follows are told. What a heartbeat's way takes is no news.
+    pub(super) fn note_clock(&mut self, id: NodeId, observed_at: i64, wall: i64) {
+        let ahead = observed_at.saturating_sub(wall);
+        let Some(node) = self.nodes.get_mut(&id).filter(|_| observed_at != 0) else { return };
+        if ahead.abs_diff(node.clock_ahead_ms) >= CLOCK_NEWS_MS {
+            Arc::make_mut(node).clock_ahead_ms = ahead;
+        }
+    }
+
     fn show_clock(&mut self, id: NodeId, judged: clock::Judged, wall: i64) {
         let subject = id.to_string();
         let seconds = judged.skew_ms.unsigned_abs() / 1_000;

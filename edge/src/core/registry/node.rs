@@ -167,6 +167,8 @@ pub(crate) struct Node {
     pub(crate) telemetry_on_disk: u64,
     /// How far its clock is ahead (behind: negative) while that is a problem, in milliseconds.
     pub(crate) clock_skew_ms: Option<i64>,
+    /// How far its clock is ahead (behind: negative) by its last heartbeat, to the second, whether or not that is a problem.
+    pub(crate) clock_ahead_ms: i64,
     /// Since when it is known that it refused its settings.
     pub(crate) refused_since: Option<i64>,
     pub(crate) session: Option<Session>,
@@ -198,6 +200,7 @@ impl Node {
             streams: Streams::default(),
             telemetry_on_disk,
             clock_skew_ms: None,
+            clock_ahead_ms: 0,
             refused_since: None,
             session: None,
             protocol: 0,
@@ -266,6 +269,17 @@ impl Node {
         }
         let subject = self.provider_id(engine);
         REFUSALS.iter().find_map(|code| self.problems.get(&(*code, subject.clone())))
+    }
+
+    /// A moment that the node told by its own clock, by this edge's.
+    pub(crate) const fn by_our_clock(&self, at_unix_ms: i64) -> i64 {
+        at_unix_ms.saturating_sub(self.clock_ahead_ms)
+    }
+
+    /// How long ago a moment is that the node told by its own clock; `None` if it told none.
+    pub(crate) fn age_ms(&self, at_unix_ms: i64, wall: i64) -> Option<u64> {
+        let age = wall.saturating_sub(self.by_our_clock(at_unix_ms));
+        (at_unix_ms > 0).then(|| u64::try_from(age).unwrap_or(0))
     }
 
     /// The state of one of its engines and why, as the node last said to this process.

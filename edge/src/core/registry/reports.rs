@@ -148,7 +148,9 @@ impl<H: Clone> Registry<H> {
         self.current(id, generation)?;
         self.heard(id, now);
         let health = heartbeat.health();
-        let reported = reported(id, heartbeat.problems, wall);
+        self.note_clock(id, heartbeat.observed_at_unix_ms, wall);
+        let ahead = self.nodes.get(&id).map_or(0, |node| node.clock_ahead_ms);
+        let reported = reported(id, heartbeat.problems, (ahead, wall));
         let Some(node) = self.nodes.get_mut(&id) else { return Err(StaleGeneration) };
         // Most heartbeats say nothing new: they must not raise the revision.
         let report = &mut std::sync::Arc::make_mut(node).report;
@@ -221,14 +223,16 @@ fn not_ready<'a>(statuses: impl Iterator<Item = &'a EngineStatus>) -> Vec<String
     statuses.filter(|status| status.state() != EngineState::Ready).map(|status| status.name.clone()).collect()
 }
 
-fn reported(id: NodeId, problems: Vec<NodeProblem>, wall: i64) -> Vec<Problem> {
+/// By this edge's clock, of which the node's is so far ahead.
+fn reported(id: NodeId, problems: Vec<NodeProblem>, (ahead, wall): (i64, i64)) -> Vec<Problem> {
+    let since = |told: i64| if told > 0 { told.saturating_sub(ahead) } else { wall };
     problems
         .into_iter()
         .take(REPORTED_MAX)
         .map(|problem| Problem {
             code: problem.code.chars().take(64).collect(),
             message: problem.message.chars().take(512).collect(),
-            since_unix_ms: if problem.since_unix_ms > 0 { problem.since_unix_ms } else { wall },
+            since_unix_ms: since(problem.since_unix_ms),
             subject: id.to_string(),
             until: None,
         })

@@ -279,7 +279,7 @@ fn failed_engines(node: &Node) -> impl Iterator<Item = control::Problem> {
         failed.map(|(name, status)| control::Problem {
             code: ENGINE_FAILED.to_owned(),
             message: format!("engine {name} of {} has failed: {}", node.row.name, status.cause),
-            since_unix_ms: status.since_unix_ms,
+            since_unix_ms: node.by_our_clock(status.since_unix_ms),
             subject: node.provider_id(name),
         })
     })

@@ -41,8 +41,9 @@ pub(super) async fn read(commands: &Arc<Commands>, request: &Request) -> Result<
     match request.operation.as_str() {
         EngineList::NAME => result::<EngineList>(list(commands, request)?),
         EngineShow::NAME => {
-            let (node, engine) = find(&commands.site, &args::<EngineShow>(request)?.engine)?;
-            result::<EngineShow>(object(&node, &engine, true))
+            let site = &commands.site;
+            let (node, engine) = find(site, &args::<EngineShow>(request)?.engine)?;
+            result::<EngineShow>(object(&node, &engine, site.wall().unix_ms(), true))
         }
         EngineLogs::NAME => result::<EngineLogs>(logs(&commands.site, args::<EngineLogs>(request)?).await?),
         other => Err(unknown(other)),
@@ -53,6 +54,7 @@ fn list(commands: &Commands, request: &Request) -> Result<EngineListResult, Erro
     let list = args::<EngineList>(request)?;
     let selector = parse(&request.selector)?;
     let (_, nodes) = commands.site.nodes();
+    let wall = commands.site.wall().unix_ms();
     let chosen: Vec<_> =
         nodes.into_iter().filter(|node| !node.is_tombstone() && matches(&selector, node)).collect();
     if chosen.is_empty() && !request.selector.is_empty() {
@@ -61,7 +63,7 @@ fn list(commands: &Commands, request: &Request) -> Result<EngineListResult, Erro
     let key = |one: &EngineObject| format!("{}\t{}\t{}", one.node, one.engine, one.node_id);
     let mut engines: Vec<EngineObject> = chosen
         .iter()
-        .flat_map(|node| node.report.engines.iter().map(|engine| object(node, engine, false)))
+        .flat_map(|node| node.report.engines.iter().map(|engine| object(node, engine, wall, false)))
         .collect();
     // A node names its engines in the order of its file.
     engines.sort_by_cached_key(key);
@@ -74,7 +76,7 @@ fn when(unix_ms: i64) -> Option<Timestamp> {
     (unix_ms > 0).then(|| timestamp(unix_ms))
 }
 
-fn object(node: &Node, engine: &Declared, whole: bool) -> EngineObject {
+fn object(node: &Node, engine: &Declared, wall: i64, whole: bool) -> EngineObject {
     let status = node.engines.get(&engine.name).filter(|_| node.connected());
     // It runs, and yet is given no work: its GPU is gone, or what it declares does not stand here.
     let benched = status.filter(|status| status.state() == EngineState::Ready).and_then(|_| {
@@ -111,12 +113,14 @@ fn object(node: &Node, engine: &Declared, whole: bool) -> EngineObject {
         state: state.to_owned(),
         cause,
         since: status.and_then(|status| when(status.since_unix_ms)),
+        age_ms: status.and_then(|status| node.age_ms(status.since_unix_ms, wall)),
         in_flight: status.map_or(0, |status| status.in_flight),
         restarts: status.map_or(0, |status| status.restarts),
         code: status.map(|status| status.code.clone()).filter(|code| !code.is_empty()),
         exit_status: status.and_then(|status| status.exit_status),
         exit_signal: status.and_then(|status| status.exit_signal),
         process_since: status.and_then(|status| when(status.process_since_unix_ms)),
+        process_age_ms: status.and_then(|status| node.age_ms(status.process_since_unix_ms, wall)),
         profile_digest: status
             .map(|status| status.profile_digest.clone())
             .filter(|digest| !digest.is_empty()),
@@ -250,7 +254,7 @@ fn control_args(request: &Request) -> Result<(EngineControlArgs, EngineAction), 
 pub(super) fn dry_run(commands: &Arc<Commands>, request: &Request) -> Result<Value, Error> {
     let (asked, _) = control_args(request)?;
     let (node, engine) = find(&commands.site, &asked.engine)?;
-    result::<EngineShow>(object(&node, &engine, false))
+    result::<EngineShow>(object(&node, &engine, commands.site.wall().unix_ms(), false))
 }
 
 pub(super) async fn start(context: &Context<'_>) -> Result<(), Error> {
@@ -263,13 +267,13 @@ pub(super) async fn start(context: &Context<'_>) -> Result<(), Error> {
         action: action.into(),
         deadline_ms: u32::try_from(deadline_ms).unwrap_or(u32::MAX),
     };
-    let was = object(&node, &engine, false).state;
+    let was = object(&node, &engine, site.wall().unix_ms(), false).state;
     let ack: EngineControlAck = ask(site, &node, method::NODE_ENGINE_CONTROL, &question).await?;
     if !ack.accepted {
         return Err(Error::new(Code::Conflict, "ENGINE_REFUSED", ack.message));
     }
     let now = site.read(|registry| registry.node(&node.id).cloned()).unwrap_or(node);
-    let mut shown = object(&now, &engine, false);
+    let mut shown = object(&now, &engine, site.wall().unix_ms(), false);
     // Its node has taken the wish, and tells the first state that comes of it a moment later.
     let word = if action == EngineAction::Stop { "stopped" } else { "restarted" };
     if was != "stopped" && was == shown.state {

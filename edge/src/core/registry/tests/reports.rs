@@ -7,7 +7,8 @@ use umbel_contracts::proto::control::{
     CheckResult, EdgeNodeSnapshot, GpuState, ProviderHealth, ProviderStatus,
 };
 use umbel_contracts::proto::node::{
-    EngineMemory, EngineState, Gpu, GpuTelemetry, MigInstance, NodeHeartbeat, NodeInventory, NodeTelemetry,
+    EngineMemory, EngineState, EngineStatus, Gpu, GpuTelemetry, MigInstance, NodeHeartbeat, NodeInventory,
+    NodeProblem, NodeTelemetry,
 };
 use umbel_store::Position;
 use umbel_wire::{Generation, NodeId};
@@ -467,4 +468,39 @@ fn a_replaced_host_misses_no_gpu() {
     one.inventory(true, &["g7"]);
     assert_eq!((one.gpus(), one.codes()), (vec![("g7".into(), GpuState::Ok)], vec![]));
     assert_eq!(one.told(), []);
+}
+
+/// Since when something is so is told by the node's clock, whatever that says: an age counts on one clock.
+#[test]
+fn what_a_node_says_it_is_since_when_is_as_old_here_as_there() {
+    for ahead in [0, 90_000, -90_000, 3 * 3_600_000] {
+        let mut one = One::new();
+        one.wall += 10_000_000;
+        let theirs = one.wall + ahead;
+        let failed = EngineStatus {
+            name: "e".to_owned(),
+            state: EngineState::Failed.into(),
+            since_unix_ms: theirs - 42_000,
+            ..EngineStatus::default()
+        };
+        let problem = NodeProblem {
+            code: "DIRECTORY_MISSING".to_owned(),
+            since_unix_ms: theirs - 7_000,
+            ..NodeProblem::default()
+        };
+        let beat = NodeHeartbeat {
+            sequence: 1,
+            observed_at_unix_ms: theirs,
+            engines: vec![failed],
+            problems: vec![problem],
+            ..NodeHeartbeat::default()
+        };
+        one.site.heartbeat(one.id, one.generation, beat, one.now, one.wall).unwrap();
+        let node = one.site.node(&one.id).unwrap();
+        assert_eq!(node.age_ms(theirs - 42_000, one.wall), Some(42_000), "{ahead}");
+        assert_eq!(node.age_ms(0, one.wall), None);
+        assert_eq!(node.reported[0].since_unix_ms, one.wall - 7_000, "{ahead}");
+        let told = one.snapshot().problems.into_iter().find(|problem| problem.code == "ENGINE_FAILED");
+        assert_eq!(told.unwrap().since_unix_ms, one.wall - 42_000, "{ahead}");
+    }
 }
