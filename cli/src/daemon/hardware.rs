@@ -75,7 +75,8 @@ fn host_lines(host: &Value) -> Vec<(&'static str, String)> {
         ("memory", format!("{} of {} used", size("memory_used_bytes"), size("memory_bytes"))),
     ];
     for root in host.get("storage").and_then(Value::as_array).into_iter().flatten() {
-        let size = |key: &str| number(root, key).map_or_else(|| "-".to_owned(), bytes);
+        let size =
+            |key: &str| number(root, key).filter(|size| *size > 0).map_or_else(|| "-".to_owned(), bytes);
         lines.push((
             "disk",
             format!("{}: {} of {} free", word(root, "name"), size("free_bytes"), size("total_bytes")),

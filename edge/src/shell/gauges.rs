@@ -192,7 +192,11 @@ impl NodeFigures {
             decommissioned,
             values,
             counts,
-            roots: roots.into_iter().map(|root| (root.name, root.total_bytes, root.free_bytes)).collect(),
+            roots: roots
+                .into_iter()
+                .filter(|root| root.total_bytes > 0)
+                .map(|root| (root.name, root.total_bytes, root.free_bytes))
+                .collect(),
             gpus: gpus.into_iter().map(GpuFigures::new).collect(),
             engines,
         }

@@ -72,15 +72,19 @@ pub(crate) fn name() -> String {
     System::host_name().unwrap_or_default().chars().take(63).collect()
 }
 
-/// Size and free bytes of the file systems that hold the roots. A root that cannot be asked is left out; one on a
-/// network may block.
-pub(crate) fn storage(roots: &[Root]) -> (Vec<StorageRoot>, Vec<StorageFree>) {
-    let asked = roots.iter().filter_map(|Root { name, path, reserve_bytes }| {
-        let (total_bytes, free_bytes) = disk(path)?;
-        let root = StorageRoot { name: name.clone(), total_bytes, reserve_bytes: *reserve_bytes };
-        Some((root, StorageFree { name: name.clone(), free_bytes }))
+/// Size and free bytes of the file systems that hold the roots, of the first `asked` of them; one on a network may block. All
+/// are named, since which there are stands in the node's file: one that was not asked, or does not answer, has no size and no
+/// free bytes.
+pub(crate) fn storage(roots: &[Root], asked: usize) -> (Vec<StorageRoot>, Vec<StorageFree>) {
+    let mut free = Vec::new();
+    let named = roots.iter().enumerate().map(|(at, Root { name, path, reserve_bytes })| {
+        let found = if at < asked { disk(path) } else { None };
+        free.extend(found.map(|(_, free_bytes)| StorageFree { name: name.clone(), free_bytes }));
+        let total_bytes = found.map_or(0, |(total_bytes, _)| total_bytes);
+        StorageRoot { name: name.clone(), total_bytes, reserve_bytes: *reserve_bytes }
     });
-    asked.unzip()
+    let named = named.collect();
+    (named, free)
 }
 
 /// What is wrong with the directories of the node's file that are not there any more, and what to do. May block.
@@ -134,9 +138,13 @@ mod tests {
             reserve_bytes,
         };
         let asked = [root("a", "/", Some(7)), root("b", "/nowhere/at/all", None)];
-        let (roots, free) = storage(&asked);
-        assert!(roots.len() == 1 && free.len() == 1 && free[0].free_bytes <= roots[0].total_bytes);
-        assert_eq!(roots[0].reserve_bytes, Some(7));
+        let (roots, free) = storage(&asked, 2);
+        assert!(roots.len() == 2 && free.len() == 1 && free[0].free_bytes <= roots[0].total_bytes);
+        assert_eq!((roots[0].reserve_bytes, roots[1].name.as_str(), roots[1].total_bytes), (Some(7), "b", 0));
+        // Before anybody asked the disks the same are named: what is told first and what is told next differ in sizes alone.
+        let (named, free) = storage(&asked, 0);
+        let names = |roots: &[StorageRoot]| roots.iter().map(|root| root.name.clone()).collect::<Vec<_>>();
+        assert_eq!((names(&named), free), (names(&roots), Vec::new()));
     }
 
     #[test]

@@ -181,7 +181,11 @@ fn host(encoder: &mut DescriptorEncoder<'_>, admin: &Admin) -> fmt::Result {
     for (name, help, value) in one {
         gauge(encoder, name, help, value)?;
     }
-    let roots = inventory.storage.iter().map(|root| ([("root", &*root.name)], whole(root.total_bytes)));
+    let roots = inventory
+        .storage
+        .iter()
+        .filter(|root| root.total_bytes > 0)
+        .map(|root| ([("root", &*root.name)], whole(root.total_bytes)));
     gauges(encoder, "umbel_node_storage_bytes", "Size of a storage root", roots)?;
     let roots = told.storage.iter().map(|root| ([("root", &*root.name)], whole(root.free_bytes)));
     gauges(encoder, "umbel_node_storage_free_bytes", "What is free there", roots)

@@ -104,7 +104,7 @@ impl Watch {
         }
         let roots = host::roots(config);
         // The state directory was just written to, so it answers; the others are asked later.
-        let (storage, free) = host::storage(roots.get(..1).unwrap_or_default());
+        let (storage, free) = host::storage(&roots, 1);
         let (memory_used_bytes, load_1m_milli) = host::load();
         let figures =
             HostFigures { memory_used_bytes, load_1m_milli, storage: free, storage_at: Some(Instant::now()) };
@@ -120,7 +120,7 @@ impl Watch {
             state,
             holders,
             roots,
-            ask: host::storage,
+            ask: |roots| host::storage(roots, roots.len()),
             accelerator: config.accelerator.name(),
             fabric_labels: config.fabric_labels.clone(),
             seen: Mutex::new(seen),

@@ -156,7 +156,9 @@ fn host(node: &NodeObject) -> Vec<(&'static str, String)> {
     for root in &host.storage {
         let free = root.free_bytes.map_or_else(|| "-".to_owned(), bytes);
         let reserve = root.reserve_bytes.map(|left| format!(", {} to stay free", bytes(left)));
-        let (total, reserve) = (bytes(root.total_bytes), reserve.unwrap_or_default());
+        // Its disk was not asked yet, or does not answer.
+        let total = Some(root.total_bytes).filter(|total| *total > 0).map_or_else(|| "-".to_owned(), bytes);
+        let reserve = reserve.unwrap_or_default();
         lines.push(("Storage", format!("{}: {free} of {total} free{reserve}", root.name)));
     }
     if let Some(driver) = &host.driver_version {

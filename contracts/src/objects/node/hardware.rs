@@ -93,7 +93,7 @@ impl InventoryObject {
 pub struct StorageObject {
     /// Never its path.
     pub name: String,
-    /// Its size.
+    /// Its size; 0 while it is not known.
     pub total_bytes: u64,
     /// What is free; `null` if that was not told lately.
     pub free_bytes: Option<u64>,
