@@ -227,6 +227,19 @@ pub(crate) fn unreserved(view: &dyn View, name: &str) -> Result<u64, Failure> {
     Ok(number(view, &mark_key(name))?.max(number(view, MARK_FLOOR_KEY)?).max(1))
 }
 
+/// A number above all that were reserved of any mark.
+pub(crate) fn above_marks(view: &dyn View) -> Result<u64, Failure> {
+    let mut after = MARK_PREFIX.to_vec();
+    if let Some(last) = after.last_mut() {
+        *last += 1;
+    }
+    let ends = view.scan(Space::Meta, MARK_PREFIX, &after, usize::MAX, false)?;
+    let floor = number(view, MARK_FLOOR_KEY)?;
+    // One that does not decode says nothing.
+    let ends = ends.iter().filter_map(|(_, end)| Some(u64::from_be_bytes(end.as_slice().try_into().ok()?)));
+    Ok(ends.fold(floor, u64::max))
+}
+
 /// Nothing below `least` is given out of any mark from now on, known or not.
 pub(crate) fn raise_marks(tx: &mut dyn Transaction, least: u64) -> Result<(), Failure> {
     tx.put(Space::Meta, MARK_FLOOR_KEY, &least.to_be_bytes())

@@ -17,7 +17,7 @@ use crate::error::OpenError;
 use crate::handle::Store;
 use crate::opening::Origin;
 use crate::redb_file::RedbFile;
-use crate::restore::{reborn, set_aside};
+use crate::restore::{believed, reborn, set_aside};
 use crate::switch::WriteSwitch;
 use crate::writer::now_unix_ms;
 use crate::{chain, limits};
@@ -124,7 +124,9 @@ fn read_out(path: &Path, owner: &str, part: &Path) -> Result<Origin, Failure> {
         last: damaged.read(&mut |view| chain::head(view)).unwrap_or_default(),
         lost: damaged.read(&mut |view| chain::lost(view)).unwrap_or_default(),
     };
-    finish(&mut to, &Identity { ..identity }, position, &mut origin, told)?;
+    let above = damaged.read(&mut |view| core::above_marks(view)).unwrap_or_default();
+    let above = believed(above, origin.placed_unix_ms);
+    finish(&mut to, &Identity { ..identity }, (position, above), &mut origin, told)?;
     to.close();
     Ok(origin)
 }
@@ -139,7 +141,7 @@ struct Told {
 fn finish(
     to: &mut RedbFile,
     identity: &Identity,
-    position: Position,
+    (position, above): (Position, u64),
     origin: &mut Origin,
     told: Told,
 ) -> Result<(), Failure> {
@@ -176,7 +178,7 @@ fn finish(
         chain::put_checkpoint(tx, checkpoint)?;
         chain::put_head(tx, head)?;
         chain::put_lost(tx, &lost)?;
-        reborn(tx, origin, origin.placed_unix_ms)
+        reborn(tx, origin, above, origin.placed_unix_ms)
     })
 }
 

@@ -2,7 +2,8 @@
 //!
 //! Owns the exchange of the files. Leaves what must not be taken over (open tokens) to the caller, who changes the
 //! restored store before it is put in place. Invariants: the backup is only read; what stood in its place is moved
-//! aside and never deleted; numbers that only grow stay above those that were given after the backup.
+//! aside and never deleted; numbers that only grow stay above those that were given after the backup, also where the clock was
+//! ahead when they were given, unless what stood in its place is lost, or could never be written since.
 
 use std::path::{Path, PathBuf};
 
@@ -54,6 +55,7 @@ impl Restoring {
         let part = beside(to, &format!("restoring-{}", std::process::id()));
         let mut this = Self { part, to: to.to_owned(), state_of_unix_ms: 0 };
         let failed = |Failure(cause)| RestoreError::Failed { path: to.to_owned(), cause };
+        let replaced = given(to, owner);
         let mut judged = Ok(0);
         let mut file = backup::fresh(&this.part).map_err(failed)?;
         source
@@ -72,7 +74,7 @@ impl Restoring {
         this.state_of_unix_ms = judged?;
         let origin =
             Origin { state_of_unix_ms: this.state_of_unix_ms, placed_unix_ms: now, ..Origin::default() };
-        file.write(&mut |tx| reborn(tx, &origin, now)).map_err(failed)?;
+        file.write(&mut |tx| reborn(tx, &origin, replaced, now)).map_err(failed)?;
         file.close();
         Ok(this)
     }
@@ -124,6 +126,21 @@ fn not_in_use(path: &Path, owner: &str) -> Result<(), RestoreError> {
     }
 }
 
+/// A number above all that the store at `path` has reserved; 0 where it cannot be read: then only the clock says what was given.
+fn given(path: &Path, owner: &str) -> u64 {
+    // Checked through: a number that is only damaged would use up all that there are.
+    let mut above = 0;
+    if let Ok(store) = RedbFile::look(path, owner, true) {
+        let _ = store.reader().read(&mut |view| {
+            if core::identity(view)?.is_some_and(|identity| identity.owner == owner) {
+                above = core::above_marks(view)?;
+            }
+            Ok(())
+        });
+    }
+    above
+}
+
 // When the state was current, if this file may be restored here.
 fn judge(
     view: &dyn View,
@@ -159,15 +176,28 @@ fn moment(state_of_unix_ms: i64, now_unix_ms: i64) -> i64 {
     if now_unix_ms < state_of_unix_ms { state_of_unix_ms.saturating_add(LONG_AFTER_MS) } else { now_unix_ms }
 }
 
-/// Makes a copy of a store another incarnation of it.
-pub(crate) fn reborn(tx: &mut dyn Transaction, origin: &Origin, now_unix_ms: i64) -> Result<(), Failure> {
+/// Numbers of a damaged file, unless no clock was that far ahead: then they are no numbers.
+pub(crate) fn believed(above: u64, now_unix_ms: i64) -> u64 {
+    let most = of_this_time(now_unix_ms.saturating_add(LONG_AFTER_MS));
+    if above <= most { above } else { 0 }
+}
+
+/// Makes a copy of a store another incarnation of it. `above`: what the store that it replaces has reserved of its marks, which a
+/// clock that was ahead then may have set above those of the present time.
+pub(crate) fn reborn(
+    tx: &mut dyn Transaction,
+    origin: &Origin,
+    above: u64,
+    now_unix_ms: i64,
+) -> Result<(), Failure> {
     let mut identity = core::identity(tx)?.ok_or_else(|| Failure("it has no identity".to_owned()))?;
     identity.incarnation = new_incarnation();
     initialise(tx, &identity)?;
     put_origin(tx, origin)?;
     let position = core::position(tx)?;
     core::put_position(tx, Position(position.0 + POSITIONS + limits::CHANGES_KEPT))?;
-    core::raise_marks(tx, of_this_time(moment(origin.state_of_unix_ms, now_unix_ms)))?;
+    let of_this_time = of_this_time(moment(origin.state_of_unix_ms, now_unix_ms));
+    core::raise_marks(tx, of_this_time.max(above))?;
     let sentence = match origin.rescued {
         None => format!("its state is of {} ms since 1970", origin.state_of_unix_ms),
         Some(kept) => format!(
@@ -186,7 +216,10 @@ pub(crate) fn reborn(tx: &mut dyn Transaction, origin: &Origin, now_unix_ms: i64
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
     use super::*;
+    use crate::HighWater;
 
     /// Found as seed 1596: the host's clock was 70 days behind when its backup of a minute ago was put in place.
     #[test]
@@ -196,5 +229,37 @@ mod tests {
         assert!(of_this_time(moment(backup, backup - 70 * day)) > given);
         assert!(of_this_time(moment(backup, backup + 2 * minute)) > given);
         assert!(of_this_time(moment(i64::MAX, 0)) > given);
+    }
+
+    /// Found as seed 1642: numbers were given while the clock was months ahead; under a right one an older backup, which knows
+    /// nothing of them, took the store's place.
+    #[test]
+    fn numbers_go_on_above_those_of_a_clock_that_was_ahead() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, copy) = (dir.path().join("store.redb"), dir.path().join("copy.redb"));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let store = Store::open(&path, "edge").unwrap();
+            store.backup(copy.clone(), "ber1".to_owned()).await.unwrap();
+            let ahead = of_this_time(now_unix_ms() + 70 * 86_400_000);
+            let (told, first) = tokio::sync::oneshot::channel();
+            assert!(store.reserve_soon("generation", 1_000, ahead, move |first| drop(told.send(first))));
+            assert_eq!(first.await.unwrap(), Ok(ahead));
+            store.close().await;
+            for (what, times) in [("the store", 1), ("one that was restored in its place", 2)] {
+                Restoring::begin(&copy, &path, "edge", "ber1").unwrap().finish().unwrap();
+                let store = Store::open_existing(&path, "edge").unwrap();
+                let given = HighWater::open(&store, "generation", 1_000).await.unwrap().take();
+                assert!(given >= ahead + 1_000 * times, "{what} is heard");
+                store.close().await;
+            }
+        });
+    }
+
+    #[test]
+    fn numbers_that_no_clock_gave_are_not_believed() {
+        let now = 1_786_320_016_435;
+        let ahead = of_this_time(now + 70 * 86_400_000);
+        assert_eq!((believed(ahead, now), believed(u64::MAX - 7, now)), (ahead, 0));
     }
 }

@@ -5,6 +5,7 @@
 use crate::audit;
 use crate::backend::{Backend, Failure, Space};
 use crate::chain;
+use crate::core;
 use crate::memory::Memory;
 use crate::opening::Origin;
 use crate::restore::reborn;
@@ -40,7 +41,8 @@ impl Disk {
             placed_unix_ms: now_unix_ms,
             ..Origin::default()
         };
-        if memory.write(&mut |tx| reborn(tx, &origin, now_unix_ms)).is_err() {
+        let above = self.read(core::above_marks).unwrap_or(0);
+        if memory.write(&mut |tx| reborn(tx, &origin, above, now_unix_ms)).is_err() {
             return false;
         }
         self.memory = memory;
