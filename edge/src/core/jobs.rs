@@ -235,6 +235,7 @@ impl Jobs {
             ended_lease: String::new(),
             cancel_requested: false,
             cancelled_by: None,
+            cancelled_at_unix_ms: None,
             sequence: self.sequence,
             submitted_at_unix_ms: now.unix_ms(),
             started_at_unix_ms: None,

@@ -267,7 +267,7 @@ async fn store_new(site: &Site, rows: Vec<(String, JobRow)>, also: Commit) -> Re
 }
 
 /// Asks for a job's end: one that waits is cancelled at once, one that runs is ended by its node. `by`: the operator who does,
-/// `None` for the edge itself.
+/// whose word is kept whoever asked before; `None` for the edge itself.
 ///
 /// # Errors
 /// NOT_FOUND; CONFLICT if it came to another end; a store that cannot be written.
@@ -305,13 +305,13 @@ async fn change(site: &Site, id: &str, row: JobRow, also: Commit, now: Instant) 
         commit = commit.audit(record.because(format!("{about}{cause}")));
     }
     site.store.commit(commit).await.map_err(|error| store_error(&error))?;
-    let was_asked = site.jobs.view(id).is_some_and(|before| before.row.cancel_requested);
+    let same_lease = site.jobs.view(id).is_some_and(|before| before.row.lease == row.lease);
     let kind = match row.state {
         JobState::Succeeded => "job_succeeded",
         JobState::Failed => "job_failed",
         JobState::Cancelled => "job_cancelled",
         JobState::Queued => "job_queued",
-        _ if row.cancel_requested && !was_asked => "job_cancelling",
+        _ if row.cancel_requested && same_lease => "job_cancelling",
         _ => "job_leased",
     };
     site.jobs.table().apply(id, row, now);

@@ -235,11 +235,20 @@ impl Edge {
         let table = &self.deployments.table;
         let at = wall.unix_ms();
         let text = |error: umbel_wire::Error| error.reason.into_owned();
+        let cancelled =
+            |id: &str| self.jobs.table.view(id).is_some_and(|view| view.row.cancelled_by.is_some());
         match operation {
             Operation::Apply(document) => {
                 let value = serde_json::from_str(document).map_err(|error| error.to_string())?;
                 let spec = DeploymentSpec::from_value(value).map_err(|fault| format!("{fault:?}"))?;
-                table.propose(spec, None, "operator", at).map_err(text)
+                let mut change = table.propose(spec, None, "operator", at).map_err(text)?;
+                table.wanted_again(&mut change, at, cancelled);
+                Ok(change)
+            }
+            Operation::Deployment(name, Wish::Load) => {
+                let mut change = table.ask(name, Ask::Load, at).map_err(text)?;
+                table.wanted_again(&mut change, at, cancelled);
+                Ok(change)
             }
             Operation::Deployment(name, wish) => {
                 let ask = match wish {

@@ -265,6 +265,7 @@ impl Round<'_> {
             retry_at_unix_ms: None,
             failed_job: None,
             cancelled_by: None,
+            asked_at_unix_ms: None,
             avoid: Vec::new(),
             ruled_out: Vec::new(),
             causes: BTreeMap::new(),

@@ -1,7 +1,8 @@
 //! What operators change of deployments: checked against the others, and as rows to commit.
 //!
 //! Leaves storing and telling to the shell. Invariants: a name of a model means one model over all deployments; what says
-//! nothing new changes nothing; whatever is asked, a replica that was given up is tried again when its deployment changes.
+//! nothing new changes nothing; whatever is asked, a replica that was given up is tried again when its deployment changes; who
+//! asks for what was cancelled is heard, also before the cancelled job has ended.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,7 @@ use umbel_contracts::settings::diff;
 use umbel_store::Commit;
 use umbel_wire::{Code, Error};
 
-use super::rows::{DeploymentRow, ReplicaRow, ReplicaState};
+use super::rows::{DeploymentRow, JobKind, ReplicaRow, ReplicaState};
 use super::{DEPLOYMENTS, Deployments, MAX_DEPLOYMENTS, REPLICAS};
 
 /// Bytes of a field's value that the audit is told in full.
@@ -203,6 +204,23 @@ impl Deployments {
             }
         };
         Ok(Change { row, before: Some(before), replicas, sentence })
+    }
+
+    /// Somebody says that a deployment is wanted: what was cancelled of it before, and has not ended or was not heard of yet,
+    /// holds nothing back. `cancelled`: whether an operator cancelled that job.
+    pub(crate) fn wanted_again(&self, change: &mut Change, wall: i64, cancelled: impl Fn(&str) -> bool) {
+        let brings_up = |row: &ReplicaRow| {
+            let job = row.job.as_ref().filter(|job| matches!(job.kind, JobKind::Acquire | JobKind::Load));
+            job.is_some_and(|job| cancelled(&job.id))
+        };
+        let again = |row: &ReplicaRow| ReplicaRow { asked_at_unix_ms: Some(wall), ..row.clone() };
+        let known = |row: &ReplicaRow| change.replicas.iter().any(|other| other.key() == row.key());
+        let waits = self.replicas_of(&change.row.spec.name).filter(|row| brings_up(row) && !known(row));
+        let waits: Vec<_> = waits.map(again).collect();
+        if !waits.is_empty() {
+            change.sentence += &format!("; what was cancelled is begun again: {}", waits.len());
+            change.replicas.extend(waits);
+        }
     }
 
     /// What is asked of one replica, as a change.

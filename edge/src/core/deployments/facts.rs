@@ -82,6 +82,8 @@ pub(crate) enum JobFact {
     Cancelled {
         /// Who.
         by: String,
+        /// When.
+        at_unix_ms: i64,
     },
     /// It failed, or the edge took it back.
     Failed {

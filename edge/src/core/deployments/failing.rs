@@ -92,6 +92,20 @@ impl Round<'_> {
         self.put(row);
     }
 
+    /// Its job was cancelled, and somebody has asked for it since: what is left of it ends, and it is tried again at once.
+    pub(super) fn asked_again(&mut self, mut row: ReplicaRow) {
+        let started = row.state != ReplicaState::Acquiring;
+        row.not_taken = None;
+        row.failed_job = row.job.take().map(|job| job.id);
+        row.retry_at_unix_ms = Some(self.wall);
+        row.turn(ReplicaState::Failed, "it was cancelled, and is wanted again", self.wall);
+        if started {
+            self.order_unload(&mut row);
+        }
+        row.asked_at_unix_ms = None;
+        self.put(row);
+    }
+
     fn give_up(&mut self, row: &ReplicaRow) {
         let message = format!(
             "{} is given up: it would fail again where it was, and fits nowhere else; the cause is: {}",

@@ -58,7 +58,8 @@ fn job_fact(view: Option<JobView>) -> JobFact {
     match view.state {
         JobState::Succeeded => JobFact::Done,
         JobState::Cancelled if view.row.cancelled_by.is_some() => {
-            JobFact::Cancelled { by: view.row.cancelled_by.clone().unwrap_or_default() }
+            let by = view.row.cancelled_by.clone().unwrap_or_default();
+            JobFact::Cancelled { by, at_unix_ms: view.row.cancelled_at_unix_ms.unwrap_or(i64::MAX) }
         }
         JobState::Failed | JobState::Cancelled => {
             let failure = view.row.failure();

@@ -204,7 +204,10 @@ impl Round<'_> {
             }
             Some(JobFact::Open | JobFact::Ending | JobFact::Unknown) => {}
             Some(JobFact::Failed { message, retryable, .. }) => self.fail(row, &message, retryable),
-            Some(JobFact::Cancelled { by }) => self.cancelled(row, by),
+            Some(JobFact::Cancelled { at_unix_ms, .. }) if row.is_asked_after(at_unix_ms) => {
+                self.asked_again(row);
+            }
+            Some(JobFact::Cancelled { by, .. }) => self.cancelled(row, by),
             Some(JobFact::Done) | None if held_back => {}
             Some(JobFact::Done) => {
                 // A node with very many does not tell of all that it has.
@@ -233,7 +236,10 @@ impl Round<'_> {
                 self.watch(deployment, row);
             }
             Some(JobFact::Failed { message, retryable, .. }) => self.fail(row, &message, retryable),
-            Some(JobFact::Cancelled { by }) => self.cancelled(row, by),
+            Some(JobFact::Cancelled { at_unix_ms, .. }) if row.is_asked_after(at_unix_ms) => {
+                self.asked_again(row);
+            }
+            Some(JobFact::Cancelled { by, .. }) => self.cancelled(row, by),
             // It may fall over many times before its job ends.
             _ => {
                 let told = engine.filter(|engine| !engine.cause.is_empty());
@@ -258,7 +264,8 @@ impl Round<'_> {
                     }
                 }
                 JobFact::Failed { message, differs, .. } => self.figures_failed(&mut row, &message, differs),
-                JobFact::Cancelled { by } => figures_cancelled(&mut row, &by),
+                JobFact::Cancelled { at_unix_ms, .. } if row.is_asked_after(at_unix_ms) => row.job = None,
+                JobFact::Cancelled { by, .. } => figures_cancelled(&mut row, &by),
             }
         }
         let engine = self.facts.engine(&row.node, &row.engine()).cloned();

@@ -277,6 +277,7 @@ impl Round<'_> {
     pub(super) fn order(&mut self, row: &mut ReplicaRow, kind: JobKind, work: Work) {
         let id = (self.ids)();
         row.job = Some(JobRef { id: id.clone(), kind, figures: None });
+        row.asked_at_unix_ms = None;
         self.out.orders.push(Order { id, node: row.node, deployment: row.deployment.clone(), work });
     }
 }

@@ -207,6 +207,10 @@ pub(crate) struct ReplicaRow {
     /// Who cancelled the job that would have brought it up: nothing is begun for it until somebody asks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) cancelled_by: Option<String>,
+    /// When somebody asked for it last although its job was cancelled, and had not ended, or was not heard of yet: that holds
+    /// nothing back. Until it gets another job.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) asked_at_unix_ms: Option<i64>,
     /// Nodes where it failed, the latest last.
     #[serde(default, with = "node_ids", skip_serializing_if = "Vec::is_empty")]
     pub(crate) avoid: Vec<NodeId>,
@@ -252,6 +256,11 @@ impl ReplicaRow {
     /// The document whose figures its job gives an engine that runs.
     pub(crate) fn figures(&self) -> Option<u64> {
         self.job.as_ref()?.figures
+    }
+
+    /// Whether somebody asked for it after its job was cancelled.
+    pub(crate) fn is_asked_after(&self, cancelled_at_unix_ms: i64) -> bool {
+        self.asked_at_unix_ms.is_some_and(|asked| asked >= cancelled_at_unix_ms)
     }
 
     /// Whether an operator does not want its engine to take its document's figures.

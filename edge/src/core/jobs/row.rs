@@ -79,9 +79,12 @@ pub(crate) struct JobRow {
     pub(crate) ended_lease: String,
     #[serde(default)]
     pub(crate) cancel_requested: bool,
-    /// The operator who asked for its end first; `None` too where the edge itself did.
+    /// The operator who asked for its end last; `None` too where only the edge itself did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) cancelled_by: Option<String>,
+    /// When its end was asked for last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) cancelled_at_unix_ms: Option<i64>,
     /// Its place in the queue: the order in which jobs were asked for.
     pub(crate) sequence: u64,
     pub(crate) submitted_at_unix_ms: i64,

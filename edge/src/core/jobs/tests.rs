@@ -410,9 +410,18 @@ fn a_job_is_cancelled_in_each_state() {
     let speaker = world.speaker(1, 1);
     let (running, _) = (world.claim("running", &speaker), world.claim("silent", &speaker));
     for id in ["queued", "running", "silent"] {
-        let row = world.jobs.cancel(id, Some("ann"), world.wall()).unwrap().unwrap();
+        let row = world.jobs.cancel(id, None, world.wall()).unwrap().unwrap();
         world.store(id, row);
-        assert_eq!(world.jobs.cancel(id, Some("ann"), world.wall()).unwrap(), None, "it was said before");
+        assert_eq!(world.jobs.cancel(id, None, world.wall()).unwrap(), None, "it was said before");
+    }
+    for id in ["running", "silent"] {
+        for by in ["ann", "bob"] {
+            let row = world.jobs.cancel(id, Some(by), world.wall()).unwrap().unwrap();
+            world.store(id, row);
+        }
+        assert_eq!(world.jobs.cancel(id, None, world.wall()).unwrap(), None, "an operator wants it");
+        let by = world.jobs.view(id).and_then(|view| view.row.cancelled_by.clone());
+        assert_eq!(by.as_deref(), Some("bob"));
     }
     assert_eq!(world.state("queued"), JobState::Cancelled);
     assert!(world.progress("running", &running).unwrap(), "its node is told");

@@ -246,13 +246,14 @@ impl Jobs {
     }
 
     /// The row of one that is not wanted any more; `None` if that was said before. One that runs is ended by its node. `by`: the
-    /// operator who says so, `None` for the edge itself.
+    /// operator who says so, `None` for the edge itself. What an operator says is kept, whoever said it before: the last counts.
     ///
     /// # Errors
     /// NOT_FOUND; CONFLICT if it came to another end.
     pub(crate) fn cancel(&self, id: &str, by: Option<&str>, now: Wall) -> Result<Option<JobRow>, Error> {
         let job = self.jobs.get(id).ok_or_else(unknown)?;
-        if job.row.state == JobState::Cancelled || job.row.cancel_requested && !job.row.state.is_end() {
+        let said_before = job.row.cancel_requested && by.is_none() && !job.row.state.is_end();
+        if job.row.state == JobState::Cancelled || said_before {
             return Ok(None);
         }
         if job.row.state.is_end() {
@@ -261,6 +262,7 @@ impl Jobs {
         }
         let mut row = (*job.row).clone();
         (row.cancel_requested, row.cancelled_by) = (true, by.map(str::to_owned));
+        row.cancelled_at_unix_ms = Some(now.unix_ms());
         if row.lease.is_none() {
             row.state = JobState::Cancelled;
             row.ended_at_unix_ms = Some(now.unix_ms());

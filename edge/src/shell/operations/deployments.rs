@@ -118,12 +118,19 @@ impl Asked {
         }
     }
 
-    fn change(self, table: &Table, author: &str, wall: i64) -> Result<Change, Error> {
-        match self {
+    fn change(self, site: &Site, table: &Table, author: &str) -> Result<Change, Error> {
+        let wall = site.wall().unix_ms();
+        let wanted = matches!(&self, Self::Apply(..) | Self::Whole(_, Ask::Load));
+        let mut change = match self {
             Self::Apply(spec, if_version) => table.propose(*spec, if_version, author, wall),
             Self::Whole(name, ask) => table.ask(&name, ask, wall),
             Self::Replica(name, number, ask) => table.ask_replica(&name, number, ask, wall),
+        }?;
+        if wanted {
+            let cancelled = |id: &str| site.jobs.view(id).is_some_and(|view| view.row.cancelled_by.is_some());
+            table.wanted_again(&mut change, wall, cancelled);
         }
+        Ok(change)
     }
 }
 
@@ -141,9 +148,8 @@ fn after(site: &Site, table: &Table, change: &Change) -> DeploymentObject {
 pub(super) fn dry_run(commands: &Arc<Commands>, request: &Request) -> Result<Value, Error> {
     let site = &commands.site;
     let asked = Asked::of(request)?;
-    let wall = site.wall().unix_ms();
     let object = site.deployments.read(|table| {
-        let change = asked.change(table, &request.actor, wall)?;
+        let change = asked.change(site, table, &request.actor)?;
         Ok::<_, Error>(after(site, table, &change))
     });
     // All of them give the same.
@@ -153,9 +159,8 @@ pub(super) fn dry_run(commands: &Arc<Commands>, request: &Request) -> Result<Val
 pub(super) async fn start(context: &Context<'_>) -> Result<(), Error> {
     let (site, request) = (&context.commands.site, context.request);
     let asked = Asked::of(request)?;
-    let wall = site.wall().unix_ms();
     let decide = |table: &Table| {
-        let change = asked.change(table, &request.actor, wall)?;
+        let change = asked.change(site, table, &request.actor)?;
         let value = result::<DeploymentApply>(after(site, table, &change))?;
         Ok((change, value))
     };

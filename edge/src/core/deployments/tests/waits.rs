@@ -11,8 +11,19 @@ use ReplicaState::Ready;
 
 /// The open job is cancelled by ann.
 fn cancel(world: &mut World) {
+    let at_unix_ms = world.wall();
     let (_, fact) = world.jobs.values_mut().find(|(_, fact)| *fact == JobFact::Open).unwrap();
-    *fact = JobFact::Cancelled { by: "ann".to_owned() };
+    *fact = JobFact::Cancelled { by: "ann".to_owned(), at_unix_ms };
+}
+
+/// Somebody loads it while a cancelled job has not ended yet.
+fn load_meanwhile(world: &mut World) {
+    let wall = world.wall();
+    let mut change = world.deployments.ask("chat", Ask::Load, wall).unwrap();
+    world.deployments.wanted_again(&mut change, wall, |_| true);
+    let said = "its replicas are wanted, as they were; what was cancelled is begun again: 1";
+    assert_eq!(change.sentence, said);
+    world.take(change);
 }
 
 fn said(world: &World) -> (DeploymentState, String) {
@@ -58,6 +69,50 @@ fn what_an_operator_cancels_stays_so_until_somebody_asks() {
     world.run();
     assert_eq!(world.shown("chat"), [(1, 1, Ready)]);
     assert_eq!(world.replicas("chat")[0].cancelled_by, None);
+}
+
+/// The last word counts: who loads while the node still ends what was cancelled, or is away, need not say it again.
+#[test]
+fn who_asks_before_what_was_cancelled_has_ended_is_heard() {
+    for begun in [0, 1] {
+        let mut world = World::new(&[1]);
+        world.apply(spec("chat", json!({})));
+        world.settle();
+        for _ in 0..begun {
+            world.work(0);
+            world.settle();
+        }
+        let (_, loads) = jobs(&world);
+        assert_eq!(loads, begun);
+        let cancelled_at = world.wall();
+        world.pass(1);
+        load_meanwhile(&mut world);
+        world.pass(1);
+        world.settle();
+        let (_, fact) = world.jobs.values_mut().find(|(_, fact)| *fact == JobFact::Open).unwrap();
+        *fact = JobFact::Cancelled { by: "ann".to_owned(), at_unix_ms: cancelled_at };
+        world.restart();
+        world.run();
+        assert_eq!(world.shown("chat"), [(1, 1, Ready)], "{:?}", world.jobs);
+    }
+}
+
+/// Cancelled, loaded, and cancelled once more: it holds.
+#[test]
+fn who_cancels_after_somebody_asked_is_heard() {
+    let mut world = World::new(&[1]);
+    world.apply(spec("chat", json!({})));
+    world.settle();
+    load_meanwhile(&mut world);
+    world.pass(1);
+    cancel(&mut world);
+    for _ in 0..3 {
+        world.run();
+        world.pass(24 * 3600);
+        world.restart();
+    }
+    assert_eq!(jobs(&world), (1, 0), "{:?}", world.jobs);
+    assert_eq!(said(&world).0, DeploymentState::Failed);
 }
 
 /// An engine that serves goes on with the figures that it has.
