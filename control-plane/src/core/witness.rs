@@ -3,7 +3,7 @@
 //!
 //! Owns the judgement. Leaves storing to the shell; what is in memory is written now and then, since an older place
 //! shows a cut as well, only later. Invariants: a place is only replaced by a later one, or by a cut that is told; one
-//! that was asked for stays until the edge has answered what stands there.
+//! that was asked for stays until the edge has answered what stands there, and so does what was told before a later hello.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -16,6 +16,8 @@ use super::audit::{Deed, Detail};
 
 /// Table of [`WitnessRow`]s, keyed by edge id.
 pub(crate) const WITNESS: &str = "audit_heads";
+/// Places that are asked for later, one a connection: an edge that never answers must not add one with each.
+const OPEN: usize = 8;
 /// A cut is a problem for so long: 30 days, in which somebody has looked.
 const SHOWN_MS: i64 = 30 * 24 * 3_600_000;
 
@@ -37,6 +39,9 @@ pub(crate) struct WitnessRow {
     /// What the edge was asked at its hello and has not answered yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) asked: Option<Place>,
+    /// What it told meanwhile over earlier connections, oldest first: asked for one after the other once that is answered.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) later: Vec<Place>,
 }
 
 impl WitnessRow {
@@ -44,10 +49,13 @@ impl WitnessRow {
     fn answered(&mut self, answer: Answer) -> Option<(Place, Place)> {
         let asked = self.asked.take_if(|asked| asked.sequence == answer.sequence)?;
         let found = match answer.stands {
-            Stands::Aged => return None,
-            Stands::Entry(hash) if hash == asked.hash => return None,
-            Stands::Entry(hash) => hash,
+            Stands::Entry(hash) if hash != asked.hash => hash,
             Stands::Nothing => String::new(),
+            Stands::Aged | Stands::Entry(_) => {
+                // It stands; whether what was told after it does is the next question.
+                self.asked = (!self.later.is_empty()).then(|| self.later.remove(0));
+                return None;
+            }
         };
         let found = Place { sequence: asked.sequence, hash: found };
         Some((asked, found))
@@ -157,8 +165,19 @@ impl Witness {
         let Some(row) = self.rows.get_mut(edge_id) else { return 0 };
         // Below the first entry nothing stands: asked for, that is "none" and stays unanswered for good, and with it all
         // that comes later.
-        let open = row.asked.take().filter(|asked| asked.sequence > 0);
-        row.asked = open.or_else(|| (row.last.sequence > 0).then(|| row.last.clone()));
+        let last = Some(row.last.clone()).filter(|last| last.sequence > 0);
+        row.asked = match row.asked.take().filter(|asked| asked.sequence > 0) {
+            Some(open) => {
+                // Only the next word of this connection would stand for it, and that may be of another audit.
+                row.later.extend(last.filter(|last| *last != open && row.later.last() != Some(last)));
+                if row.later.len() > OPEN {
+                    // The newest says the most of them.
+                    row.later.remove(OPEN - 1);
+                }
+                Some(open)
+            }
+            None => last,
+        };
         let sequence = row.asked.as_ref().map_or(0, |asked| asked.sequence);
         self.changed(edge_id);
         sequence
@@ -174,13 +193,24 @@ impl Witness {
         now_unix_ms: i64,
     ) -> Option<Cut> {
         let Some(row) = self.rows.get_mut(edge_id) else {
-            let row = WitnessRow { last: place, told_at_unix_ms: now_unix_ms, cut: None, asked: None };
+            let row = WitnessRow {
+                last: place,
+                told_at_unix_ms: now_unix_ms,
+                cut: None,
+                asked: None,
+                later: Vec::new(),
+            };
             self.rows.insert(edge_id.clone(), row);
             self.changed(edge_id);
             return None;
         };
+        let open = row.asked.clone();
         let other = answer.and_then(|answer| row.answered(answer));
+        let is_answered = row.asked != open;
         if row.last == place && other.is_none() {
+            if is_answered {
+                self.changed(edge_id);
+            }
             return None;
         }
         let goes_on = row.last == place || place.sequence > row.last.sequence;
@@ -195,6 +225,7 @@ impl Witness {
             row.cut.clone_from(&cut);
             // It goes on from here.
             row.asked = None;
+            row.later.clear();
         }
         self.changed(edge_id);
         cut
@@ -373,5 +404,39 @@ mod tests {
         // A cut that shows by its number alone ends the question, too.
         assert!(again.told(&edge, place(3, "x"), None, 6).is_some());
         assert_eq!(again.ask(&edge), 3);
+    }
+
+    /// Found as seed 510: entry 5 had not been answered when the connection ended, entry 9 was told over it, and the audit was cut
+    /// and had grown beyond 9 again when the edge came back: only entry 5 was asked for, which was as it had been.
+    #[test]
+    fn what_was_told_while_a_question_was_open_is_asked_for_too() {
+        let edge = EdgeId::parse("ber1").unwrap();
+        let mut witness = Witness::default();
+        witness.told(&edge, place(5, &hex(5)), None, 1);
+        assert_eq!(witness.ask(&edge), 5);
+        witness.told(&edge, place(9, &hex(9)), None, 2);
+        // The edge's audit is another one from entry 7 on.
+        assert_eq!(witness.ask(&edge), 5);
+        assert_eq!(witness.told(&edge, place(11, &hex(11)), stands(5, &[5; 32], false), 3), None);
+        assert_eq!(witness.told(&edge, place(11, &hex(11)), stands(5, &[5; 32], false), 4), None);
+        assert_eq!(witness.ask(&edge), 9);
+        let cut = witness.told(&edge, place(12, &hex(12)), stands(9, &[7; 32], false), 5).unwrap();
+        assert!(cut.sentence().contains("Entry 9"), "{cut:?}");
+        // It goes on from there.
+        assert_eq!(witness.ask(&edge), 12);
+        assert_eq!(witness.told(&edge, place(13, &hex(13)), stands(12, &[12; 32], false), 6), None);
+        assert_eq!(witness.ask(&edge), 13);
+    }
+
+    #[test]
+    fn an_edge_that_never_answers_adds_no_question_with_each_connection() {
+        let edge = EdgeId::parse("ber1").unwrap();
+        let mut witness = Witness::default();
+        for n in 1..100 {
+            witness.told(&edge, place(n, &hex(1)), None, 1);
+            assert_eq!(witness.ask(&edge), 1);
+        }
+        let later = &witness.rows.get(&edge).unwrap().later;
+        assert_eq!((later.len(), later.last().unwrap().sequence), (OPEN, 99));
     }
 }
