@@ -245,12 +245,26 @@ pub(crate) fn next_step(phase: Phase) -> &'static str {
     }
 }
 
-/// What is stored, made to agree with the authorities whose keys are there: the first of `found` is the directory's
-/// own, the others follow from the newest to the oldest. The flag: the one that should sign is missing.
-pub(crate) fn taken_up(stored: Option<AuthorityRow>, found: &[String]) -> Option<(AuthorityRow, bool)> {
-    let there = |digest: &String| found.contains(digest);
-    match stored {
-        Some(row) if there(&row.signing) => {
+/// The authorities whose keys are there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Keys {
+    /// The directory's own, the site's first; it is gone after a finished change.
+    pub(crate) own: Option<String>,
+    /// Those that changes made, newest first.
+    pub(crate) others: Vec<String>,
+}
+
+impl Keys {
+    fn newest_first(&self) -> impl Iterator<Item = &String> {
+        self.others.iter().chain(&self.own)
+    }
+}
+
+/// What is stored, made to agree with the keys that are there. The flag: the one that should sign is missing.
+pub(crate) fn taken_up(stored: Option<AuthorityRow>, keys: &Keys) -> Option<(AuthorityRow, bool)> {
+    let there = |digest: &String| keys.newest_first().any(|one| one == digest);
+    match (stored, &keys.own) {
+        (Some(row), _) if there(&row.signing) => {
             // A next or previous one without its key is nothing that could be switched to or vouch for anybody.
             let next = row.next.filter(|one| there(one));
             let over = row.previous.as_ref().is_some_and(|one| !there(one));
@@ -259,13 +273,16 @@ pub(crate) fn taken_up(stored: Option<AuthorityRow>, found: &[String]) -> Option
             let first = row.first && !over;
             Some((AuthorityRow { next, previous, first, ..row }, false))
         }
-        // The store is older than the directory: what is there signs.
-        Some(_) => {
-            let newest = found.get(1).or(found.first())?.clone();
-            Some((AuthorityRow { first: false, ..AuthorityRow::first(newest) }, true))
-        }
         // Others than the directory's own are left of a `begin` that was not stored.
-        None => Some((AuthorityRow::first(found.first()?.clone()), false)),
+        (None, Some(own)) => Some((AuthorityRow::first(own.clone()), false)),
+        // The store is older than the directory, and knows nothing of the change that made these. Whether nodes were told of the
+        // newest one, and whether it signed already, nobody knows: it does, and the one before vouches until people say that it is
+        // over, so that whoever trusts either gets in and is told.
+        _ => {
+            let mut newest = keys.newest_first().cloned();
+            let (signing, previous) = (newest.next()?, newest.next());
+            Some((AuthorityRow { signing, next: None, previous, first: false }, true))
+        }
     }
 }
 
@@ -314,22 +331,40 @@ mod tests {
         assert_eq!((begun.named(""), begun.named("b"), over.named("a")), ("a", "b", "b"));
     }
 
+    fn keys(own: Option<&str>, others: &[&str]) -> Keys {
+        Keys { own: own.map(str::to_owned), others: others.iter().map(|name| (*name).to_owned()).collect() }
+    }
+
     #[test]
     fn what_is_stored_follows_the_keys_that_are_there() {
-        let found = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-        assert_eq!(taken_up(None, &[]), None);
-        let (row, lost) = taken_up(None, &found(&["a", "b"])).unwrap();
+        assert_eq!(taken_up(None, &Keys::default()), None);
+        let (row, lost) = taken_up(None, &keys(Some("a"), &["b"])).unwrap();
         assert_eq!((row, lost), (AuthorityRow::first("a".into()), false));
         let switched = AuthorityRow::first("a".into()).begin("b".into()).unwrap().switch().unwrap();
-        assert_eq!(taken_up(Some(switched.clone()), &found(&["a", "b"])), Some((switched.clone(), false)));
-        let (row, lost) = taken_up(Some(switched), &found(&["b"])).unwrap();
-        assert_eq!((row.phase(), row.signing.as_str(), lost), (Phase::Settled, "b", false));
+        let taken = taken_up(Some(switched.clone()), &keys(Some("a"), &["b"]));
+        assert_eq!(taken, Some((switched.clone(), false)));
         // An older backup of the store, from before the end of that change.
-        let switched = AuthorityRow::first("a".into()).begin("b".into()).unwrap().switch().unwrap();
-        let (row, _) = taken_up(Some(switched), &found(&["b"])).unwrap();
+        let (row, lost) = taken_up(Some(switched), &keys(None, &["b"])).unwrap();
+        assert_eq!((row.phase(), row.signing.as_str(), lost), (Phase::Settled, "b", false));
         assert!(row.lacks(&[]), "who never said whom it trusts may trust the one that is gone");
-        // An older backup of the store than the last change.
-        let (row, lost) = taken_up(Some(AuthorityRow::first("a".into())), &found(&["b"])).unwrap();
-        assert_eq!((row.signing.as_str(), row.first, lost), ("b", false, true));
+    }
+
+    /// Found as seed 427: the backup was of before the first change, which was over; the next one had only begun, and what it made
+    /// was taken for the site's first, although no node knew of it.
+    #[test]
+    fn a_store_that_is_older_than_the_keys_locks_nobody_out() {
+        for stored in [None, Some(AuthorityRow::first("a".into()))] {
+            let (row, lost) = taken_up(stored.clone(), &keys(None, &["b"])).unwrap();
+            assert_eq!(
+                (row.phase(), row.signing.as_str(), row.first, lost),
+                (Phase::Settled, "b", false, true)
+            );
+            let (row, lost) = taken_up(stored, &keys(None, &["c", "b"])).unwrap();
+            assert_eq!((row.phase(), row.first, lost), (Phase::Switched, false, true));
+            assert_eq!(row.vouching().collect::<Vec<_>>(), ["c", "b"]);
+            assert!(row.tells(&["b".into()]) && row.lacks(&["b".into()]), "nobody ends it unseen");
+        }
+        let (row, _) = taken_up(Some(AuthorityRow::first("x".into())), &keys(Some("a"), &["b"])).unwrap();
+        assert_eq!(row.vouching().collect::<Vec<_>>(), ["b", "a"], "the directory's own is the oldest");
     }
 }

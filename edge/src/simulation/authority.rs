@@ -41,8 +41,8 @@ fn digest(number: u64) -> String {
 }
 
 impl Authorities {
-    fn found(&self) -> Vec<String> {
-        self.own.iter().chain(&self.others).cloned().collect()
+    fn found(&self) -> authority::Keys {
+        authority::Keys { own: self.own.clone(), others: self.others.clone() }
     }
 
     fn make(&mut self, listed: &[String]) -> Option<String> {
@@ -148,6 +148,16 @@ impl Edge {
     pub fn lacks_authority(&self) -> Vec<String> {
         let lacking = authority::lacking(&self.held.row, self.registry.all());
         lacking.iter().map(|node| node.id.to_string()).collect()
+    }
+
+    /// Of those that nothing lets in, the nodes that lack the one that signs: a change does not wait for them, and an older store may
+    /// let them in again.
+    #[must_use]
+    pub fn kept_out_lacks_authority(&self) -> Vec<String> {
+        let waited_for = self.lacks_authority();
+        let nodes = self.registry.all();
+        let lacks = nodes.iter().filter(|node| self.held.row.lacks(&node.report.trusts));
+        lacks.map(|node| node.id.to_string()).filter(|id| !waited_for.contains(id)).collect()
     }
 
     pub(super) fn plan_authority(

@@ -106,9 +106,15 @@ impl World {
         }
     }
 
-    /// A change ends although nodes lack the new one: the list of them was there to be read.
+    /// A change ends although nodes lack the new one: the list of them was there to be read. It waits for none that is kept out,
+    /// which a backup may let in again.
     pub(crate) fn leaves_behind(&mut self, operation: &Operation) {
-        if let (Operation::Authority(CaStep::Finish, true), Some(edge)) = (operation, &self.edge.process) {
+        let (Operation::Authority(CaStep::Finish, leave), Some(edge)) = (operation, &self.edge.process)
+        else {
+            return;
+        };
+        self.keepers.left_behind.extend(edge.kept_out_lacks_authority());
+        if *leave {
             self.keepers.left_behind.extend(edge.lacks_authority());
         }
     }

@@ -18,7 +18,7 @@ use umbel_wire::files;
 use umbel_wire::tls::{TlsServer, wire_server};
 
 use crate::StartError;
-use crate::core::authority::{AuthorityRow, taken_up};
+use crate::core::authority::{AuthorityRow, Keys, taken_up};
 
 /// Most authorities that are looked at: the one of the directory and what changes left.
 const MOST: usize = 16;
@@ -27,6 +27,8 @@ const MOST: usize = 16;
 #[derive(Clone)]
 struct Found {
     sha256: String,
+    // The directory's own.
+    own: bool,
     folder: PathBuf,
     authority: Arc<Authority>,
 }
@@ -117,7 +119,8 @@ impl Authorities {
     /// Reads the directory; until [`Authorities::take_up`] it stands for a site whose authority never changed.
     pub(crate) fn open(folder: &Path, site: &str) -> Result<Self, StartError> {
         let found = find(folder)?;
-        let held = hold(None, found)?;
+        // Without a row nobody can say yet that it is missing one.
+        let (held, _) = hold(None, found)?;
         let server_name = format!("{site}.umbel");
         let (chain, key) = held.server(&server_name).map_err(failed)?;
         let nodes = wire_server(chain, key).map_err(|error| StartError::Failed(error.to_string()))?;
@@ -172,12 +175,18 @@ impl Authorities {
 
     /// What a row would put in force.
     pub(crate) fn look(&self, row: AuthorityRow) -> Result<Held, StartError> {
-        hold(Some(row), find(&self.folder)?)
+        Ok(hold(Some(row), find(&self.folder)?)?.0)
     }
 
     /// Puts a stored row in force, from the next handshake on.
     pub(crate) fn take_up(&self, row: Option<AuthorityRow>) -> Result<(), StartError> {
-        let held = hold(row, find(&self.folder)?)?;
+        let (held, lost) = hold(row, find(&self.folder)?)?;
+        if lost {
+            tracing::error!(
+                "the authority that should sign has no key here: the store is older than the directory; the newest that is \
+                 there signs, and the one before it vouches until `umbel ctl ca finish`"
+            );
+        }
         let pair = held.server(&self.server_name).map_err(failed)?;
         self.nodes.reload(pair.0, pair.1).map_err(|error| StartError::Failed(error.to_string()))?;
         self.held.store(Arc::new(held));
@@ -242,7 +251,7 @@ fn find(folder: &Path) -> Result<Vec<Found>, StartError> {
     let mut found = Vec::new();
     // Its own may be gone after a finished change; a broken one is said so only where there is no other.
     match Authority::open(folder) {
-        Ok(authority) => found.push(described(folder, authority)),
+        Ok(authority) => found.push(described(folder, authority, true)),
         Err(error) if others.is_empty() => {
             return Err(StartError::State(format!(
                 "{error}. If this site is new, run `umbel edge init` first; if it is not, restore the directory from a \
@@ -253,33 +262,32 @@ fn find(folder: &Path) -> Result<Vec<Found>, StartError> {
     }
     for path in others {
         match Authority::open(&path) {
-            Ok(authority) => found.push(described(&path, authority)),
+            Ok(authority) => found.push(described(&path, authority, false)),
             Err(error) => tracing::warn!("an authority cannot be used: {error}"),
         }
     }
     Ok(found)
 }
 
-fn described(folder: &Path, authority: Authority) -> Found {
+fn described(folder: &Path, authority: Authority, own: bool) -> Found {
     let sha256 = HEXLOWER.encode(&authority.digest());
-    Found { sha256, folder: folder.to_owned(), authority: Arc::new(authority) }
+    Found { sha256, own, folder: folder.to_owned(), authority: Arc::new(authority) }
 }
 
-fn hold(stored: Option<AuthorityRow>, found: Vec<Found>) -> Result<Held, StartError> {
-    let digests: Vec<String> = found.iter().map(|one| one.sha256.clone()).collect();
+// The flag: the one that should sign is missing.
+fn hold(stored: Option<AuthorityRow>, found: Vec<Found>) -> Result<(Held, bool), StartError> {
+    let digest = |one: &Found| one.sha256.clone();
+    let (own, others): (Vec<_>, Vec<_>) = found.iter().partition(|one| one.own);
+    let own = own.first().map(|one| digest(one));
+    let keys = Keys { own, others: others.into_iter().map(digest).collect() };
     let none =
         || StartError::State("no authority of this site can be used; restore the directory".to_owned());
-    let (row, lost) = taken_up(stored, &digests).ok_or_else(none)?;
-    if lost {
-        tracing::error!(
-            "the store names an authority whose key is not there: it is older than the directory; what is there signs"
-        );
-    }
+    let (row, lost) = taken_up(stored, &keys).ok_or_else(none)?;
     let get =
         |digest: &String| found.iter().find(|one| one.sha256 == *digest).map(|one| one.authority.clone());
     let trusted: Vec<_> = row.trusted().filter_map(get).collect();
     let signing = trusted.first().cloned().ok_or_else(none)?;
-    Ok(Held { signing, trusted, found, row })
+    Ok((Held { signing, trusted, found, row }, lost))
 }
 
 /// The key first: a certificate without its key signs nothing.
