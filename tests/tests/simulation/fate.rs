@@ -1,9 +1,9 @@
 //! What goes wrong, when, and how long: all out of the seed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use umbel_edge::simulation::restore;
+use umbel_edge::simulation::{restore, stored};
 
 use super::network::Path;
 use super::world::{Clocks, World};
@@ -161,9 +161,11 @@ impl World {
         let Some(backup) = self.edge.backup.take() else { return };
         self.kill_edge(false);
         let wall = self.wall(self.edge.clocks);
+        // Some may hear only later who they are.
+        let known: BTreeSet<_> = stored(&mut self.edge.disk).nodes.into_iter().map(|(id, ..)| id).collect();
         if restore(&mut self.edge.disk, &backup, wall, self.mutation) {
             self.tell(format!("the edge is restored from its backup of {}", backup.made_unix_ms()));
-            self.restored();
+            self.restored(known);
             self.reinstall();
         }
         self.edge.backup = Some(backup);

@@ -97,7 +97,7 @@ impl Judge {
     }
 
     /// The edge's store is an older one.
-    fn restored(&mut self, disk: &mut Disk, hosts: BTreeSet<String>) {
+    fn restored(&mut self, disk: &mut Disk, known_before: BTreeSet<String>) {
         let on_disk = stored(disk);
         let used: BTreeSet<_> = on_disk.tokens.iter().filter(|(_, claim, _)| claim.is_some()).collect();
         let used: BTreeSet<&String> = used.into_iter().map(|(id, ..)| id).collect();
@@ -113,7 +113,8 @@ impl Judge {
         let known = on_disk.commands.iter().filter(|id| self.cut_off.contains(*id));
         self.ran.extend(known.cloned());
         let known: BTreeSet<_> = on_disk.nodes.iter().map(|(id, ..)| id.clone()).collect();
-        self.lost = hosts.into_iter().filter(|id| !known.contains(id)).collect();
+        self.lost.extend(known_before);
+        self.lost.retain(|id| !known.contains(id));
     }
 
     /// Another process of the edge: what it holds in memory only begins anew.
@@ -190,15 +191,15 @@ impl World {
         self.authority_changes()
     }
 
-    /// The edge's store is that of its backup.
-    pub(crate) fn restored(&mut self) {
+    /// The edge's store is that of its backup; before, it knew these nodes.
+    pub(crate) fn restored(&mut self, mut known_before: BTreeSet<String>) {
         let ids = |host: &super::world::Host| {
             let process = host.process.as_ref().and_then(|node| node.identity());
             process.or_else(|| host.disk.as_ref().and_then(|disk| disk.node_id()))
         };
-        let hosts = self.hosts.iter().filter_map(ids).collect();
+        known_before.extend(self.hosts.iter().filter_map(ids));
         self.keepers.restored();
-        self.judge.restored(&mut self.edge.disk, hosts);
+        self.judge.restored(&mut self.edge.disk, known_before);
         let commands = stored(&mut self.edge.disk).commands.into_iter().collect();
         self.people.restored(&commands);
         self.wishes.restored();
