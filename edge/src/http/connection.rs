@@ -90,6 +90,8 @@ pub(super) struct Shared {
     pub(super) writes: AtomicU64,
     /// A write waits for the client.
     pub(super) blocked: AtomicBool,
+    /// A part of a head is here.
+    pub(super) partial: AtomicBool,
     /// No request is taken any more, but for those whose bytes are here.
     pub(super) draining: AtomicBool,
 }
@@ -237,8 +239,6 @@ struct Clocks {
     /// Since when nothing has changed in the state below.
     since: Instant,
     state: (bool, u64, u64, bool),
-    /// Reads counted when the last request was over.
-    reads_before: u64,
     /// Since when there is a part of a head, as far as anybody looked.
     head_since: Option<Instant>,
 }
@@ -247,7 +247,7 @@ impl Clocks {
     fn new(options: &FrontOptions, shared: &Shared) -> Self {
         let now = Instant::now();
         let state = Self::look(shared);
-        Self { next: now + Self::period(options), since: now, state, reads_before: 0, head_since: None }
+        Self { next: now + Self::period(options), since: now, state, head_since: None }
     }
 
     /// Twice a limit's accuracy is enough: a few looks in the shortest of them.
@@ -267,11 +267,9 @@ impl Clocks {
         let now = Instant::now();
         self.next = now + Self::period(options);
         let state = Self::look(shared);
-        let reads = shared.reads.load(Ordering::Relaxed);
         if state != self.state {
             self.state = state;
             self.since = now;
-            self.reads_before = reads;
             self.head_since = None;
             return false;
         }
@@ -280,7 +278,7 @@ impl Clocks {
             (_, true) => (self.since, options.write_stall),
             (true, false) => return false,
             // Bytes came, but no request of them. How long nothing came before is not their fault.
-            (false, false) if reads > self.reads_before => {
+            (false, false) if shared.partial.load(Ordering::Relaxed) => {
                 (*self.head_since.get_or_insert(now), options.header_timeout)
             }
             (false, false) => (self.since, options.idle_connection),
@@ -304,11 +302,12 @@ mod tests {
         };
         let second = Duration::from_secs(1);
         assert!(!after(options.idle_connection - second).await, "an idle connection may be idle");
-        shared.reads.fetch_add(1, Ordering::Relaxed);
+        shared.partial.store(true, Ordering::Relaxed);
         assert!(!after(second).await, "a head is coming");
         assert!(!after(options.header_timeout - second).await);
         shared.reads.fetch_add(1, Ordering::Relaxed);
         assert!(after(second).await, "bytes that trickle buy no time");
+        shared.partial.store(false, Ordering::Relaxed);
         shared.busy.store(true, Ordering::Relaxed);
         assert!(!after(second).await && !after(options.idle_connection).await);
         shared.busy.store(false, Ordering::Relaxed);

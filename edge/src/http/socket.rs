@@ -107,6 +107,7 @@ impl<'a, S: Socket> Io<'a, S> {
             if self.ahead.is_empty() && self.shared.draining.load(Ordering::Relaxed) {
                 return Poll::Ready(Ok(None));
             }
+            self.shared.partial.store(!self.ahead.is_empty(), Ordering::Relaxed);
             let (ahead, looked) = (&mut self.ahead, &mut self.looked);
             let came = ready!(poll_glimpse(&mut self.socket, cx, |read| {
                 if read.is_empty() {

@@ -25,6 +25,8 @@ enum State {
     Size,
     /// More digits may come.
     Digits,
+    /// Blanks behind a size.
+    Blank,
     /// An extension, which is skipped.
     Extension,
     /// The line feed behind a size.
@@ -35,6 +37,7 @@ enum State {
     DataLineFeed,
     /// A line behind the last chunk begins: a trailer field, or the end.
     Line,
+    TrailerName,
     Trailer,
     TrailerEnd,
     LastLineFeed,
@@ -77,15 +80,18 @@ impl Chunked {
                 self.digit(byte)?
             }
             (State::Digits, byte) if byte.is_ascii_hexdigit() => self.digit(byte)?,
-            (State::Digits, b'\r') | (State::Extension, b'\r') => State::SizeEnd,
-            (State::Digits, b';' | b' ' | b'\t') => self.skipped(State::Extension)?,
+            (State::Digits | State::Blank | State::Extension, b'\r') => State::SizeEnd,
+            (State::Digits | State::Blank, b' ' | b'\t') => self.skipped(State::Blank)?,
+            (State::Digits | State::Blank, b';') => self.skipped(State::Extension)?,
             (State::Extension, byte) if is_text(byte) => self.skipped(State::Extension)?,
             (State::SizeEnd, b'\n') if self.left == 0 => State::Line,
             (State::SizeEnd, b'\n') => State::Data,
             (State::DataEnd, b'\r') => State::DataLineFeed,
             (State::DataLineFeed, b'\n') => State::Size,
             (State::Line, b'\r') => State::LastLineFeed,
-            (State::Line | State::Trailer, byte) if is_text(byte) => self.skipped(State::Trailer)?,
+            (State::Line | State::TrailerName, byte) if is_token(byte) => self.skipped(State::TrailerName)?,
+            (State::TrailerName, b':') => self.skipped(State::Trailer)?,
+            (State::Trailer, byte) if is_text(byte) => self.skipped(State::Trailer)?,
             (State::Trailer, b'\r') => State::TrailerEnd,
             (State::TrailerEnd, b'\n') => State::Line,
             (State::LastLineFeed, b'\n') => State::Over,
@@ -110,6 +116,11 @@ impl Chunked {
 /// What a line may hold that is only skipped.
 fn is_text(byte: u8) -> bool {
     byte == b'\t' || (byte >= b' ' && byte != 0x7f)
+}
+
+/// What a field's name may hold (RFC 9110, section 5.6.2).
+fn is_token(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
 #[cfg(test)]
@@ -140,7 +151,7 @@ mod tests {
         fn holds(chunks: Vec<Vec<u8>>, cuts: Vec<u16>) -> bool {
             let mut text = Vec::new();
             for chunk in chunks.iter().filter(|chunk| !chunk.is_empty()) {
-                text.extend_from_slice(format!("{:X};a=\"b\"\r\n", chunk.len()).as_bytes());
+                text.extend_from_slice(format!("{:X} \t;a=\"b\"\r\n", chunk.len()).as_bytes());
                 text.extend_from_slice(chunk);
                 text.extend_from_slice(b"\r\n");
             }
@@ -181,6 +192,11 @@ mod tests {
             "0\r\na: b\n",
             "0\r\n\u{1}\r\n",
             "0\r\n\r\r",
+            "0\r\nGET / HTTP/1.1\r\n\r\n",
+            "0\r\n: y\r\n\r\n",
+            "0\r\n x: y\r\n\r\n",
+            "1 1\r\n",
+            "1\t;\n",
         ] {
             assert_eq!(decoded(&[text.as_bytes()]), Err(Malformed), "{text:?}");
         }
@@ -189,7 +205,12 @@ mod tests {
     #[test]
     fn what_nobody_reads_has_its_bound() {
         let long = "x".repeat(BESIDE_MAX as usize + 1);
-        for text in [format!("1;{long}"), format!("0\r\n{long}"), "0".repeat(DIGITS_MAX as usize + 1)] {
+        for text in [
+            format!("1;{long}"),
+            format!("0\r\nx: {long}"),
+            format!("1{}", " ".repeat(long.len())),
+            "0".repeat(DIGITS_MAX as usize + 1),
+        ] {
             assert_eq!(decoded(&[text.as_bytes()]), Err(Malformed));
         }
         let many = "00000001\r\na\r\n".repeat(100_000);

@@ -151,6 +151,10 @@ pub(in crate::http) fn read(input: &[u8]) -> Result<Option<(Head, usize)>, Unrea
     let is_11 = request.version == Some(1);
     let mut said = Said::default();
     let mut text = input.get(..length).unwrap_or_default().to_vec();
+    if memchr::memchr_iter(b'\n', &text).any(|at| at == 0 || text.get(at - 1) != Some(&b'\r')) {
+        // To another server it would end no line.
+        return Err(Unread::Malformed);
+    }
     let mut places = Vec::with_capacity(request.headers.len());
     for field in &*request.headers {
         let name = Place::of(field.name.as_bytes(), input);
@@ -314,6 +318,7 @@ mod tests {
             "a\u{0}: b",
             "a: b\u{0}",
             "a: b\rc: d",
+            "a: b\nc: d",
         ] {
             assert_eq!(of(fields).unwrap_err(), Unread::Malformed, "{fields:?}");
         }
@@ -394,6 +399,6 @@ mod tests {
             }
         }
         assert!(looked == text.len() && looks < 20, "{looks} looks, the last at {looked}");
-        assert!(may_be_whole(b"GET / HTTP/1.0\n\n", 15), "bare line ends are ends");
+        assert!(may_be_whole(b"GET / HTTP/1.0\n\n", 15), "to be refused at once");
     }
 }

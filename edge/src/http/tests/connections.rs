@@ -79,6 +79,21 @@ async fn line_ends_behind_a_request_begin_no_other() {
     soon("the listener's end", &mut rig.served).await.unwrap();
 }
 
+#[tokio::test]
+async fn row_24_a_head_that_began_behind_a_request_has_the_time_of_any_other() {
+    let hours = Duration::from_secs(3_600);
+    let options = FrontOptions {
+        header_timeout: Duration::from_millis(100),
+        idle_connection: hours,
+        ..FrontOptions::default()
+    };
+    let rig = Rig::with(Setup { options, ..Setup::default() }).await;
+    let mut client = Client::connect(rig.http).await;
+    client.send(get("/livez", "") + "GET /live").await;
+    assert_eq!(client.reply().await.text(), "ok");
+    assert!(client.part().await.is_err(), "it never came");
+}
+
 /// A connection of which this is read and this is still to come.
 async fn connection<'a>(shared: &'a Shared, first: &str) -> (Io<'a, TcpStream>, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
