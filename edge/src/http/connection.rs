@@ -204,11 +204,13 @@ impl Delivery {
         loop {
             let waits = !self.blocked && self.gather(io, cx);
             self.blocked = io.poll_write(cx)?.is_pending();
-            if self.blocked || (waits && self.answer.is_some()) {
-                return io.poll_left(cx).map(|()| Err(Gone));
-            }
-            if self.answer.is_none() {
+            if !self.blocked && self.answer.is_none() {
                 return Poll::Ready(Ok(()));
+            }
+            if self.blocked || waits {
+                // Who has all of it may be sending the next request: only the engine's end is waited for.
+                let has_all = !self.blocked && self.framing == Framing::Length(0);
+                return if has_all { Poll::Pending } else { io.poll_left(cx).map(|()| Err(Gone)) };
             }
         }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 
-use super::client::{Client, Ended, chat, get};
+use super::client::{Client, Ended, chat, get, post};
 use super::rig::{Rig, Setup, soon};
 use crate::http::FrontOptions;
 use crate::http::body::discard;
@@ -92,6 +92,25 @@ async fn row_24_a_head_that_began_behind_a_request_has_the_time_of_any_other() {
     client.send(get("/livez", "") + "GET /live").await;
     assert_eq!(client.reply().await.text(), "ok");
     assert!(client.part().await.is_err(), "it never came");
+}
+
+#[tokio::test]
+async fn the_next_request_may_come_before_the_engine_has_ended_the_last() {
+    let (rig, mut node) = Rig::with_node(1).await;
+    let mut client = Client::connect(rig.http).await;
+    client.send(chat(false)).await;
+    let call = node.call().await;
+    call.head(200, &[("content-type", "application/json"), ("content-length", "100000")]);
+    call.send("x".repeat(100_000)).await;
+    let reply = client.reply().await;
+    assert_eq!((reply.body.len(), reply.ended), (100_000, Ended::Clean));
+    // More than is read ahead of a running request.
+    let body = format!("{{\"model\":\"m\",\"x\":\"{}\"}}", "y".repeat(300_000));
+    client.send(post("/v1/chat/completions", "", &body)).await;
+    call.complete();
+    node.call().await.json("{}").await;
+    assert_eq!(client.reply().await.text(), "{}");
+    rig.idle().await;
 }
 
 /// A connection of which this is read and this is still to come.
