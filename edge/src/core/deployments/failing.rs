@@ -150,7 +150,7 @@ impl Round<'_> {
         }
     }
 
-    fn is_only_asked(&self, row: &ReplicaRow) -> bool {
+    pub(super) fn is_only_asked(&self, row: &ReplicaRow) -> bool {
         self.state.rows.get(&row.deployment).is_some_and(DeploymentRow::is_only_asked)
     }
 

@@ -207,9 +207,13 @@ impl Round<'_> {
         if self.state.unreadable {
             return;
         }
-        // One that was given up wants no engine, and its own may have outlasted the order to end it.
+        // One that has failed wants no engine, and its own may have outlasted the order to end it; a server that nobody here
+        // starts is left with its node.
+        let wants = |row: &&ReplicaRow| {
+            row.state != ReplicaState::Failed || row.job.is_some() || self.is_only_asked(row)
+        };
         let wanted: BTreeSet<(NodeId, String)> =
-            self.work.values().filter(|row| !row.given_up()).map(|row| (row.node, row.engine())).collect();
+            self.work.values().filter(wants).map(|row| (row.node, row.engine())).collect();
         for (node, fact) in facts.nodes.iter().filter(|(_, fact)| fact.standing == Standing::Here) {
             // One that is drained or on its way down too: whoever wanted that may have ended before it was unloaded.
             for engine in fact.engines.keys() {
