@@ -294,7 +294,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn row_24_the_time_of_a_head_begins_with_its_first_bytes() {
+    async fn behaviour_24_the_time_of_a_head_begins_with_its_first_bytes() {
         let options = FrontOptions::default();
         let shared = Shared::default();
         let mut clocks = Clocks::new(&options, &shared);

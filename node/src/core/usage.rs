@@ -229,7 +229,7 @@ mod tests {
             of("\"prompt_tokens\":1,\"prompt_tokens\":11,\"completion_tokens\":22.0"),
             (Some(11), Some(22))
         );
-        for odd in ["null", "[]", "-1", "1.5", "4294967296", "\"many\""] {
+        for odd in ["null", "[]", "{\"x\":[1]}", "-1", "1.5", "1e999", "4294967296", "\"many\""] {
             assert_eq!(
                 of(&format!("\"prompt_tokens\":{odd},\"completion_tokens\":22")),
                 (None, Some(22)),

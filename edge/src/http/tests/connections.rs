@@ -80,7 +80,7 @@ async fn line_ends_behind_a_request_begin_no_other() {
 }
 
 #[tokio::test]
-async fn row_24_a_head_that_began_behind_a_request_has_the_time_of_any_other() {
+async fn behaviour_24_a_head_that_began_behind_a_request_has_the_time_of_any_other() {
     let hours = Duration::from_secs(3_600);
     let options = FrontOptions {
         header_timeout: Duration::from_millis(100),
