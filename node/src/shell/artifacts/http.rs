@@ -35,6 +35,7 @@ const REDIRECTS_MAX: usize = 5;
 const KEPT_MAX: usize = 4;
 /// A token is a line.
 const TOKEN_MAX: usize = 4096;
+
 /// Why a try brought nothing, or not all.
 #[derive(Debug)]
 pub(super) enum Trouble {
